@@ -1,0 +1,30 @@
+"""Discounted reward-to-go, the value model's target: G_t = reward_t + gamma * G_{t+1}."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.pairs import SAPairs, as_pairs
+
+
+def discounted_sum(x: Tensor, mask: Tensor, discount: float) -> Tensor:
+    """y_t = x_t + discount * y_{t+1} along each row, over real tokens only. (B, R) -> (B, R)."""
+    x = torch.where(mask, x, x.new_zeros(()))
+    total = x.new_zeros(x.shape[0])
+    sums = []
+    for position in reversed(range(x.shape[1])):
+        total = x[:, position] + discount * total
+        sums.append(total)
+    return torch.stack(sums[::-1], 1)
+
+
+class ReturnCalculator:
+    """Adds `return` to state-action pairs."""
+
+    def add_reward_to_go(self, sa_pairs: SAPairs | Iterable[Mapping[str, Any]], gamma: float) -> SAPairs:
+        pairs = as_pairs(sa_pairs)
+        return pairs.with_columns(**{"return": discounted_sum(pairs.column("reward"), pairs.mask, gamma)})

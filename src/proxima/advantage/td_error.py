@@ -1,0 +1,29 @@
+"""Temporal-difference errors: delta_t = reward_t + gamma * V(s_{t+1}) - V(s_t).
+
+V(s_t) is read at the token before action t. The value after the last real token is 0, whether the sequence ended or was cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.pairs import SAPairs, as_pairs
+
+
+def td_errors(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """(B, R) -> (B, R)."""
+    values = torch.where(mask, values, values.new_zeros(()))
+    next_values = torch.nn.functional.pad(values[:, 1:], (0, 1))
+    return rewards + gamma * next_values - values
+
+
+class TDError:
+    """Adds `td_error` to state-action pairs."""
+
+    def compute_td_errors(self, sa_pairs: SAPairs | Iterable[Mapping[str, Any]], gamma: float) -> SAPairs:
+        pairs = as_pairs(sa_pairs)
+        return pairs.with_columns(td_error=td_errors(pairs.column("reward"), pairs.column("value"), pairs.mask, gamma))

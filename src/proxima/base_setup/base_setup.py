@@ -1,0 +1,17 @@
+"""`BaseSetup`: everything a trainer needs, from the config alone."""
+
+from __future__ import annotations
+
+from proxima.base_setup.model_setup import build_models
+from proxima.base_setup.tokenizer_setup import load_tokenizer
+from proxima.config import PPOConfig
+
+
+class BaseSetup:
+    """Loads the tokenizer, then the four models, all on one device."""
+
+    def __init__(self, config: PPOConfig):
+        self.config = config
+        self.tokenizer = load_tokenizer(config.model_name, config.trust_remote_code)
+        self.models = build_models(config, self.tokenizer)
+        self.device = self.models.device

@@ -1,0 +1,69 @@
+"""Loading from a folder or the Hub. In: a name. Out: a network on its device, or one message that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers.utils import logging as progress
+
+from proxima.config import PPOConfig
+
+
+@contextmanager
+def explain_loading(what: str, name: str) -> Iterator[None]:
+    """Turn a loading failure into one message: what was tried, why it failed, what to do offline."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().split("\n")[0]
+        where = "a folder on this machine" if Path(name).exists() else "no folder on this machine, so a Hugging Face id"
+        raise ValueError(
+            f"cannot load the {what} {name!r} ({where}): {reason} Offline, give a local folder with config.json, "
+            f"*.safetensors and the tokenizer's files; HF_HUB_OFFLINE=1 uses only what is already downloaded."
+        ) from error
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return getattr(torch, name)
+
+
+def load_network(config: PPOConfig, name: str, device: torch.device, kind: Any = AutoModelForCausalLM) -> PreTrainedModel:
+    """A pretrained network, from safetensors only, without remote code unless the config asks for it."""
+    extra = {"num_labels": 1} if kind is AutoModelForSequenceClassification else {}
+    with explain_loading("model", name), _no_progress_bar():
+        network = kind.from_pretrained(
+            name,
+            dtype=pick_dtype(config.dtype, device),
+            use_safetensors=True,
+            trust_remote_code=config.trust_remote_code,
+            **extra,
+        )
+    return network.to(device)
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Without transformers' own bar, which a run's log would be full of."""
+    shown = progress.is_progress_bar_enabled()
+    progress.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            progress.enable_progress_bar()

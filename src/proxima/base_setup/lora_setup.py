@@ -1,0 +1,61 @@
+"""LoRA adapters. In: settings or a folder. Out: adapters on a backbone, made, loaded or copied, in PEFT's own format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
+from proxima.config import PPOConfig
+from proxima.models import Backbone
+
+
+def lora_config(config: PPOConfig) -> LoraConfig:
+    targets: str | list[str] = config.lora_targets
+    if targets != "all-linear":
+        targets = [name.strip() for name in config.lora_targets.split(",")]
+    return LoraConfig(
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+
+
+def add_adapter(backbone: Backbone, name: str, settings: LoraConfig) -> str:
+    """A fresh adapter: it changes nothing until it is trained."""
+    if backbone.peft is None:
+        backbone.attach(get_peft_model(backbone.network, settings, adapter_name=name))
+    else:
+        backbone.peft.add_adapter(name, settings)
+        backbone.attach(backbone.peft)
+    return name
+
+
+def is_adapter(folder: str | Path) -> bool:
+    return (Path(folder) / "adapter_config.json").is_file()
+
+
+def load_adapter(backbone: Backbone, name: str, folder: str) -> str:
+    """An adapter from a folder; safetensors only."""
+    if not is_adapter(folder):
+        raise ValueError(f"{folder!r} holds no LoRA adapter (no adapter_config.json)")
+    if not (Path(folder) / "adapter_model.safetensors").is_file():
+        raise ValueError(f"{folder!r} has no adapter_model.safetensors; pickled adapters are not loaded")
+    if backbone.peft is None:
+        backbone.attach(PeftModel.from_pretrained(backbone.network, folder, adapter_name=name))
+    else:
+        backbone.peft.load_adapter(folder, adapter_name=name)
+        backbone.attach(backbone.peft)
+    return name
+
+
+def copy_adapter(backbone: Backbone, source: str, name: str) -> str:
+    """A new adapter that starts as a copy of another on the same backbone."""
+    assert backbone.peft is not None
+    settings = backbone.peft.peft_config[source]
+    add_adapter(backbone, name, LoraConfig(**{**settings.to_dict(), "inference_mode": False}))
+    state = get_peft_model_state_dict(backbone.peft, adapter_name=source)
+    set_peft_model_state_dict(backbone.peft, state, adapter_name=name)
+    return name

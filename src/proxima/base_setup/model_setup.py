@@ -1,0 +1,161 @@
+"""The four models. In: a config and a tokenizer. Out: `ModelSet`, four roles on as few networks as the config allows.
+
+With LoRA one frozen base carries all four roles. With full fine-tuning (lora_r = 0) the policy, and the value model unless it
+is a head on the policy's trunk, are trainable copies; the frozen base stays the reference and carries the reward.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from proxima.base_setup.loading import explain_loading, load_network, pick_device
+from proxima.base_setup.lora_setup import add_adapter, copy_adapter, is_adapter, load_adapter, lora_config
+from proxima.base_setup.tokenizer_setup import PAD_TOKEN, eos_token_ids
+from proxima.config import PPOConfig
+from proxima.models import Backbone, ClassifierReward, PolicyModel, RewardModel, SFTModel, ValueModel
+from proxima.models.base_model import HEAD_FILE, scalar_head
+
+
+@dataclass
+class ModelSet:
+    """The four roles, what ends a response, and how long a sequence may be."""
+
+    policy: PolicyModel
+    sft: SFTModel
+    value: ValueModel
+    reward: RewardModel
+    eos_ids: tuple[int, ...]
+    context_length: int | None
+
+    @property
+    def device(self) -> torch.device:
+        return self.policy.device
+
+
+def build_models(config: PPOConfig, tokenizer: Any) -> ModelSet:
+    """Load the base once and put the four roles on it. The global random state is left as it was."""
+    device = pick_device(config.device)
+    base = Backbone(load_network(config, config.model_name, device))
+    rows = base.network.get_input_embeddings().num_embeddings
+    real = [index for index in tokenizer.get_vocab().values() if index != tokenizer.pad_token_id]
+    if max(real) >= rows:
+        raise ValueError(f"the tokenizer has ids up to {max(real)}, the model {config.model_name!r} only {rows} embeddings")
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(config.seed)
+        sft = _reference(config, base)
+        reward = _reward(config, base)
+        policy = _policy(config, base, sft)
+        value = _value(config, base, sft, reward, policy)
+    return ModelSet(policy, sft, value, reward, eos_token_ids(tokenizer, base.network), base.context_length)
+
+
+def _reference(config: PPOConfig, base: Backbone) -> SFTModel:
+    return SFTModel(base, load_adapter(base, "sft", config.sft_adapter) if config.sft_adapter else None)
+
+
+def _reward(config: PPOConfig, base: Backbone) -> RewardModel:
+    """The trained reward adapter the config names, or the bare base with an untrained head."""
+    deviation = (base.hidden_size + 1) ** -0.5
+    head = scalar_head(base.hidden_size, deviation, base.device)
+    folders = [str(spec.source) for spec in config.rewards if not spec.is_function and is_adapter(str(spec.source))]
+    if len(folders) > 1:
+        raise ValueError(f"only one reward adapter can live on the shared base, got {folders}")
+    if not folders:
+        return RewardModel(base, None, head, "untrained")
+    load_head(head, folders[0])
+    return RewardModel(base, load_adapter(base, "reward", folders[0]), head, folders[0])
+
+
+def _policy(config: PPOConfig, base: Backbone, sft: SFTModel) -> PolicyModel:
+    if config.lora_r == 0:
+        return PolicyModel(_trainable_copy(config, config.sft_adapter))
+    if sft.adapter:
+        return PolicyModel(base, copy_adapter(base, sft.adapter, "policy"))
+    return PolicyModel(base, add_adapter(base, "policy", lora_config(config)))
+
+
+def _value(config: PPOConfig, base: Backbone, sft: SFTModel, reward: RewardModel, policy: PolicyModel) -> ValueModel:
+    """Starts from the trained reward model where there is one, else from the reference with a head of zeros."""
+    head = scalar_head(base.hidden_size, 0.0, base.device)
+    if config.value_model == "policy":
+        value = ValueModel(policy.backbone, policy.adapter, head)
+        value.shares_policy = True
+        return value
+    start = reward.adapter or sft.adapter
+    if reward.adapter:
+        head.load_state_dict(reward.head.state_dict())  # type: ignore[union-attr]
+    if is_adapter(config.value_model):
+        load_head(head, config.value_model)
+        if config.lora_r == 0:
+            return ValueModel(_trainable_copy(config, config.value_model), None, head)
+        return ValueModel(base, load_adapter(base, "value", config.value_model), head)
+    if config.value_model != "adapter":
+        return _value_checkpoint(config, base)
+    if config.lora_r == 0:
+        return ValueModel(_trainable_copy(config, reward.source if reward.adapter else config.sft_adapter), None, head)
+    if start:
+        return ValueModel(base, copy_adapter(base, start, "value"), head)
+    return ValueModel(base, add_adapter(base, "value", lora_config(config)), head)
+
+
+def _value_checkpoint(config: PPOConfig, base: Backbone) -> ValueModel:
+    """A separate network: a causal LM or a one-score classifier with the same vocabulary."""
+    network = load_network(config, config.value_model, base.device, AutoModelForSequenceClassification)
+    head = scalar_head(network.config.hidden_size, 0.0, base.device)
+    score = getattr(network, "score", None)
+    if score is not None and "ForSequenceClassification" in str(network.config.architectures):
+        head.weight.data.copy_(score.weight.data[:1])
+    backbone = Backbone(network.base_model)
+    need, have = (item.network.get_input_embeddings().num_embeddings for item in (base, backbone))
+    if have < need:
+        raise ValueError(
+            f"value_model {config.value_model!r} has {have} embeddings, the policy {need}; they must share a tokenizer"
+        )
+    if config.lora_r == 0:
+        backbone.network.requires_grad_(True)
+        return ValueModel(backbone, None, head)
+    return ValueModel(backbone, add_adapter(backbone, "value", lora_config(config)), head)
+
+
+def _trainable_copy(config: PPOConfig, adapter_folder: str) -> Backbone:
+    """A second copy of the base, all weights trainable, with an adapter merged in where one is named."""
+    copied = Backbone(load_network(config, config.model_name, pick_device(config.device)))
+    if adapter_folder:
+        load_adapter(copied, "start", adapter_folder)
+        with copied.using("start"):
+            assert copied.peft is not None
+            copied = Backbone(copied.peft.merge_and_unload())
+    copied.network.requires_grad_(True)
+    return copied
+
+
+def load_head(head: torch.nn.Linear, folder: str) -> None:
+    """Fill a scalar head from a saved role's folder."""
+    path = Path(folder) / HEAD_FILE
+    if not path.is_file():
+        raise ValueError(f"{folder!r} has no {HEAD_FILE}: it is an adapter without a scalar head, not a reward or value model")
+    head.load_state_dict(load_file(path, device=str(head.weight.device)))
+
+
+def load_classifier(config: PPOConfig, name: str, device: torch.device) -> ClassifierReward:
+    """A sequence classifier with its own tokenizer as a reward."""
+    network = load_network(config, name, device, AutoModelForSequenceClassification)
+    architectures = network.config.architectures or []
+    if not any("SequenceClassification" in item for item in architectures):
+        warnings.warn(f"{name!r} is not a sequence classifier ({architectures}); its score head is untrained", stacklevel=2)
+    with explain_loading("tokenizer", name):
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code)
+    tokenizer.padding_side = "right"
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
+        if len(tokenizer) > network.get_input_embeddings().num_embeddings:
+            network.resize_token_embeddings(len(tokenizer))
+    network.config.pad_token_id = tokenizer.pad_token_id
+    return ClassifierReward(network, tokenizer)

@@ -1,0 +1,5 @@
+"""Stage 8 of the road: is it getting better, and should it go on? In: a step's metrics. Out: performance, convergence."""
+
+from proxima.evaluator.evaluator import Evaluator
+
+__all__ = ["Evaluator"]

@@ -1,0 +1,165 @@
+"""One network in memory and the roles that live on it. In: token ids and masks. Out: hidden states and logits.
+
+A role is the network with exactly one adapter switched on (or none). Roles that share a network must not overlap: a role's
+backward ends before another adapter is switched on, which `BaseModel.active` makes a `with` block.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+HEAD_FILE = "head.safetensors"
+
+
+class Backbone:
+    """A pretrained network with any number of adapters, of which at most one is on at a time. Dropout is off."""
+
+    def __init__(self, network: PreTrainedModel):
+        self.network = network.eval().requires_grad_(False)
+        self.peft: PeftModel | None = None
+        self._active: str | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.device
+
+    @property
+    def hidden_size(self) -> int:
+        return self.network.config.get_text_config().hidden_size
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens the network can read; None where its architecture names no limit."""
+        return getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
+
+    def attach(self, peft: PeftModel) -> None:
+        """Take over a PeftModel that wraps this network; all its adapters start switched off."""
+        self.peft = peft
+        self.network.eval()
+        self._switch(None)
+
+    def _switch(self, adapter: str | None) -> None:
+        for layer in self.network.modules():
+            if isinstance(layer, BaseTunerLayer):
+                if adapter is not None:
+                    layer.set_adapter(adapter)
+                layer.enable_adapters(adapter is not None)
+        self._active = adapter
+
+    @contextmanager
+    def using(self, adapter: str | None) -> Iterator[None]:
+        """Only this adapter is on inside the block; afterwards what was on before."""
+        before = self._active
+        if adapter != before:
+            self._switch(adapter)
+        try:
+            yield
+        finally:
+            if adapter != before:
+                self._switch(before)
+
+    def adapter_parameters(self, adapter: str) -> list[nn.Parameter]:
+        found = []
+        for layer in self.network.modules():
+            if isinstance(layer, BaseTunerLayer):
+                for name in layer.adapter_layer_names:
+                    group = getattr(layer, name)
+                    if adapter in group:
+                        item = group[adapter]
+                        found += [item] if isinstance(item, nn.Parameter) else list(item.parameters())
+        return found
+
+    def inputs(self, module: nn.Module, ids: Tensor, mask: Tensor) -> dict[str, Any]:
+        """Arguments for a whole-sequence pass. Pad ids never reach the network: where the mask is off it reads token 0."""
+        given: dict[str, Any] = {
+            "input_ids": ids.masked_fill(~mask, 0),
+            "attention_mask": mask.long(),
+            "use_cache": False,
+        }
+        if "position_ids" in inspect.signature(module.forward).parameters:
+            given["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+        return given
+
+    def hidden_states(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Last hidden states (B, T, D)."""
+        decoder = self.network.base_model
+        return decoder(**self.inputs(decoder, ids, mask)).last_hidden_state
+
+    def logits(self, ids: Tensor, mask: Tensor, first: int) -> Tensor:
+        """Logits (B, T - first, V) that predict the tokens from column `first` on; none for the prompt."""
+        given = self.inputs(self.network, ids, mask)
+        columns = torch.arange(first - 1, ids.shape[1] - 1, device=ids.device)
+        if "logits_to_keep" in inspect.signature(self.network.forward).parameters:
+            return self.network(**given, logits_to_keep=columns).logits
+        return self.network(**given).logits[:, columns]
+
+
+class BaseModel:
+    """A role: a backbone, the adapter it switches on, and perhaps a scalar head."""
+
+    def __init__(self, backbone: Backbone, adapter: str | None = None, head: nn.Linear | None = None):
+        self.backbone, self.adapter, self.head = backbone, adapter, head
+
+    @property
+    def device(self) -> torch.device:
+        return self.backbone.device
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        with self.backbone.using(self.adapter):
+            yield
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What training this role may change."""
+        own = self.backbone.adapter_parameters(self.adapter) if self.adapter else list(self.backbone.network.parameters())
+        return own + (list(self.head.parameters()) if self.head is not None else [])
+
+    def head_values(self, hidden: Tensor) -> Tensor:
+        """The scalar head, in float32: (..., D) -> (...)."""
+        assert self.head is not None
+        return self.head(hidden.float()).squeeze(-1)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the role: an adapter in PEFT's own format or the whole network, and the head; safetensors only."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.adapter and self.backbone.peft is not None:
+            save_adapter(self.backbone.peft, self.adapter, folder)
+        else:
+            self.backbone.network.save_pretrained(folder)
+        if self.head is not None:
+            save_file(
+                {name: value.detach().cpu().contiguous() for name, value in self.head.state_dict().items()}, folder / HEAD_FILE
+            )
+        return folder
+
+
+def save_adapter(peft: PeftModel, adapter: str, folder: Path) -> None:
+    """One adapter straight into `folder` (PEFT itself would make a subfolder of the adapter's name)."""
+    from peft import get_peft_model_state_dict
+
+    state = get_peft_model_state_dict(peft, adapter_name=adapter)
+    save_file({name: value.detach().cpu().contiguous() for name, value in state.items()}, folder / "adapter_model.safetensors")
+    config = peft.peft_config[adapter]
+    trained, config.inference_mode = config.inference_mode, True
+    config.save_pretrained(str(folder))
+    config.inference_mode = trained
+
+
+def scalar_head(size: int, deviation: float, device: torch.device) -> nn.Linear:
+    """A float32 linear map to one number: weights N(0, deviation), bias 0."""
+    head = nn.Linear(size, 1)
+    nn.init.normal_(head.weight, std=deviation) if deviation else nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head.to(device)

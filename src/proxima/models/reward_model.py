@@ -1,0 +1,43 @@
+"""`RewardModel`: one score a sequence. In: token ids with EOS, or text for a classifier of its own. Out: scores (B,)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxima.models.base_model import Backbone, BaseModel
+
+
+class RewardModel(BaseModel):
+    """Base plus the reward adapter and a scalar head, read at the last real token."""
+
+    def __init__(self, backbone: Backbone, adapter: str | None, head: nn.Linear, source: str):
+        super().__init__(backbone, adapter, head)
+        self.source = source
+        """Folder it was loaded from, or `untrained`."""
+
+    def scores(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Scores (B,) of sequences (B, T), padded on either side."""
+        with self.active():
+            hidden = self.backbone.hidden_states(ids, mask)
+        columns = torch.arange(ids.shape[1], device=ids.device)
+        last = torch.where(mask, columns, -1).max(1).values
+        return self.head_values(hidden[torch.arange(len(ids), device=ids.device), last])
+
+
+class ClassifierReward:
+    """Any `AutoModelForSequenceClassification` with a tokenizer of its own: text in, its first logit out."""
+
+    def __init__(self, network: Any, tokenizer: Any):
+        self.network, self.tokenizer = network.eval().requires_grad_(False), tokenizer
+
+    @torch.no_grad()
+    def scores(self, texts: Sequence[str]) -> Tensor:
+        limit = getattr(self.network.config, "max_position_embeddings", None)
+        batch = self.tokenizer(list(texts), return_tensors="pt", padding=True)
+        if limit is not None and batch["input_ids"].shape[1] > limit:
+            raise ValueError(f"a text of {batch['input_ids'].shape[1]} tokens is longer than the reward model's {limit}")
+        return self.network(**batch.to(self.network.device)).logits[:, 0].float()

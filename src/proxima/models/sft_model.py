@@ -1,0 +1,22 @@
+"""`SFTModel`: the frozen reference of the KL. In: a rollout's tokens. Out: logits (B, R, V), never a gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from proxima.models.base_model import BaseModel
+from proxima.types import Tokens
+
+
+class SFTModel(BaseModel):
+    """The base itself, or the base with the frozen adapter of supervised fine-tuning."""
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return []
+
+    @torch.no_grad()
+    def response_logits(self, tokens: Tokens) -> Tensor:
+        """Logits (B, R, V) over each response token."""
+        with self.active():
+            return self.backbone.logits(tokens.input_ids, tokens.input_mask, tokens.prompt_ids.shape[1])

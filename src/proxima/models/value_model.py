@@ -1,0 +1,32 @@
+"""`ValueModel`: expected reward-to-go of a state. In: token ids. Out: V(s_t), read at the token before action t."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from proxima.models.base_model import BaseModel
+from proxima.types import Tokens
+
+
+class ValueModel(BaseModel):
+    """Base plus the value adapter and a scalar head; or a head on the policy's trunk (`shares_policy`)."""
+
+    shares_policy = False
+
+    def parameters(self) -> list[nn.Parameter]:
+        """With a shared trunk only the head: the trunk belongs to the policy's optimiser."""
+        if self.shares_policy and self.head is not None:
+            return list(self.head.parameters())
+        return super().parameters()
+
+    def response_values(self, tokens: Tokens) -> Tensor:
+        """Values (B, R) of the states in which each response token was chosen."""
+        with self.active():
+            hidden = self.backbone.hidden_states(tokens.input_ids, tokens.input_mask)
+        return self.head_values(hidden[:, tokens.prompt_ids.shape[1] - 1 : -1])
+
+    def last_values(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Value (B,) of each left-padded state, read at its last token."""
+        with self.active():
+            hidden = self.backbone.hidden_states(ids, mask)
+        return self.head_values(hidden[:, -1])

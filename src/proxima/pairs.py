@@ -1,0 +1,283 @@
+"""State-action pairs: columns of shape (B, R) that read as a list of dicts, one a generated token.
+
+In: a rollout, or a plain `list[dict]`. Out: `SAPairs`; each stage of the road adds a column and changes none of its input.
+
+    pairs[3]["state"]      text before the token, decoded only when asked
+    pairs[3]["advantage"]  one number
+    pairs.column("kl")     the whole (B, R) tensor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from proxima.types import Tokens, pad_to
+
+COLUMNS = ("logprob_policy", "logprob_ref", "kl", "reward", "value", "td_error", "advantage", "return")
+"""The numbers of a pair, in the order in which the stages add them. Other float columns may follow."""
+
+PLACE = ("sequence", "position", "action_id")
+
+ADDED_BY = {
+    "logprob_policy": "SequenceGenerator.generate_sequences",
+    "logprob_ref": "SequenceGenerator.generate_sequences",
+    "kl": "KLDivergence().add_kl_to_sa_pairs",
+    "reward": "RewardAdjuster().adjust_rewards_with_kl",
+    "value": "ValueAdder.add_values_to_sa_pairs",
+    "td_error": "TDError().compute_td_errors",
+    "advantage": "GAEAdvantage().compute_gae_advantages",
+    "return": "ReturnCalculator().add_reward_to_go",
+}
+
+
+class PairView(Mapping[str, Any]):
+    """One pair, read as a dict."""
+
+    def __init__(self, pairs: SAPairs, index: int):
+        self._pairs, self._index = pairs, index
+
+    def __getitem__(self, key: str) -> Any:
+        return self._pairs.value(self._index, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pairs.keys())
+
+    def __len__(self) -> int:
+        return len(self._pairs.keys())
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+class SAPairs(Sequence[PairView]):
+    """A sequence of mapping views over columns. Immutable: `with_columns` returns a new object that shares the rest."""
+
+    def __init__(
+        self,
+        mask: Tensor,
+        columns: Mapping[str, Tensor],
+        tokens: Tokens | None = None,
+        dicts: Sequence[Mapping[str, Any]] = (),
+        cells: Tensor | None = None,
+    ):
+        """
+        Args:
+            mask: (B, R) bool, True where there is a pair.
+            columns: name -> (B, R) tensor; what stands off the mask has no meaning.
+            tokens: the rollout behind the pairs, when there is one.
+            dicts: the plain dicts behind the pairs, when they came from outside.
+            cells: (N, 2) row and column of pair i, when that is not the mask's own order.
+        """
+        self.mask, self.columns, self.tokens, self._dicts = mask, dict(columns), tokens, dicts
+        self.cells = mask.nonzero() if cells is None else cells
+        self._lists: dict[str, list[Any]] = {}
+        for name, column in self.columns.items():
+            if column.shape != mask.shape:
+                raise ValueError(f"column {name!r} has shape {tuple(column.shape)}, the mask {tuple(mask.shape)}")
+
+    # --- as columns ---
+
+    @property
+    def batch_size(self) -> int:
+        return self.mask.shape[0]
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.mask.sum(1)  # (B,)
+
+    def column(self, name: str) -> Tensor:
+        """A whole column (B, R), or an error that says which stage adds it."""
+        if name not in self.columns:
+            hint = f"; {ADDED_BY[name]} adds it" if name in ADDED_BY else ""
+            raise ValueError(f"the state-action pairs have no {name!r} (they have {sorted(self.columns)}){hint}")
+        return self.columns[name]
+
+    def with_columns(self, **columns: Tensor) -> SAPairs:
+        return SAPairs(self.mask, {**self.columns, **columns}, self.tokens, self._dicts, self.cells)
+
+    def with_tokens(self, tokens: Tokens) -> SAPairs:
+        return SAPairs(self.mask, self.columns, tokens, self._dicts, self.cells)
+
+    def select(self, rows: Tensor) -> SAPairs:
+        """The sequences of these rows, cut to their own longest response."""
+        if self.tokens is None:
+            raise ValueError("only pairs with token ids can be selected by sequence")
+        tokens = self.tokens.select(rows)
+        width = tokens.mask.shape[1]
+        columns = {name: column[rows.to(column.device)][:, :width] for name, column in self.columns.items()}
+        return SAPairs(tokens.mask, columns, tokens)
+
+    def map(self, function: Any) -> SAPairs:
+        """Apply a function to every tensor (to a device, to disk)."""
+        assert self.tokens is not None
+        tokens = self.tokens.map(function)
+        return SAPairs(tokens.mask, {name: function(column) for name, column in self.columns.items()}, tokens)
+
+    @staticmethod
+    def cat(parts: Sequence[SAPairs]) -> SAPairs:
+        """Several groups of sequences under each other; they must have the same columns."""
+        if len(parts) == 1:
+            return parts[0]
+        tokens = Tokens.cat([part.tokens for part in parts if part.tokens is not None])
+        width = tokens.mask.shape[1]
+        columns = {name: torch.cat([pad_to(part.column(name), width) for part in parts]) for name in parts[0].columns}
+        return SAPairs(tokens.mask, columns, tokens)
+
+    # --- as a list of dicts ---
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    @overload
+    def __getitem__(self, index: int) -> PairView: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[PairView]: ...
+    def __getitem__(self, index: int | slice) -> PairView | Sequence[PairView]:
+        if isinstance(index, slice):
+            return [PairView(self, i) for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"pair {index} of {len(self)}")
+        return PairView(self, index % len(self))
+
+    def keys(self) -> list[str]:
+        present = [name for name in COLUMNS if name in self.columns]
+        present += [name for name in self.columns if name not in COLUMNS]
+        if self.tokens is not None and not self._dicts:
+            present = [*(name for name in COLUMNS[:2] if name not in present), *present]
+            return ["state", "action", *present, *PLACE]
+        given = [key for key in (self._dicts[0] if self._dicts else {}) if key not in present]
+        return [*given, *present]
+
+    def value(self, index: int, key: str) -> Any:
+        """What pair `index` holds under `key`."""
+        if key in self.columns:
+            return self._list(key)[index]
+        if self._dicts:
+            return self._dicts[index][key]
+        if self.tokens is None:
+            raise KeyError(key)
+        row, position = self._places[index]
+        if key == "sequence":
+            return row
+        if key == "position":
+            return position
+        if key == "action_id":
+            return int(self.tokens.response_ids[row, position])
+        if key == "state":
+            return self.tokens.prompts[row] + self._prefixes(row)[position]
+        if key == "action":
+            texts = self._prefixes(row)
+            return texts[position + 1][len(texts[position]) :]
+        if key in COLUMNS[:2]:
+            return None
+        raise KeyError(key)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        return [dict(view) for view in self]
+
+    def to_pandas(self) -> Any:
+        """A DataFrame, one row a token (needs pandas)."""
+        import pandas
+
+        return pandas.DataFrame(self.to_dicts())
+
+    def to_parquet(self, path: str | Path) -> None:
+        """A Parquet file, one row a token (needs pandas and pyarrow)."""
+        self.to_pandas().to_parquet(path)
+
+    def __repr__(self) -> str:
+        return f"SAPairs({len(self)} pairs of {self.batch_size} sequences, columns {sorted(self.columns)})"
+
+    @cached_property
+    def _places(self) -> list[tuple[int, int]]:
+        return [(row, position) for row, position in self.cells.tolist()]
+
+    def _list(self, name: str) -> list[Any]:
+        if name not in self._lists:
+            cells = self.cells.to(self.columns[name].device)
+            self._lists[name] = self.columns[name][cells[:, 0], cells[:, 1]].tolist()
+        return self._lists[name]
+
+    def _prefixes(self, row: int) -> list[str]:
+        """The response's text after 0, 1, 2 … tokens; bytes of an unfinished character wait for the token that ends it."""
+        cache: dict[int, list[str]] = self.__dict__.setdefault("_prefix_cache", {})
+        if row not in cache:
+            assert self.tokens is not None
+            ids = self.tokens.response_ids[row][self.mask[row]].tolist()
+            decode = self.tokens.tokenizer.decode
+            texts = [decode(ids[:count], skip_special_tokens=False) for count in range(len(ids) + 1)]
+            texts[1:-1] = [text.rstrip("\ufffd") for text in texts[1:-1]]
+            cache[row] = texts
+        return cache[row]
+
+
+def as_pairs(sa_pairs: SAPairs | Iterable[Mapping[str, Any]]) -> SAPairs:
+    """The door of every stage: columns as they are; a plain `list[dict]` becomes columns (float64).
+
+    Dicts may carry `sequence` and `position`; without them a new sequence starts where `state` does not extend the one before.
+    """
+    if isinstance(sa_pairs, SAPairs):
+        return sa_pairs
+    dicts = list(sa_pairs)
+    if not dicts:
+        raise ValueError("there are no state-action pairs")
+    places = _places_of(dicts)
+    rows = 1 + max(row for row, _ in places)
+    width = 1 + max(position for _, position in places)
+    cells = torch.tensor(places)
+    mask = torch.zeros(rows, width, dtype=torch.bool)
+    mask[cells[:, 0], cells[:, 1]] = True
+    columns = {}
+    for name in COLUMNS:
+        values = [item.get(name) for item in dicts]
+        missing = [i for i, value in enumerate(values) if value is None]
+        if len(missing) == len(dicts):
+            continue
+        if missing:
+            raise ValueError(f"pair {missing[0]} has no {name!r} while others have one")
+        columns[name] = torch.zeros(rows, width, dtype=torch.float64)
+        columns[name][cells[:, 0], cells[:, 1]] = torch.tensor([float(value or 0) for value in values], dtype=torch.float64)
+    return SAPairs(mask, columns, dicts=dicts, cells=cells)
+
+
+def _places_of(dicts: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """Row and position of every dict."""
+    named = [item.get("sequence") for item in dicts]
+    if all(name is None for name in named):
+        if missing := [i for i, item in enumerate(dicts) if not isinstance(item.get("state"), str)]:
+            raise ValueError(f"pair {missing[0]} has neither 'sequence' nor a text 'state'")
+        group, named = 0, [0]
+        for before, item in pairwise(dicts):
+            extends = item["state"].startswith(before["state"]) and len(item["state"]) > len(before["state"])
+            group += not extends
+            named.append(group)
+    elif any(name is None for name in named):
+        raise ValueError(f"pair {named.index(None)} has no 'sequence' while others have one")
+    members: dict[Any, list[int]] = {}
+    for i, name in enumerate(named):
+        members.setdefault(name, []).append(i)
+    places = [(0, 0)] * len(dicts)
+    numbered = all(isinstance(name, int) for name in members)  # then reward k belongs to sequence k, wherever it stands
+    for row, name in enumerate(sorted(members) if numbered else members):
+        for position, i in enumerate(_in_order(name, members[name], dicts)):
+            places[i] = (row, position)
+    return places
+
+
+def _in_order(name: Any, indices: list[int], dicts: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The dicts of one sequence by their `position`, or as they stand where none has one."""
+    positions = [dicts[i].get("position") for i in indices]
+    if all(position is None for position in positions):
+        return indices
+    if None in positions:
+        raise ValueError(f"pair {indices[positions.index(None)]} has no 'position' while others of sequence {name!r} have one")
+    if len(set(positions)) != len(positions):
+        raise ValueError(f"sequence {name!r} has two pairs at one position")
+    return sorted(indices, key=lambda i: dicts[i]["position"])

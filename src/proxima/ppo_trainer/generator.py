@@ -1,0 +1,129 @@
+"""`SequenceGenerator`: stages 1 and 2. In: prompts as text. Out: sampled texts, and pairs with both log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.base_setup import ModelSet
+from proxima.config import PPOConfig
+from proxima.models import Sampling
+from proxima.ops import entropy, exact_kl
+from proxima.pairs import SAPairs
+from proxima.sampling import kept_logits, log_kept_mass, sequence_keys, token_logprobs
+from proxima.token_attribution import TokenAttributor
+from proxima.types import Rollout, Tokens, pad_to
+
+
+class SequenceGenerator:
+    """Samples from the policy, then scores the sample with policy and reference in training-side forward passes."""
+
+    def __init__(self, models: ModelSet, tokenizer: Any, config: PPOConfig):
+        self.models, self.tokenizer, self.config = models, tokenizer, config
+        self.attributor = TokenAttributor(tokenizer)
+
+    def generate_sequences(self, prompts: Sequence[str], step: int = 0) -> tuple[SAPairs, list[str]]:
+        """Pairs and texts, one sequence a prompt. Noise follows from (seed, step, prompt): the same call, the same sample."""
+        texts, rollout = self.generate(prompts, step)
+        return self.attributor.extract_pairs(texts, rollout), texts
+
+    def generate(self, prompts: Sequence[str], step: int = 0) -> tuple[list[str], Rollout]:
+        """Texts, and the record of their tokens and log-probabilities."""
+        tokens = self.read_prompts(prompts)
+        settings = self.config
+        sampling = Sampling(
+            max_new_tokens=settings.max_new_tokens,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            eos_ids=self.models.eos_ids,
+            seed=settings.seed,
+            step=step,
+        )
+        tokens = self.models.policy.generate(tokens, sampling)
+        return tokens.texts(), Rollout(tokens, self.score(tokens))
+
+    def read_prompts(self, prompts: Sequence[str]) -> Tokens:
+        """Prompts as left-padded ids. Refuses what would spoil the rollout."""
+        prompts = check_prompts(prompts)
+        rows: list[list[int]] = self.tokenizer(prompts)["input_ids"]
+        if empty := [i for i, row in enumerate(rows) if not row]:
+            raise ValueError(f"prompt {empty[0]} has no tokens: {prompts[empty[0]]!r}")
+        truncated = torch.zeros(len(rows), dtype=torch.bool)
+        if self.models.context_length is not None:
+            room = self.models.context_length - self.config.max_new_tokens
+            if room < 1:
+                raise ValueError(
+                    f"max_new_tokens ({self.config.max_new_tokens}) leaves no room for a prompt in the model's context "
+                    f"of {self.models.context_length} tokens"
+                )
+            for i, row in enumerate(rows):
+                if len(row) <= room:
+                    continue
+                if not self.config.truncate_prompts:
+                    raise ValueError(
+                        f"prompt {i} has {len(row)} tokens; with max_new_tokens ({self.config.max_new_tokens}) the context of "
+                        f"{self.models.context_length} leaves {room}. Shorten it, or set truncate_prompts"
+                    )
+                rows[i] = row[-room:]
+                prompts[i] = self.tokenizer.decode(rows[i])
+                truncated[i] = True
+        width = max(len(row) for row in rows)
+        pad_id = self.tokenizer.pad_token_id
+        ids = torch.tensor([[pad_id] * (width - len(row)) + row for row in rows])
+        mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
+        nothing = torch.zeros(len(rows), 0, dtype=torch.long)
+        tokens = Tokens(
+            prompts=prompts,
+            prompt_ids=ids,
+            prompt_mask=mask,
+            response_ids=nothing,
+            mask=nothing.bool(),
+            ended=torch.zeros(len(rows), dtype=torch.bool),
+            truncated=truncated,
+            keys=sequence_keys(rows),
+            tokenizer=self.tokenizer,
+        )
+        return tokens.map(lambda tensor: tensor.to(self.models.device))
+
+    @torch.no_grad()
+    def score(self, tokens: Tokens) -> dict[str, Tensor]:
+        """The columns of a rollout: log-probabilities of policy and reference, exact KL, entropy, truncation's cost."""
+        temperature = self.config.temperature
+        parts: dict[str, list[Tensor]] = {}
+        for part in micro_batches(tokens, self.config.micro_batch_size):
+            logits, ref_logits = self.models.policy.response_logits(part), self.models.sft.response_logits(part)
+            columns = {
+                "logprob_policy": token_logprobs(logits, part.response_ids, part.kept, temperature),
+                "logprob_ref": token_logprobs(ref_logits, part.response_ids, None, temperature),
+                "kl_exact": exact_kl(logits.float() / temperature, ref_logits.float() / temperature),
+                "entropy": entropy(kept_logits(logits.float() / temperature, part.kept)),
+                "truncation_cost": -log_kept_mass(logits, part.kept, temperature),
+            }
+            for name, column in columns.items():
+                parts.setdefault(name, []).append(pad_to(column, tokens.mask.shape[1]))
+        return {name: torch.cat(columns).masked_fill(~tokens.mask, 0) for name, columns in parts.items()}
+
+
+def check_prompts(prompts: Sequence[str]) -> list[str]:
+    """A non-empty list of non-empty texts, or an error that names the first bad one."""
+    if isinstance(prompts, str):
+        raise ValueError("prompts must be a list of texts, got one text; put it in a list")
+    prompts = list(prompts)
+    if not prompts:
+        raise ValueError("there are no prompts; give at least one")
+    for i, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            raise ValueError(f"prompt {i} is a {type(prompt).__name__}, not a text")
+        if not prompt.strip():
+            raise ValueError(f"prompt {i} is empty")
+    return prompts
+
+
+def micro_batches(tokens: Tokens, size: int) -> Iterator[Tokens]:
+    """The rows in order, `size` at a time, each part cut to its own width."""
+    for rows in torch.arange(len(tokens.prompts)).split(size):
+        yield tokens.select(rows)

@@ -1,0 +1,155 @@
+"""`ModelTrainer`: stage 7. In: minibatches. Out: updated policy and value weights, and what the update measured.
+
+One minibatch is one optimiser step. It is read in micro-batches whose losses are divided by the minibatch's token count, so
+gradients do not depend on how it is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxima.base_setup import ModelSet
+from proxima.config import PPOConfig
+from proxima.experience_buffer import BatchedData
+from proxima.ops import entropy, exact_kl, masked_mean
+from proxima.pairs import SAPairs, as_pairs
+from proxima.sampling import kept_logits, token_logprobs
+from proxima.token_attribution.sa_pair_builder import ensure_tokens
+from proxima.training import approximate_kl, clipped, policy_loss, policy_ratio, value_loss
+
+ADAM_EPS = 1e-5  # reference value of PPO for language models
+
+Pairs = SAPairs | Iterable[Mapping[str, Any]]
+
+
+class ModelTrainer:
+    """Two optimisers, one for the policy and one for the value model."""
+
+    def __init__(self, models: ModelSet, tokenizer: Any, config: PPOConfig):
+        self.models, self.tokenizer, self.config = models, tokenizer, config
+        self.policy_parameters = models.policy.parameters()
+        self.value_parameters = models.value.parameters()
+        self.policy_optimizer = _adamw(self.policy_parameters, config.learning_rate)
+        self.value_optimizer = _adamw(self.value_parameters, config.value_learning_rate)
+
+    def train_policy_model(self, sa_pairs: Pairs) -> float:
+        """One optimiser step of the policy on these pairs; its loss."""
+        return float(self._minibatch(self._pairs(sa_pairs), value=False)["policy_loss"])
+
+    def train_value_model(self, sa_pairs: Pairs) -> float:
+        """One optimiser step of the value model on these pairs; its loss."""
+        return float(self._minibatch(self._pairs(sa_pairs), policy=False)["value_loss"])
+
+    def train_step(self, batch: Pairs) -> tuple[float, float]:
+        """One optimiser step of each: (policy loss, value loss)."""
+        stats = self._minibatch(self._pairs(batch))
+        return float(stats["policy_loss"]), float(stats["value_loss"])
+
+    def update(self, data: BatchedData, policy: bool = True) -> tuple[list[dict[str, Tensor]], bool]:
+        """All epochs over a rollout: what each minibatch measured, and whether kl_stop ended it early.
+
+        Args:
+            policy: False trains the value model alone (critic warm-up).
+        """
+        history = []
+        for epoch in range(self.config.ppo_epochs):
+            for batch in data.epoch(epoch):
+                history.append(self._minibatch(batch, policy=policy))
+                if "stopped" in history[-1]:
+                    return history, True
+        return history, False
+
+    def set_learning_rates(self, factor: float) -> tuple[float, float]:
+        """Both learning rates at this factor of the config's."""
+        rates = (factor * self.config.learning_rate, factor * self.config.value_learning_rate)
+        for optimizer, rate in zip((self.policy_optimizer, self.value_optimizer), rates, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        return rates
+
+    def _pairs(self, sa_pairs: Pairs) -> SAPairs:
+        return ensure_tokens(as_pairs(sa_pairs), self.tokenizer, self.models.device)
+
+    def _minibatch(self, batch: SAPairs, policy: bool = True, value: bool = True) -> dict[str, Tensor]:
+        """Backward over all micro-batches, then the optimiser steps. Above kl_stop: no step, and "stopped" is set."""
+        self.policy_optimizer.zero_grad()
+        self.value_optimizer.zero_grad()
+        stats: dict[str, Tensor] = {}
+        if policy:
+            stats |= self._policy_backward(batch)
+            if 0 < self.config.kl_stop < stats["approx_kl"]:
+                return stats | {"stopped": torch.tensor(True)}
+        if value:
+            stats |= self._value_backward(batch)
+        if policy:
+            stats["grad_norm_policy"] = self._step(self.policy_optimizer, self.policy_parameters)
+        if value:
+            stats["grad_norm_value"] = self._step(self.value_optimizer, self.value_parameters)
+        return stats
+
+    def _policy_backward(self, batch: SAPairs) -> dict[str, Tensor]:
+        config, total = self.config, batch.mask.sum()
+        sums: dict[str, Tensor] = {}
+        peaks: dict[str, Tensor] = {}
+        for part in self._micro_batches(batch):
+            tokens, mask = part.tokens, part.mask
+            assert tokens is not None
+            with self.models.policy.active():
+                logits = self.models.policy.response_logits(tokens)
+                logprobs = token_logprobs(logits, tokens.response_ids, tokens.kept, config.temperature)
+                ratio = policy_ratio(logprobs, part.column("logprob_policy"))
+                ratio = torch.where(mask, ratio, torch.ones_like(ratio))
+                advantages = part.column("advantage")
+                losses = policy_loss(ratio, advantages, config.clip_epsilon, config.dual_clip)
+                if config.entropy_coef > 0:
+                    acting = kept_logits(logits.float() / config.temperature, tokens.kept)
+                    losses = losses - config.entropy_coef * entropy(acting)
+                if config.kl_loss_coef > 0:
+                    ref_logits = self.models.sft.response_logits(tokens)
+                    scaled, ref_scaled = logits.float() / config.temperature, ref_logits.float() / config.temperature
+                    losses = losses + config.kl_loss_coef * exact_kl(scaled, ref_scaled)
+                loss = masked_mean(losses, mask, total)
+                loss.backward()
+            with torch.no_grad():
+                measured = {
+                    "policy_loss": loss.detach(),
+                    "approx_kl": masked_mean(approximate_kl(ratio), mask, total),
+                    "clip_fraction": masked_mean(clipped(ratio, advantages, config.clip_epsilon).float(), mask, total),
+                }
+                sums = {name: sums.get(name, 0) + number for name, number in measured.items()}
+                worst = {"ratio_max": ratio.max(), "ratio_error": (ratio - 1).abs().max()}
+                peaks = {name: torch.maximum(peaks.get(name, peak), peak) for name, peak in worst.items()}
+        return sums | peaks
+
+    def _value_backward(self, batch: SAPairs) -> dict[str, Tensor]:
+        total, value = batch.mask.sum(), self.models.value
+        weight = self.config.value_coef if value.shares_policy else 1.0
+        summed = torch.zeros((), device=batch.mask.device)
+        for part in self._micro_batches(batch):
+            assert part.tokens is not None
+            with value.active():
+                values = value.response_values(part.tokens)
+                losses = value_loss(values, part.column("return"), part.columns.get("value"), self.config.value_clip)
+                loss = masked_mean(losses, part.mask, total)
+                (weight * loss).backward()
+            summed = summed + loss.detach()
+        return {"value_loss": summed}
+
+    def _step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Tensor:
+        """Clip, step, and say how large the gradient was."""
+        limit = self.config.max_grad_norm or float("inf")
+        norm = nn.utils.clip_grad_norm_(parameters, limit)
+        optimizer.step()
+        return norm.detach()
+
+    def _micro_batches(self, batch: SAPairs) -> Iterator[SAPairs]:
+        for rows in torch.arange(batch.batch_size).split(self.config.micro_batch_size):
+            yield batch.select(rows)
+
+
+def _adamw(parameters: list[nn.Parameter], rate: float) -> torch.optim.AdamW:
+    return torch.optim.AdamW(parameters, lr=rate, eps=ADAM_EPS, weight_decay=0.0)

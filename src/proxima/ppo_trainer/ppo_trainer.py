@@ -1,0 +1,237 @@
+"""`PPOTrainer`: the orchestrator. In: a config, then prompts. Out: a trained policy, and metrics for every step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from proxima.advantage import GAEAdvantage, ReturnCalculator, TDError
+from proxima.base_setup import BaseSetup
+from proxima.config import PPOConfig
+from proxima.errors import RewardFailure
+from proxima.evaluator import Evaluator
+from proxima.experience_buffer import ExperienceBuffer
+from proxima.metrics import advantage_metrics, is_defined, rollout_metrics, score_metrics, update_metrics
+from proxima.ops import whiten
+from proxima.pairs import SAPairs
+from proxima.ppo_trainer.generator import SequenceGenerator, check_prompts
+from proxima.ppo_trainer.model_trainer import ModelTrainer
+from proxima.ppo_trainer.reward_computer import RewardComputer
+from proxima.ppo_trainer.value_adder import ValueAdder
+from proxima.reward_kl import KLDivergence, RewardAdjuster, adapt_kl_coef, shape_scores
+from proxima.run_folder import RunFolder
+from proxima.training.schedule import learning_rate_factor
+
+VALIDATION_STEP = -1  # its noise is a stream of its own, the same at every evaluation
+
+
+@dataclass
+class TrainingResults:
+    """What `PPOTrainer.train` did."""
+
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    """One dict a step, by the names of `proxima.metrics.GLOSSARY`."""
+    best_step: int = 0
+    """The step with the best verdict, counted from 1."""
+    stop_reason: str = ""
+    """Why it ended: `all epochs done`, or the evaluator's reason."""
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    """The evaluator's last word: performance and convergence."""
+    run_folder: Path = Path()
+    """Config, metrics, samples and the trained adapters."""
+
+
+class PPOTrainer:
+    """Builds everything from the config; `ppo_step` walks the road once, `train` walks it over a set of prompts."""
+
+    def __init__(self, config: PPOConfig):
+        self.config = config
+        setup = BaseSetup(config)
+        self.tokenizer, self.models = setup.tokenizer, setup.models
+        workers = (self.models, self.tokenizer, config)
+        self.generator = SequenceGenerator(*workers)
+        self.reward_computer = RewardComputer(*workers)
+        self.value_adder = ValueAdder(*workers)
+        self.model_trainer = ModelTrainer(*workers)
+        self.kl_divergence, self.reward_adjuster = KLDivergence(), RewardAdjuster()
+        self.td_error, self.gae_advantage, self.return_calculator = TDError(), GAEAdvantage(), ReturnCalculator()
+        self.buffer = ExperienceBuffer(
+            max_bytes=config.buffer_max_bytes,
+            overflow=config.buffer_overflow,
+            strategy=config.buffer_sampling,
+            storage=config.buffer_storage,
+            minibatch_size=config.minibatch_size,
+            token_budget=config.buffer_token_budget,
+            seed=config.seed,
+        )
+        self.kl_coef = config.kl_coef
+        self.step = 0
+        self.total_steps: int | None = None
+
+    def ppo_step(self, prompts: Sequence[str]) -> dict[str, Any]:
+        """One whole PPO step on any number of prompts.
+
+        Returns: every metric of the glossary by name, and `generated_texts`, `rewards` (nan where one failed),
+        `reward_source` and the `sa_pairs` that were trained on.
+        """
+        clock = Stopwatch()
+        rollout, texts = self.generator.generate_sequences(prompts, self.step)
+        clock.lap("generate")
+        scores = self.reward_computer.score_pairs(rollout)
+        clock.lap("reward")
+        pairs, rewards = self.leave_out_failed(rollout, scores.total)
+        pairs = self.kl_divergence.add_kl_to_sa_pairs(pairs)
+        pairs = self.reward_adjuster.adjust_rewards_with_kl(pairs, rewards, self.kl_coef)
+        pairs = self.value_adder.add_values_to_sa_pairs(pairs)
+        pairs = self.add_advantages(pairs)
+        measured = advantage_metrics(pairs)
+        if self.config.whiten_advantages:
+            pairs = pairs.with_columns(advantage=whiten(pairs.column("advantage"), pairs.mask))
+        clock.lap("value")
+        self.buffer.clear()
+        batches = self.buffer.store(pairs, self.step)
+        rates = self.model_trainer.set_learning_rates(self.learning_rate_factor)
+        history, stopped = self.model_trainer.update(batches, policy=self.step >= self.config.critic_warmup_steps)
+        clock.lap("update")
+        self.step += 1
+        metrics = {
+            "step": self.step,
+            **score_metrics(scores.total, scores.by_name),
+            **rollout_metrics(rollout),
+            "kl_coef": self.kl_coef,
+            **measured,
+            **update_metrics(history),
+            "optimizer_steps": len(history) - stopped,
+            "kl_stopped": int(stopped),
+            "learning_rate": rates[0],
+            "value_learning_rate": rates[1],
+            "buffer_bytes": self.buffer.nbytes,
+            **clock.seconds(),
+        }
+        if self.config.kl_controller == "adaptive":
+            self.kl_coef = adapt_kl_coef(
+                self.kl_coef, metrics["kl"], self.config.kl_target, self.config.kl_horizon, rollout.batch_size
+            )
+        return {
+            "generated_texts": texts,
+            "rewards": scores.total.tolist(),
+            "reward_source": self.reward_computer.reward_source,
+            "sa_pairs": pairs,
+            **metrics,
+        }
+
+    def leave_out_failed(self, rollout: SAPairs, scores: Tensor) -> tuple[SAPairs, Tensor]:
+        """The sequences whose rewards came, and their scores as PPO sees them (penalty, normalisation, clipping)."""
+        assert rollout.tokens is not None
+        config = self.config
+        shaped = shape_scores(
+            scores, rollout.tokens.ended.cpu(), config.missing_eos_penalty, config.normalize_rewards, config.clip_rewards
+        )
+        good = (~shaped.isnan()).nonzero().flatten()
+        if not len(good):
+            raise RewardFailure(f"all {len(scores)} rewards of step {self.step + 1} failed; nothing was trained on")
+        return (rollout if len(good) == len(scores) else rollout.select(good)), shaped[good]
+
+    def add_advantages(self, pairs: SAPairs) -> SAPairs:
+        """TD errors, advantages and the configured value target."""
+        gamma, lam = self.config.gamma, self.config.lam
+        pairs = self.td_error.compute_td_errors(pairs, gamma)
+        pairs = self.gae_advantage.compute_gae_advantages(pairs, gamma, lam)
+        if self.config.value_target == "lambda_return":
+            return pairs.with_columns(**{"return": pairs.column("advantage") + pairs.column("value")})
+        return self.return_calculator.add_reward_to_go(pairs, gamma)
+
+    @property
+    def learning_rate_factor(self) -> float:
+        return learning_rate_factor(self.config.lr_schedule, self.step, self.total_steps, self.config.warmup_steps)
+
+    def train(
+        self, prompts: Sequence[str], num_epochs: int = 1, validation_prompts: Sequence[str] | None = None
+    ) -> TrainingResults:
+        """PPO steps of `batch_size` prompts, shuffled anew each epoch, until all epochs are done or the evaluator says stop."""
+        prompts = check_prompts(prompts)
+        if num_epochs < 1:
+            raise ValueError(f"num_epochs ({num_epochs}) must be at least 1")
+        validate = None
+        if validation_prompts is not None:
+            checked = check_prompts(validation_prompts)
+            validate = lambda: self.validate(checked)  # noqa: E731
+        evaluator = Evaluator(self.models, self.tokenizer, self.config, validate)
+        plan = [
+            (epoch, [prompts[i] for i in rows])
+            for epoch in range(num_epochs)
+            for rows in _permutation(len(prompts), self.config.seed, epoch).split(self.config.batch_size)
+        ]
+        self.total_steps = self.step + len(plan)
+        results = TrainingResults(stop_reason="all epochs done")
+        with RunFolder(self.config) as run, tqdm(plan, desc="PPO", unit="step", disable=None) as bar:
+            results.run_folder = run.path
+            for epoch, batch in bar:
+                outcome = self.ppo_step(batch)
+                metrics = {"epoch": epoch + 1, **{name: outcome[name] for name in outcome if is_defined(name)}}
+                verdict_due = self.step % self.config.eval_every == 0 or (epoch, batch) is plan[-1]
+                if verdict_due:
+                    performance, convergence = evaluator.evaluate({**outcome, "prompts": batch})
+                    metrics |= performance["validation"]
+                    results.evaluation = {**performance, **convergence}
+                    results.best_step = performance["best_step"]
+                    run.write_samples(self.step, performance["samples"])
+                results.metrics.append(metrics)
+                run.write_metrics(metrics)
+                bar.write(step_line(metrics))
+                if verdict_due and not convergence["should_continue"]:
+                    results.stop_reason = convergence["reason"]
+                    break
+            self.save(run.path)
+        return results
+
+    def validate(self, prompts: Sequence[str]) -> dict[str, float]:
+        """Score samples on held-out prompts; nothing is trained."""
+        pairs, _ = self.generator.generate_sequences(prompts, VALIDATION_STEP)
+        shown = rollout_metrics(pairs)
+        reward = float(self.reward_computer.score_pairs(pairs).total.nanmean())
+        return {"reward": reward, **{name: shown[name] for name in ("kl", "response_length", "eos_rate")}}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `policy/` and `value/` (adapters in PEFT's format, heads) and the tokenizer."""
+        folder = Path(folder)
+        self.models.policy.save(folder / "policy")
+        self.tokenizer.save_pretrained(folder / "policy")
+        self.models.value.save(folder / "value")
+        return folder
+
+
+class Stopwatch:
+    """Seconds between laps."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self._laps[f"seconds/{name}"] = now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        return {**self._laps, "seconds": time.perf_counter() - self._start}
+
+
+def step_line(metrics: dict[str, float]) -> str:
+    """One line a step."""
+    shown = {"reward": "avg_reward", "kl": "kl", "policy": "policy_loss", "value": "value_loss", "length": "response_length"}
+    numbers = "  ".join(f"{label} {metrics[name]:.4g}" for label, name in shown.items() if not math.isnan(metrics[name]))
+    return f"step {metrics['step']:>4.0f}  {numbers}  {metrics['seconds']:.1f} s"
+
+
+def _permutation(count: int, seed: int, epoch: int) -> Tensor:
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+    return torch.randperm(count, generator=generator)

@@ -1,0 +1,49 @@
+"""`ValueAdder`: stage 4. In: pairs or states. Out: V(s) of each, read at the token before the action."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from proxima.base_setup import ModelSet
+from proxima.config import PPOConfig
+from proxima.pairs import SAPairs, as_pairs
+from proxima.ppo_trainer.generator import check_prompts, micro_batches
+from proxima.types import pad_to
+
+
+class ValueAdder:
+    """Adds `value` to state-action pairs."""
+
+    def __init__(self, models: ModelSet, tokenizer: Any, config: PPOConfig):
+        self.models, self.tokenizer, self.config = models, tokenizer, config
+
+    @torch.no_grad()
+    def add_values_to_sa_pairs(self, sa_pairs: SAPairs | Iterable[Mapping[str, Any]]) -> SAPairs:
+        """Pairs with `value`; plain dicts are read through their `state` texts."""
+        pairs = as_pairs(sa_pairs)
+        if pairs.tokens is None:
+            values = torch.zeros(pairs.mask.shape, dtype=torch.float64)
+            values[pairs.cells[:, 0], pairs.cells[:, 1]] = torch.tensor(
+                self.add_values([pair["state"] for pair in pairs]), dtype=torch.float64
+            )
+            return pairs.with_columns(value=values)
+        width = pairs.mask.shape[1]
+        parts = [
+            pad_to(self.models.value.response_values(part), width)
+            for part in micro_batches(pairs.tokens, self.config.micro_batch_size)
+        ]
+        return pairs.with_columns(value=torch.cat(parts).masked_fill(~pairs.mask, 0))
+
+    @torch.no_grad()
+    def add_values(self, states: Sequence[str]) -> list[float]:
+        """The value of each state given as text."""
+        states = check_prompts(states)
+        values: list[float] = []
+        for start in range(0, len(states), self.config.micro_batch_size):
+            chunk = states[start : start + self.config.micro_batch_size]
+            batch = self.tokenizer(chunk, return_tensors="pt", padding=True, padding_side="left").to(self.models.device)
+            values += self.models.value.last_values(batch["input_ids"], batch["attention_mask"].bool()).tolist()
+        return values

@@ -1,0 +1,10 @@
+"""Stage 3 of the road: what a token earned.
+
+In: pairs with log-probabilities, one score a sequence. Out: pairs with `kl` and `reward`; the next KL coefficient.
+"""
+
+from proxima.reward_kl.kl_controller import adapt_kl_coef
+from proxima.reward_kl.kl_divergence import KLDivergence
+from proxima.reward_kl.reward_adjuster import RewardAdjuster, shape_scores
+
+__all__ = ["KLDivergence", "RewardAdjuster", "adapt_kl_coef", "shape_scores"]

@@ -1,0 +1,12 @@
+"""Adaptive KL coefficient (Ziegler et al. 2019, section 2.2).
+
+coef <- coef * (1 + clip(kl / target - 1, -0.2, 0.2) * n / horizon), with kl summed over a sequence and n sequences seen.
+"""
+
+from __future__ import annotations
+
+
+def adapt_kl_coef(coef: float, kl: float, target: float, horizon: float, n: int) -> float:
+    """The coefficient after a step of `n` sequences whose mean sequence KL was `kl`."""
+    error = min(max(kl / target - 1.0, -0.2), 0.2)
+    return coef * (1.0 + error * n / horizon)

@@ -1,0 +1,44 @@
+"""Rewards a token: reward_t = score_t - kl_coef * kl_t, where a sequence's one score sits on its last real token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from proxima.ops import place_rewards
+from proxima.pairs import SAPairs, as_pairs
+
+
+class RewardAdjuster:
+    """Adds `reward` to state-action pairs."""
+
+    def adjust_rewards_with_kl(
+        self,
+        sa_pairs: SAPairs | Iterable[Mapping[str, Any]],
+        rewards: Tensor | Sequence[float] | Sequence[Sequence[float]],
+        kl_coef: float,
+    ) -> SAPairs:
+        """
+        Args:
+            rewards: one finite number a sequence; or, for rewards a token, one row a sequence.
+            kl_coef: weight of the KL penalty.
+        """
+        pairs = as_pairs(sa_pairs)
+        kl = pairs.column("kl")
+        return pairs.with_columns(reward=place_rewards(rewards, pairs.mask, kl) - kl_coef * kl)
+
+
+def shape_scores(
+    scores: Tensor, ended: Tensor, missing_eos_penalty: float = 0.0, normalize: bool = False, clip: float = 0.0
+) -> Tensor:
+    """Scores (B,) as PPO sees them: minus a penalty where no EOS came, normalised over the batch, clipped to +-clip.
+
+    Failed scores are nan: they stay nan and have no share in the mean and deviation.
+    """
+    scores = scores - missing_eos_penalty * (~ended)
+    if normalize:
+        valid = scores[~scores.isnan()]
+        scores = (scores - valid.mean()) / (valid.std(correction=0) + 1e-8)
+    return scores.clamp(-clip, clip) if clip > 0 else scores

@@ -1,0 +1,10 @@
+"""Stage 7 of the road, its formulas: the losses a token.
+
+In: new and old log-probabilities, advantages, values, returns. Out: loss tensors (B, R), not yet averaged.
+"""
+
+from proxima.training.policy_loss import clipped, policy_loss
+from proxima.training.policy_ratio import approximate_kl, policy_ratio
+from proxima.training.value_loss import value_loss
+
+__all__ = ["approximate_kl", "clipped", "policy_loss", "policy_ratio", "value_loss"]

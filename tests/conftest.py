@@ -1,0 +1,55 @@
+"""Shared by all tests: one thread (two fight on two busy cores), no network, a tiny model of each architecture."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+import torch
+
+from proxima.config import PPOConfig
+from proxima.tiny import ARCHITECTURES, make_tiny_model
+
+torch.set_num_threads(1)
+
+PROMPTS = ["SUBREDDIT: r/a TITLE: b POST: c TL;DR:", "Why? TL;DR:", "A somewhat longer prompt, TL;DR:", "x"]
+
+
+@pytest.fixture(scope="session")
+def tiny_folders(tmp_path_factory):
+    home = tmp_path_factory.mktemp("models")
+    return {name: str(make_tiny_model(home / name, name)) for name in ARCHITECTURES}
+
+
+@pytest.fixture
+def tiny(tiny_folders):
+    return tiny_folders["qwen3"]
+
+
+@pytest.fixture
+def prompts():
+    return list(PROMPTS)
+
+
+@pytest.fixture
+def make_config(tiny, tmp_path):
+    """A config for the tiny model whose learning rates are large enough to see an effect in one step."""
+
+    def make(**settings) -> PPOConfig:
+        base = {
+            "model_name": tiny,
+            "learning_rate": 1e-3,
+            "value_learning_rate": 1e-3,
+            "max_new_tokens": 6,
+            "rewards": (count_e,),
+            "run_dir": str(tmp_path / "runs"),
+        }
+        return PPOConfig(**{**base, **settings})
+
+    return make
+
+
+def count_e(prompts: list[str], texts: list[str]) -> list[float]:
+    """A reward that differs between texts: their length in bytes, and a bonus a letter e."""
+    return [len(text.encode()) / 10 + text.count("e") for text in texts]
