@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
+from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
@@ -76,7 +77,7 @@ class SAPairs(Sequence[PairView]):
             cells: (N, 2) row and column of pair i, when that is not the mask's own order.
         """
         self.mask, self.columns, self.tokens, self._dicts = mask, dict(columns), tokens, dicts
-        self.cells = mask.nonzero() if cells is None else cells
+        self._cells = cells
         self._lists: dict[str, list[Any]] = {}
         for name, column in self.columns.items():
             if column.shape != mask.shape:
@@ -100,10 +101,12 @@ class SAPairs(Sequence[PairView]):
         return self.columns[name]
 
     def with_columns(self, **columns: Tensor) -> SAPairs:
-        return SAPairs(self.mask, {**self.columns, **columns}, self.tokens, self._dicts, self.cells)
+        return SAPairs(self.mask, {**self.columns, **columns}, self.tokens, self._dicts, self._cells)
 
-    def with_tokens(self, tokens: Tokens) -> SAPairs:
-        return SAPairs(self.mask, self.columns, tokens, self._dicts, self.cells)
+    @property
+    def cells(self) -> Tensor:
+        """Row and position (N, 2) of each pair."""
+        return self.mask.nonzero() if self._cells is None else self._cells
 
     def select(self, rows: Tensor) -> SAPairs:
         """The sequences of these rows, cut to their own longest response."""
@@ -125,6 +128,8 @@ class SAPairs(Sequence[PairView]):
         """Several groups of sequences under each other; they must have the same columns."""
         if len(parts) == 1:
             return parts[0]
+        if len({frozenset(part.columns) for part in parts}) > 1:
+            raise ValueError(f"cannot join pairs with different columns: {[sorted(part.columns) for part in parts]}")
         tokens = Tokens.cat([part.tokens for part in parts if part.tokens is not None])
         width = tokens.mask.shape[1]
         columns = {name: torch.cat([pad_to(part.column(name), width) for part in parts]) for name in parts[0].columns}
@@ -133,7 +138,7 @@ class SAPairs(Sequence[PairView]):
     # --- as a list of dicts ---
 
     def __len__(self) -> int:
-        return len(self.cells)
+        return int(self.mask.sum())
 
     @overload
     def __getitem__(self, index: int) -> PairView: ...
@@ -152,7 +157,7 @@ class SAPairs(Sequence[PairView]):
         if self.tokens is not None and not self._dicts:
             present = [*(name for name in COLUMNS[:2] if name not in present), *present]
             return ["state", "action", *present, *PLACE]
-        given = [key for key in (self._dicts[0] if self._dicts else {}) if key not in present]
+        given = dict.fromkeys(key for item in self._dicts for key in item if key not in present)
         return [*given, *present]
 
     def value(self, index: int, key: str) -> Any:
@@ -160,7 +165,9 @@ class SAPairs(Sequence[PairView]):
         if key in self.columns:
             return self._list(key)[index]
         if self._dicts:
-            return self._dicts[index][key]
+            if key not in self.keys():
+                raise KeyError(key)
+            return self._dicts[index].get(key)
         if self.tokens is None:
             raise KeyError(key)
         row, position = self._places[index]
@@ -264,7 +271,7 @@ def _places_of(dicts: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
     for i, name in enumerate(named):
         members.setdefault(name, []).append(i)
     places = [(0, 0)] * len(dicts)
-    numbered = all(isinstance(name, int) for name in members)  # then reward k belongs to sequence k, wherever it stands
+    numbered = all(isinstance(name, Integral) for name in members)  # then reward k belongs to sequence k, wherever it stands
     for row, name in enumerate(sorted(members) if numbered else members):
         for position, i in enumerate(_in_order(name, members[name], dicts)):
             places[i] = (row, position)

@@ -9,7 +9,7 @@ from pathlib import Path
 def read_prompts(path: str | Path) -> list[str]:
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read the prompts in {path}: {error}") from None
     if path.suffix == ".jsonl":

@@ -18,10 +18,10 @@ class RunFolder:
 
     def __init__(self, config: PPOConfig):
         self.path = _new_folder(config)
+        self._trackers = open_trackers(config.trackers, self.path, config.to_dict())
         config.to_yaml(self.path / "config.yaml")
         self._metrics: IO[str] = (self.path / "metrics.jsonl").open("w", encoding="utf-8")
         self._samples: IO[str] = (self.path / "samples.jsonl").open("w", encoding="utf-8")
-        self._trackers = open_trackers(config.trackers, self.path, config.to_dict())
 
     def write_metrics(self, metrics: Mapping[str, float]) -> None:
         _write_line(self._metrics, metrics)

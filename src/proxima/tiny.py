@@ -36,14 +36,14 @@ def make_tiny_model(folder: str | Path, architecture: str = "qwen3", seed: int =
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": context,
-        "initializer_range": 0.1,
+        "initializer_range": 0.2,
     }
     if architecture == "qwen3":
         config: Any = Qwen3Config(**common, **sizes, head_dim=32, tie_word_embeddings=True)
     elif architecture == "llama":
         config = LlamaConfig(**common, **sizes)
     elif architecture == "gpt2":
-        config = GPT2Config(**common, n_embd=64, n_layer=2, n_head=4, n_positions=context, initializer_range=0.1)
+        config = GPT2Config(**common, n_embd=64, n_layer=2, n_head=4, n_positions=context, initializer_range=0.2)
     else:
         raise ValueError(f"architecture ({architecture!r}) must be one of {', '.join(ARCHITECTURES)}")
     with torch.random.fork_rng(devices=[]):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import logging as progress
 
@@ -19,7 +20,7 @@ def explain_loading(what: str, name: str) -> Iterator[None]:
     """Turn a loading failure into one message: what was tried, why it failed, what to do offline."""
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().split("\n")[0]
         where = "a folder on this machine" if Path(name).exists() else "no folder on this machine, so a Hugging Face id"
         raise ValueError(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from transformers.pytorch_utils import Conv1D
 
+from proxima.base_setup.loading import explain_loading
 from proxima.config import PPOConfig
 from proxima.models import Backbone
 
 
-def lora_config(config: PPOConfig) -> LoraConfig:
+def lora_config(config: PPOConfig, backbone: Backbone) -> LoraConfig:
     targets: str | list[str] = config.lora_targets
     if targets != "all-linear":
         targets = [name.strip() for name in config.lora_targets.split(",")]
@@ -19,7 +21,8 @@ def lora_config(config: PPOConfig) -> LoraConfig:
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
         target_modules=targets,
-        task_type="CAUSAL_LM",
+        task_type="CAUSAL_LM" if backbone.network.can_generate() else None,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in backbone.network.modules()),
     )
 
 
@@ -43,11 +46,12 @@ def load_adapter(backbone: Backbone, name: str, folder: str) -> str:
         raise ValueError(f"{folder!r} holds no LoRA adapter (no adapter_config.json)")
     if not (Path(folder) / "adapter_model.safetensors").is_file():
         raise ValueError(f"{folder!r} has no adapter_model.safetensors; pickled adapters are not loaded")
-    if backbone.peft is None:
-        backbone.attach(PeftModel.from_pretrained(backbone.network, folder, adapter_name=name))
-    else:
-        backbone.peft.load_adapter(folder, adapter_name=name)
-        backbone.attach(backbone.peft)
+    with explain_loading("adapter", folder):
+        if backbone.peft is None:
+            backbone.attach(PeftModel.from_pretrained(backbone.network, folder, adapter_name=name))
+        else:
+            backbone.peft.load_adapter(folder, adapter_name=name)
+            backbone.attach(backbone.peft)
     return name
 
 

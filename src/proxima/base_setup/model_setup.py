@@ -78,7 +78,7 @@ def _policy(config: PPOConfig, base: Backbone, sft: SFTModel) -> PolicyModel:
         return PolicyModel(_trainable_copy(config, config.sft_adapter))
     if sft.adapter:
         return PolicyModel(base, copy_adapter(base, sft.adapter, "policy"))
-    return PolicyModel(base, add_adapter(base, "policy", lora_config(config)))
+    return PolicyModel(base, add_adapter(base, "policy", lora_config(config, base)))
 
 
 def _value(config: PPOConfig, base: Backbone, sft: SFTModel, reward: RewardModel, policy: PolicyModel) -> ValueModel:
@@ -102,7 +102,7 @@ def _value(config: PPOConfig, base: Backbone, sft: SFTModel, reward: RewardModel
         return ValueModel(_trainable_copy(config, reward.source if reward.adapter else config.sft_adapter), None, head)
     if start:
         return ValueModel(base, copy_adapter(base, start, "value"), head)
-    return ValueModel(base, add_adapter(base, "value", lora_config(config)), head)
+    return ValueModel(base, add_adapter(base, "value", lora_config(config, base)), head)
 
 
 def _value_checkpoint(config: PPOConfig, base: Backbone) -> ValueModel:
@@ -121,7 +121,7 @@ def _value_checkpoint(config: PPOConfig, base: Backbone) -> ValueModel:
     if config.lora_r == 0:
         backbone.network.requires_grad_(True)
         return ValueModel(backbone, None, head)
-    return ValueModel(backbone, add_adapter(backbone, "value", lora_config(config)), head)
+    return ValueModel(backbone, add_adapter(backbone, "value", lora_config(config, backbone)), head)
 
 
 def _trainable_copy(config: PPOConfig, adapter_folder: str) -> Backbone:

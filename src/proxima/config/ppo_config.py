@@ -264,7 +264,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "temperature": (0, 100, "(]"),
     "top_k": (0, math.inf, "[)"),
     "top_p": (0, 1, "(]"),
-    "seed": (0, 2**63 - 1, "[]"),
+    "seed": (0, 2**32 - 1, "[]"),
     "missing_eos_penalty": (0, math.inf, "[)"),
     "clip_rewards": (0, math.inf, "[)"),
     "ppo_epochs": (1, math.inf, "[)"),
@@ -293,9 +293,14 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
     """The value in its field's type and range, or an error with name, value and range."""
     if name == "rewards":
         items = [value] if isinstance(value, (str, RewardSpec, Mapping)) or callable(value) else value
+        if not isinstance(items, (list, tuple)):
+            raise ValueError(f"rewards ({value!r}) must be a list of rewards")
         return tuple(RewardSpec.of(item) for item in items)
     if name == "trackers":
-        return (value,) if isinstance(value, str) else tuple(value)
+        items = (value,) if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)):
+            raise ValueError(f"trackers ({value!r}) must be a list of names")
+        return tuple(items)
     if choices := get_args(kind):
         if value not in choices:
             raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(str, choices))}")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,8 +75,9 @@ class BatchedData:
             return list(rows.split(size))
         if self.strategy == "length_balanced":
             by_length = rows[torch.argsort(lengths, descending=True, stable=True)]
-            groups = -(-count // size)
-            return [by_length[start::groups] for start in range(groups)]
+            bands = by_length.split(-(-count // size))  # each minibatch gets one sequence of every band of similar lengths
+            shuffled = [band[shuffled_order(keys[band], self.seed, self.step, epoch)].tolist() for band in bands]
+            return [torch.tensor(batch) for batch in map(_without_gaps, zip_longest(*shuffled)) if batch]
         batches: list[list[int]] = []
         room = 0
         for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
@@ -126,13 +128,16 @@ class ExperienceBuffer:
         if self.storage == "disk":
             self._parts.append(self._mapped(data))
         else:
-            placed = data.map(lambda tensor: tensor.cpu()) if self.storage == "cpu" else data
+            placed = data.map(lambda tensor: _compact(tensor.cpu() if self.storage == "cpu" else tensor))
             self._make_room(placed)
         parts = [part for part, _ in self._parts]
         return BatchedData(parts, self.strategy, self.minibatch_size, self.token_budget, self.seed, step, home)
 
     def clear(self) -> None:
         """Forget everything; PPO is on-policy, so each step starts so."""
+        for _, home in self._parts:
+            if home is not None:
+                home.cleanup()
         self._parts.clear()
 
     def __len__(self) -> int:
@@ -162,7 +167,7 @@ class ExperienceBuffer:
             if drop == part.batch_size:
                 del self._parts[oldest]
             else:
-                self._parts[oldest] = (part.select(torch.arange(drop, part.batch_size)), None)
+                self._parts[oldest] = (part.select(torch.arange(drop, part.batch_size)).map(_compact), None)
         self._parts.append((data, None))
 
     def _mapped(self, data: SAPairs) -> tuple[SAPairs, tempfile.TemporaryDirectory[str]]:
@@ -178,6 +183,15 @@ class ExperienceBuffer:
             return mapped.copy_(tensor)
 
         return data.map(to_disk), home
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    """The tensor without the wider storage that it may be a window on: else the bound would not be real."""
+    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size() else tensor
+
+
+def _without_gaps(row: Iterable[int | None]) -> list[int]:
+    return [item for item in row if item is not None]
 
 
 def size_in_bytes(pairs: SAPairs) -> int:

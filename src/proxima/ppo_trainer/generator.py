@@ -46,8 +46,8 @@ class SequenceGenerator:
         tokens = self.models.policy.generate(tokens, sampling)
         return tokens.texts(), Rollout(tokens, self.score(tokens))
 
-    def read_prompts(self, prompts: Sequence[str]) -> Tokens:
-        """Prompts as left-padded ids. Refuses what would spoil the rollout."""
+    def tokenize(self, prompts: Sequence[str]) -> tuple[list[str], list[list[int]], Tensor]:
+        """Prompts with their ids, and which were cut to fit (B,). Refuses what would spoil the rollout."""
         prompts = check_prompts(prompts)
         rows: list[list[int]] = self.tokenizer(prompts)["input_ids"]
         if empty := [i for i, row in enumerate(rows) if not row]:
@@ -71,6 +71,11 @@ class SequenceGenerator:
                 rows[i] = row[-room:]
                 prompts[i] = self.tokenizer.decode(rows[i])
                 truncated[i] = True
+        return prompts, rows, truncated
+
+    def read_prompts(self, prompts: Sequence[str]) -> Tokens:
+        """Prompts as left-padded ids on the device, still without responses."""
+        prompts, rows, truncated = self.tokenize(prompts)
         width = max(len(row) for row in rows)
         pad_id = self.tokenizer.pad_token_id
         ids = torch.tensor([[pad_id] * (width - len(row)) + row for row in rows])

@@ -121,7 +121,7 @@ class ModelTrainer:
                     "clip_fraction": masked_mean(clipped(ratio, advantages, config.clip_epsilon).float(), mask, total),
                 }
                 sums = {name: sums.get(name, 0) + number for name, number in measured.items()}
-                worst = {"ratio_max": ratio.max(), "ratio_error": (ratio - 1).abs().max()}
+                worst = {"ratio_max": ratio[mask].max(), "ratio_error": (ratio[mask] - 1).abs().max()}
                 peaks = {name: torch.maximum(peaks.get(name, peak), peak) for name, peak in worst.items()}
         return sums | peaks
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,10 @@ class PPOTrainer:
         )
         good = (~shaped.isnan()).nonzero().flatten()
         if not len(good):
-            raise RewardFailure(f"all {len(scores)} rewards of step {self.step + 1} failed; nothing was trained on")
+            raise RewardFailure(
+                f"all {len(scores)} rewards of step {self.step + 1} failed, nothing was trained on it; "
+                f"the last reason: {self.reward_computer.last_failure or 'no finite number came back'}"
+            )
         return (rollout if len(good) == len(scores) else rollout.select(good)), shaped[good]
 
     def add_advantages(self, pairs: SAPairs) -> SAPairs:
@@ -158,6 +162,9 @@ class PPOTrainer:
     ) -> TrainingResults:
         """PPO steps of `batch_size` prompts, shuffled anew each epoch, until all epochs are done or the evaluator says stop."""
         prompts = check_prompts(prompts)
+        for given in (prompts, validation_prompts or []):
+            if len(given):
+                self.generator.tokenize(given)  # what is wrong is said before anything happens
         if num_epochs < 1:
             raise ValueError(f"num_epochs ({num_epochs}) must be at least 1")
         validate = None
@@ -172,12 +179,16 @@ class PPOTrainer:
         ]
         self.total_steps = self.step + len(plan)
         results = TrainingResults(stop_reason="all epochs done")
-        with RunFolder(self.config) as run, tqdm(plan, desc="PPO", unit="step", disable=None) as bar:
+        with (
+            RunFolder(self.config) as run,
+            self.saved_at_the_end(run.path),
+            tqdm(plan, desc="PPO", unit="step", disable=None) as bar,
+        ):
             results.run_folder = run.path
             for epoch, batch in bar:
                 outcome = self.ppo_step(batch)
                 metrics = {"epoch": epoch + 1, **{name: outcome[name] for name in outcome if is_defined(name)}}
-                verdict_due = self.step % self.config.eval_every == 0 or (epoch, batch) is plan[-1]
+                verdict_due = self.step % self.config.eval_every == 0 or self.step == self.total_steps
                 if verdict_due:
                     performance, convergence = evaluator.evaluate({**outcome, "prompts": batch})
                     metrics |= performance["validation"]
@@ -190,8 +201,15 @@ class PPOTrainer:
                 if verdict_due and not convergence["should_continue"]:
                     results.stop_reason = convergence["reason"]
                     break
-            self.save(run.path)
         return results
+
+    @contextmanager
+    def saved_at_the_end(self, folder: Path) -> Iterator[None]:
+        """However the block ends, what was learned is on disk."""
+        try:
+            yield
+        finally:
+            self.save(folder)
 
     def validate(self, prompts: Sequence[str]) -> dict[str, float]:
         """Score samples on held-out prompts; nothing is trained."""

@@ -40,6 +40,7 @@ class RewardComputer:
 
     def __init__(self, models: ModelSet, tokenizer: Any, config: PPOConfig):
         self.models, self.tokenizer, self.config = models, tokenizer, config
+        self.last_failure = ""
         self._rewards = [(spec, self._scorer(spec)) for spec in config.rewards]
         if not self._rewards:
             warnings.warn(
@@ -90,12 +91,16 @@ class RewardComputer:
         count = len(prompts)
         for attempt in (1, 2):
             try:
-                scores = torch.as_tensor(scorer(prompts, texts, tokens), dtype=torch.float64).cpu()
+                returned = scorer(prompts, texts, tokens)
+                if isinstance(returned, (list, tuple)):
+                    returned = [float("nan") if score is None else score for score in returned]
+                scores = torch.as_tensor(returned, dtype=torch.float64).detach().cpu()
                 if scores.shape != (count,):
                     raise ValueError(f"it returned shape {tuple(scores.shape)} for {count} sequences")
                 return scores.masked_fill(~scores.isfinite(), float("nan"))
             except Exception as error:  # a user's reward may raise anything; the samples are counted as failed
-                log.warning("reward %r failed (attempt %d of 2): %s: %s", name, attempt, type(error).__name__, error)
+                self.last_failure = f"{name}: {type(error).__name__}: {error}"
+                log.warning("reward failed (attempt %d of 2): %s", attempt, self.last_failure)
         return torch.full((count,), float("nan"), dtype=torch.float64)
 
     def _scorer(self, spec: RewardSpec) -> Callable[[list[str], list[str], Tokens | None], Any]:

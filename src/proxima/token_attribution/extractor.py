@@ -15,6 +15,7 @@ def split_text(text: str, tokenizer: Any = None) -> list[tuple[str, int | None]]
         return [(piece, None) for piece in re.findall(r"\s*\S+|\s+$", text)]
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     prefixes = [tokenizer.decode(ids[:count]) for count in range(len(ids) + 1)]
+    prefixes[1:-1] = [prefix.rstrip("\ufffd") for prefix in prefixes[1:-1]]  # an unfinished character waits for its end
     return [(after[len(before) :], token) for before, after, token in zip(prefixes, prefixes[1:], ids, strict=False)]
 
 
