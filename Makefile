@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test format learn frontier embedded clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
@@ -25,3 +25,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) runs .mypy_cache .ruff_cache .hypothesis build dist
+
+learn: $(VENV)/.installed  ## the long proof: five seeds to convergence (within an hour on two cores)
+	$(BIN)/python -m proxima.demo.learn
+
+frontier: $(VENV)/.installed  ## gold and reward-model score against KL, for KL coefficients from 0 to 0.3
+	$(BIN)/python -m proxima.demo.learn --frontier
+
+embedded: $(VENV)/.installed  ## build the shipped model, tokenizer and preferences anew (20 minutes on two cores)
+	$(BIN)/python -m proxima.world.build

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import proxima
-from proxima.config import PPOConfig, RewardSpec
-from proxima.config.ppo_config import RANGES
+from proxima.config import PPOConfig, RewardSpec, StageConfig
+from proxima.config.settings import RANGES
 
 ROOT = Path(__file__).parents[1]
 FIELDS = dataclasses.fields(PPOConfig)
@@ -39,11 +39,14 @@ def test_the_contracts_fields_come_first_with_its_defaults():
 
 
 def test_every_number_has_a_range_and_its_default_lies_inside():
-    numbers = {field.name for field in FIELDS if field.type in ("int", "float")}
-    assert set(RANGES) == numbers
-    defaults = PPOConfig()
-    for name in numbers:
-        assert PPOConfig(**{name: getattr(defaults, name)}) == defaults
+    seen = set()
+    for kind in (PPOConfig, StageConfig):
+        numbers = {field.name for field in dataclasses.fields(kind) if field.type in ("int", "float")}
+        defaults = kind()
+        for name in numbers:
+            assert kind(**{name: getattr(defaults, name)}) == defaults
+        seen |= numbers
+    assert set(RANGES) == seen
 
 
 NEGATIVE = """lora_r lora_dropout learning_rate value_learning_rate batch_size gamma lam kl_coef top_k seed
@@ -179,7 +182,8 @@ def settings_read_outside_config() -> set[str]:
 
 
 def test_something_reads_every_setting():
-    assert {field.name for field in FIELDS} - settings_read_outside_config() == set()
+    fields = {field.name for kind in (PPOConfig, StageConfig) for field in dataclasses.fields(kind)}
+    assert fields - settings_read_outside_config() == set()
 
 
 def test_pins_are_exact_the_same_in_both_files_and_name_no_host():

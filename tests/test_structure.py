@@ -18,7 +18,10 @@ LEVELS = [
     {"base_setup"},
     {"experience_buffer", "evaluator"},
     {"ppo_trainer"},
-    {"demo", "cli", "__main__"},
+    {"stages"},
+    {"world"},
+    {"demo"},
+    {"cli", "__main__"},
 ]
 FORMULAS = ("ops", "sampling", "pairs", "types", "token_attribution", "reward_kl", "advantage", "training", "metrics")
 LEVEL = {name: number for number, level in enumerate(LEVELS) for name in level}
@@ -64,6 +67,17 @@ def test_nothing_is_pickled_or_evaluated(path):
     assert "pickle" not in imports(path)
 
 
+def test_nothing_that_trains_can_see_the_gold_score():
+    code = (
+        "import sys\n"
+        "import proxima.ppo_trainer, proxima.stages, proxima.evaluator, proxima.cli\n"
+        "assert not [name for name in sys.modules if name.startswith(('proxima.world', 'proxima.demo'))]\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT / "src"), "PATH": ""})
+    users = {part(path) for path in FILES if "world" in own_parts(path)}
+    assert users == {"world", "demo"}
+
+
 def test_every_file_begins_with_its_purpose():
     assert [str(path) for path in SOURCE.rglob("*.py") if not ast.get_docstring(ast.parse(path.read_text()))] == []
 
@@ -106,6 +120,6 @@ def test_ppo_step_reads_as_the_road():
         "add_values_to_sa_pairs",
         "add_advantages",
         "store",
-        "update",
+        "update_models",
     ]
     assert [name for name in calls if name in road] == road

@@ -1,6 +1,6 @@
-"""The command line: `proxima train`, `generate`, `demo`. In: flags, each from a dataclass, or a YAML file. Out: a run.
+"""The command line: `proxima demo`, `sft`, `reward`, `train`, `generate`. In: flags or YAML. Out: a run.
 
-Flags of `PPOConfig` are made by tyro from the dataclass itself. `--config FILE.yaml` gives them new defaults; flags win.
+Flags are made by tyro from the dataclasses themselves. `--config FILE.yaml` gives them new defaults; flags win.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from proxima import __version__
-from proxima.config import PPOConfig, RewardSpec
-from proxima.config.ppo_config import read_yaml
+from proxima.config import PPOConfig, RewardSpec, StageConfig
+from proxima.config.settings import read_yaml
 from proxima.errors import RewardFailure
 
 
@@ -65,27 +65,80 @@ class Generate:
         prompts = [*self.prompt, *(read_prompts(self.data) if self.data else [])]
         config = dataclasses.replace(self.ppo, sft_adapter=self.adapter) if self.adapter else self.ppo
         setup = BaseSetup(config)
-        texts, _ = SequenceGenerator(setup.models, setup.tokenizer, config).generate(prompts)
+        texts = SequenceGenerator(setup.models, setup.tokenizer, config).sample(prompts).texts()
         for prompt, text in zip(prompts, texts, strict=True):
             print(f"{prompt}\n  -> {text}\n")
 
 
 @dataclass
 class Demo:
-    """See PPO learn, offline, in a minute: a tiny random model is rewarded for vowels."""
+    """See all of RLHF work, offline, in minutes: preferences, reward model, PPO, evaluation, on the embedded model."""
 
     seed: int = 0
-    """Seed of the whole demo."""
-    steps: int = 30
+    """Seed of the whole demo: the same seed gives the same results.json, but for times."""
+    steps: int = 26
     """PPO steps."""
+    relabel: bool = False
+    """Sample answers and ask the simulated annotators now, instead of reading the shipped preferences."""
+    device: str = "auto"
+    """`auto` = cuda where there is one, else cpu."""
+    run_dir: Path = Path("runs")
+    """Folder of all runs; this one is `demo` in it."""
 
     def run(self) -> None:
         from proxima.demo import run_demo
 
-        run_demo(self.seed, self.steps)
+        run_demo(self.seed, self.steps, self.relabel, self.run_dir, device=self.device)
 
 
-COMMANDS: dict[str, Any] = {"train": Train, "generate": Generate, "demo": Demo}
+@dataclass
+class Sft:
+    """Fine-tune a model on demonstrations (supervised): the stage that gives PPO its reference."""
+
+    stage: StageConfig
+    data: Path
+    """Demonstrations: .jsonl or .jsonl.gz with `prompt` and `completion`."""
+    validation: Path | None = None
+    """Held-out demonstrations; by default a share of the data."""
+
+    def run(self) -> None:
+        from proxima.stages import SFTTrainer, read_demonstrations
+
+        held_out = read_demonstrations(self.validation) if self.validation else None
+        results = SFTTrainer(self.stage).train(read_demonstrations(self.data), held_out)
+        best = results.best
+        print(f"stopped: {results.stop_reason}; validation loss {best['validation_loss']:.4f} at step {best['step']:.0f}")
+        print(f"left out as too long: {results.left_out}; saved to {results.folder}")
+
+
+@dataclass
+class Reward:
+    """Train a reward model on preferences: which of two answers is better."""
+
+    stage: StageConfig
+    data: Path
+    """Preferences: .jsonl or .jsonl.gz with `prompt`, `chosen` and `rejected`."""
+    validation: Path | None = None
+    """Held-out preferences; by default a share of the data."""
+    demonstrations: Path | None = None
+    """Demonstrations that shall score 0 on average; by default the training answers do."""
+
+    def run(self) -> None:
+        from proxima.stages import RewardTrainer, read_demonstrations, read_preferences
+
+        held_out = read_preferences(self.validation) if self.validation else None
+        centre = read_demonstrations(self.demonstrations) if self.demonstrations else None
+        results = RewardTrainer(self.stage, centre_on=centre).train(read_preferences(self.data), held_out)
+        best = results.best
+        print(
+            f"stopped: {results.stop_reason}; held-out accuracy {best['accuracy']:.3f}, loss {best['validation_loss']:.4f}, "
+            f"calibration error {best['calibration_error']:.3f}"
+        )
+        print(f"left out as too long: {results.left_out}; use it with --rewards {results.folder}")
+
+
+COMMANDS: dict[str, Any] = {"demo": Demo, "sft": Sft, "reward": Reward, "train": Train, "generate": Generate}
+CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "stage": StageConfig}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -163,16 +216,18 @@ def _defaults(kind: Any, values: dict[str, Any]) -> Any:
 
     own: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
-        if field.name == "ppo":
+        if field.name in CONFIGS:
             continue
         if field.name in values:
             value = values.pop(field.name)
-            own[field.name] = Path(value) if field.name in ("data", "validation") and value is not None else value
+            own[field.name] = Path(value) if "Path" in str(field.type) and value is not None else value
         elif field.default is dataclasses.MISSING:
             own[field.name] = tyro.MISSING
-    if any(field.name == "ppo" for field in dataclasses.fields(kind)):
-        own["ppo"] = PPOConfig.from_dict(values)
-    elif values:
+    for field in dataclasses.fields(kind):
+        if field.name in CONFIGS:
+            own[field.name] = CONFIGS[field.name].from_dict(values)
+            values = {}
+    if values:
         raise ValueError(f"unknown setting {sorted(values)[0]!r} for this command")
     return kind(**own)
 

@@ -5,14 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import logging as progress
 
-from proxima.config import PPOConfig
+EMBEDDED = Path(__file__).parent.parent / "embedded"
+"""Folder of the model in the package: `model_name="embedded"`."""
+
+
+class ModelSettings(Protocol):
+    """What loading needs to know; `PPOConfig` and `StageConfig` both say it."""
+
+    model_name: str
+    device: str
+    dtype: Any
+    trust_remote_code: bool
+    lora_r: int
+    lora_alpha: int
+    lora_dropout: float
+    lora_targets: str
+
+
+def model_path(name: str) -> str:
+    """The folder or Hub id behind a model's name."""
+    return str(EMBEDDED) if name == "embedded" and not Path(name).exists() else name
 
 
 @contextmanager
@@ -44,12 +63,12 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return getattr(torch, name)
 
 
-def load_network(config: PPOConfig, name: str, device: torch.device, kind: Any = AutoModelForCausalLM) -> PreTrainedModel:
+def load_network(config: ModelSettings, name: str, device: torch.device, kind: Any = AutoModelForCausalLM) -> PreTrainedModel:
     """A pretrained network, from safetensors only, without remote code unless the config asks for it."""
     extra = {"num_labels": 1} if kind is AutoModelForSequenceClassification else {}
     with explain_loading("model", name), _no_progress_bar():
         network = kind.from_pretrained(
-            name,
+            model_path(name),
             dtype=pick_dtype(config.dtype, device),
             use_safetensors=True,
             trust_remote_code=config.trust_remote_code,

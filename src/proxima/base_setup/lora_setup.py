@@ -7,12 +7,11 @@ from pathlib import Path
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from transformers.pytorch_utils import Conv1D
 
-from proxima.base_setup.loading import explain_loading
-from proxima.config import PPOConfig
+from proxima.base_setup.loading import ModelSettings, explain_loading
 from proxima.models import Backbone
 
 
-def lora_config(config: PPOConfig, backbone: Backbone) -> LoraConfig:
+def lora_config(config: ModelSettings, backbone: Backbone) -> LoraConfig:
     targets: str | list[str] = config.lora_targets
     if targets != "all-linear":
         targets = [name.strip() for name in config.lora_targets.split(",")]

@@ -61,16 +61,18 @@ def _reference(config: PPOConfig, base: Backbone) -> SFTModel:
 
 
 def _reward(config: PPOConfig, base: Backbone) -> RewardModel:
-    """The trained reward adapter the config names, or the bare base with an untrained head."""
+    """The trained reward model the config names (an adapter, or a network of its own), or the base with an untrained head."""
     deviation = (base.hidden_size + 1) ** -0.5
     head = scalar_head(base.hidden_size, deviation, base.device)
-    folders = [str(spec.source) for spec in config.rewards if not spec.is_function and is_adapter(str(spec.source))]
+    folders = [str(spec.source) for spec in config.rewards if not spec.is_function and has_head(str(spec.source))]
     if len(folders) > 1:
-        raise ValueError(f"only one reward adapter can live on the shared base, got {folders}")
+        raise ValueError(f"only one trained reward model can be the system's own, got {folders}")
     if not folders:
         return RewardModel(base, None, head, "untrained")
     load_head(head, folders[0])
-    return RewardModel(base, load_adapter(base, "reward", folders[0]), head, folders[0])
+    if is_adapter(folders[0]):
+        return RewardModel(base, load_adapter(base, "reward", folders[0]), head, folders[0])
+    return RewardModel(Backbone(load_network(config, folders[0], base.device)), None, head, folders[0])
 
 
 def _policy(config: PPOConfig, base: Backbone, sft: SFTModel) -> PolicyModel:
@@ -89,7 +91,7 @@ def _value(config: PPOConfig, base: Backbone, sft: SFTModel, reward: RewardModel
         value.shares_policy = True
         return value
     start = reward.adapter or sft.adapter
-    if reward.adapter:
+    if reward.source != "untrained":
         head.load_state_dict(reward.head.state_dict())  # type: ignore[union-attr]
     if is_adapter(config.value_model):
         load_head(head, config.value_model)
@@ -98,6 +100,8 @@ def _value(config: PPOConfig, base: Backbone, sft: SFTModel, reward: RewardModel
         return ValueModel(base, load_adapter(base, "value", config.value_model), head)
     if config.value_model != "adapter":
         return _value_checkpoint(config, base)
+    if reward.source != "untrained" and not reward.adapter:  # a whole network: the value model starts as a copy of it
+        return _on_network(config, load_network(config, reward.source, base.device), head)
     if config.lora_r == 0:
         return ValueModel(_trainable_copy(config, reward.source if reward.adapter else config.sft_adapter), None, head)
     if start:
@@ -118,8 +122,14 @@ def _value_checkpoint(config: PPOConfig, base: Backbone) -> ValueModel:
         raise ValueError(
             f"value_model {config.value_model!r} has {have} embeddings, the policy {need}; they must share a tokenizer"
         )
+    return _on_network(config, backbone.network, head)
+
+
+def _on_network(config: PPOConfig, network: Any, head: torch.nn.Linear) -> ValueModel:
+    """A value model on a network of its own, trained through an adapter or in full."""
+    backbone = Backbone(network)
     if config.lora_r == 0:
-        backbone.network.requires_grad_(True)
+        network.requires_grad_(True)
         return ValueModel(backbone, None, head)
     return ValueModel(backbone, add_adapter(backbone, "value", lora_config(config, backbone)), head)
 
@@ -134,6 +144,11 @@ def _trainable_copy(config: PPOConfig, adapter_folder: str) -> Backbone:
             copied = Backbone(copied.peft.merge_and_unload())
     copied.network.requires_grad_(True)
     return copied
+
+
+def has_head(folder: str) -> bool:
+    """Whether the folder holds a role of this package with a scalar head, rather than a classifier of `transformers`."""
+    return is_adapter(folder) or (Path(folder) / HEAD_FILE).is_file()
 
 
 def load_head(head: torch.nn.Linear, folder: str) -> None:

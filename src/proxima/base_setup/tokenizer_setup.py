@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from proxima.base_setup.loading import explain_loading
+from proxima.base_setup.loading import explain_loading, model_path
 
 PAD_TOKEN = "<|proxima_pad|>"
 
@@ -14,7 +14,7 @@ PAD_TOKEN = "<|proxima_pad|>"
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
     """Load it and, where it has no pad token or uses EOS as one, add a pad token. (The network never reads its id.)"""
     with explain_loading("tokenizer", name):
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(model_path(name), trust_remote_code=trust_remote_code)
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
     tokenizer.padding_side = "left"

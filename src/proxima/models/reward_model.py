@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from proxima.models.base_model import Backbone, BaseModel
+
+REPORT_FILE = "reward.json"
+NEAR_CHANCE = 0.55
+
+
+def reward_warning(folder: str) -> str:
+    """What a user should know before trusting the reward model in a folder; empty where there is nothing to say."""
+    path = Path(folder) / REPORT_FILE
+    try:
+        accuracy = float(json.loads(path.read_text(encoding="utf-8"))["accuracy"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"the reward model {folder!r} has no {REPORT_FILE}: nothing is known of its held-out accuracy"
+    if accuracy < NEAR_CHANCE:
+        return f"the reward model {folder!r} is near chance: {accuracy:.3f} of its held-out pairs are ordered right"
+    return ""
 
 
 class RewardModel(BaseModel):

@@ -32,7 +32,11 @@ class SequenceGenerator:
 
     def generate(self, prompts: Sequence[str], step: int = 0) -> tuple[list[str], Rollout]:
         """Texts, and the record of their tokens and log-probabilities."""
-        tokens = self.read_prompts(prompts)
+        tokens = self.sample(prompts, step)
+        return tokens.texts(), Rollout(tokens, self.score(tokens))
+
+    def sample(self, prompts: Sequence[str], step: int = 0) -> Tokens:
+        """One response a prompt, not scored."""
         settings = self.config
         sampling = Sampling(
             max_new_tokens=settings.max_new_tokens,
@@ -43,8 +47,7 @@ class SequenceGenerator:
             seed=settings.seed,
             step=step,
         )
-        tokens = self.models.policy.generate(tokens, sampling)
-        return tokens.texts(), Rollout(tokens, self.score(tokens))
+        return self.models.policy.generate(self.read_prompts(prompts), sampling)
 
     def tokenize(self, prompts: Sequence[str]) -> tuple[list[str], list[list[int]], Tensor]:
         """Prompts with their ids, and which were cut to fit (B,). Refuses what would spoil the rollout."""

@@ -19,7 +19,7 @@ from proxima.base_setup import BaseSetup
 from proxima.config import PPOConfig
 from proxima.errors import RewardFailure
 from proxima.evaluator import Evaluator
-from proxima.experience_buffer import ExperienceBuffer
+from proxima.experience_buffer import BatchedData, ExperienceBuffer
 from proxima.metrics import advantage_metrics, is_defined, rollout_metrics, score_metrics, update_metrics
 from proxima.ops import whiten
 from proxima.pairs import SAPairs
@@ -92,15 +92,11 @@ class PPOTrainer:
         pairs = self.kl_divergence.add_kl_to_sa_pairs(pairs)
         pairs = self.reward_adjuster.adjust_rewards_with_kl(pairs, rewards, self.kl_coef)
         pairs = self.value_adder.add_values_to_sa_pairs(pairs)
-        pairs = self.add_advantages(pairs)
-        measured = advantage_metrics(pairs)
-        if self.config.whiten_advantages:
-            pairs = pairs.with_columns(advantage=whiten(pairs.column("advantage"), pairs.mask))
+        pairs, advantages_measured = self.add_advantages(pairs)
         clock.lap("value")
         self.buffer.clear()
         batches = self.buffer.store(pairs, self.step)
-        rates = self.model_trainer.set_learning_rates(self.learning_rate_factor)
-        history, stopped = self.model_trainer.update(batches, policy=self.step >= self.config.critic_warmup_steps)
+        update_measured = self.update_models(batches)
         clock.lap("update")
         self.step += 1
         metrics = {
@@ -108,19 +104,12 @@ class PPOTrainer:
             **score_metrics(scores.total, scores.by_name),
             **rollout_metrics(rollout),
             "kl_coef": self.kl_coef,
-            **measured,
-            **update_metrics(history),
-            "optimizer_steps": len(history) - stopped,
-            "kl_stopped": int(stopped),
-            "learning_rate": rates[0],
-            "value_learning_rate": rates[1],
+            **advantages_measured,
+            **update_measured,
             "buffer_bytes": self.buffer.nbytes,
             **clock.seconds(),
         }
-        if self.config.kl_controller == "adaptive":
-            self.kl_coef = adapt_kl_coef(
-                self.kl_coef, metrics["kl"], self.config.kl_target, self.config.kl_horizon, rollout.batch_size
-            )
+        self.adapt_kl(metrics["kl"], rollout.batch_size)
         return {
             "generated_texts": texts,
             "rewards": scores.total.tolist(),
@@ -144,18 +133,37 @@ class PPOTrainer:
             )
         return (rollout if len(good) == len(scores) else rollout.select(good)), shaped[good]
 
-    def add_advantages(self, pairs: SAPairs) -> SAPairs:
-        """TD errors, advantages and the configured value target."""
+    def add_advantages(self, pairs: SAPairs) -> tuple[SAPairs, dict[str, float]]:
+        """TD errors, advantages and the configured value target; whitened last, so that targets and metrics are not."""
         gamma, lam = self.config.gamma, self.config.lam
         pairs = self.td_error.compute_td_errors(pairs, gamma)
         pairs = self.gae_advantage.compute_gae_advantages(pairs, gamma, lam)
         if self.config.value_target == "lambda_return":
-            return pairs.with_columns(**{"return": pairs.column("advantage") + pairs.column("value")})
-        return self.return_calculator.add_reward_to_go(pairs, gamma)
+            pairs = pairs.with_columns(**{"return": pairs.column("advantage") + pairs.column("value")})
+        else:
+            pairs = self.return_calculator.add_reward_to_go(pairs, gamma)
+        measured = advantage_metrics(pairs)
+        if self.config.whiten_advantages:
+            pairs = pairs.with_columns(advantage=whiten(pairs.column("advantage"), pairs.mask))
+        return pairs, measured
 
-    @property
-    def learning_rate_factor(self) -> float:
-        return learning_rate_factor(self.config.lr_schedule, self.step, self.total_steps, self.config.warmup_steps)
+    def update_models(self, batches: BatchedData) -> dict[str, float]:
+        """All epochs at this step's learning rates; what was measured."""
+        factor = learning_rate_factor(self.config.lr_schedule, self.step, self.total_steps, self.config.warmup_steps)
+        rates = self.model_trainer.set_learning_rates(factor)
+        history, stopped = self.model_trainer.update(batches, policy=self.step >= self.config.critic_warmup_steps)
+        return {
+            **update_metrics(history),
+            "optimizer_steps": len(history) - stopped,
+            "kl_stopped": int(stopped),
+            "learning_rate": rates[0],
+            "value_learning_rate": rates[1],
+        }
+
+    def adapt_kl(self, kl: float, sequences: int) -> None:
+        """The next step's coefficient, where it adapts."""
+        if self.config.kl_controller == "adaptive":
+            self.kl_coef = adapt_kl_coef(self.kl_coef, kl, self.config.kl_target, self.config.kl_horizon, sequences)
 
     def train(
         self, prompts: Sequence[str], num_epochs: int = 1, validation_prompts: Sequence[str] | None = None

@@ -20,6 +20,7 @@ from torch import Tensor
 from proxima.base_setup import ModelSet
 from proxima.base_setup.model_setup import load_classifier
 from proxima.config import PPOConfig, RewardSpec
+from proxima.models.reward_model import reward_warning
 from proxima.pairs import SAPairs
 from proxima.reward_kl import shape_scores
 from proxima.types import Tokens
@@ -108,6 +109,8 @@ class RewardComputer:
             function = spec.source if callable(spec.source) else load_function(spec.source)
             return lambda prompts, texts, tokens: function(prompts, texts)
         if spec.source == self.models.reward.source:
+            if message := reward_warning(str(spec.source)):
+                warnings.warn(message, stacklevel=2)
             return self._score_with_reward_model
         classifier = load_classifier(self.config, str(spec.source), self.models.device)
         size = self.config.micro_batch_size

@@ -1,0 +1,87 @@
+"""Judging by the world's gold score. In: a trainer and held-out posts. Out: scores, win rates, accuracy by gap."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+
+from proxima.metrics import rollout_metrics
+from proxima.ppo_trainer import PPOTrainer
+from proxima.stages import Preference, RewardTrainer
+from proxima.world.gold import gold_score
+from proxima.world.posts import Post, facts_of
+
+VALIDATION_STEP = -1  # both sides are sampled with the same noise
+GAPS = (0.0, 0.1, 0.2, 0.4, 0.6, 1.01)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One sample a post, and what it is worth."""
+
+    texts: list[str]
+    gold: list[float]
+    score: list[float]  # the reward model's
+    kl: float
+    response_length: float
+    eos_rate: float
+
+    ROWS: ClassVar[dict[str, str]] = {
+        "gold score": "gold",
+        "reward-model score": "score",
+        "sequence KL (nats)": "kl",
+        "length (tokens)": "response_length",
+        "ended by itself": "eos_rate",
+    }
+
+    def summary(self) -> dict[str, float]:
+        means = {"gold": sum(self.gold) / len(self.gold), "score": sum(self.score) / len(self.score)}
+        return {**means, "kl": self.kl, "response_length": self.response_length, "eos_rate": self.eos_rate}
+
+
+def judge(trainer: PPOTrainer, posts: Sequence[Post]) -> Judgement:
+    """Sample the policy as it is now, at the temperature it was trained with."""
+    pairs, texts = trainer.generator.generate_sequences([post.prompt for post in posts], VALIDATION_STEP)
+    assert pairs.tokens is not None
+    gold = [gold_score(*row) for row in zip(posts, texts, pairs.tokens.ended.tolist(), strict=True)]
+    measured = rollout_metrics(pairs)
+    scores = trainer.reward_computer.score_pairs(pairs).total.tolist()
+    return Judgement(texts, gold, scores, *(measured[name] for name in ("kl_exact", "response_length", "eos_rate")))
+
+
+def compare(new: Judgement, old: Judgement, by: str, seed: int, samples: int = 2000) -> dict[str, float]:
+    """Share of posts on which `new` is better, ties half, with a bootstrap 95 % interval."""
+    wins = [
+        1.0 if ours > theirs + 1e-9 else 0.5 if abs(ours - theirs) <= 1e-9 else 0.0
+        for ours, theirs in zip(getattr(new, by), getattr(old, by), strict=True)
+    ]
+    rng = random.Random(f"bootstrap {seed}")
+    rates = sorted(sum(rng.choices(wins, k=len(wins))) / len(wins) for _ in range(samples))
+    return {"rate": sum(wins) / len(wins), "low": rates[int(0.025 * samples)], "high": rates[int(0.975 * samples) - 1]}
+
+
+@torch.no_grad()
+def accuracy_by_gap(rewarder: RewardTrainer, preferences: Sequence[Preference]) -> dict[str, dict[str, float]]:
+    """How often the reward model orders held-out pairs as the gold score does, by how far the gold scores lie apart."""
+    rows: list[tuple[float, bool]] = []
+    for start in range(0, len(preferences), 50):
+        chunk = preferences[start : start + 50]
+        with rewarder.role.active():
+            margins = rewarder.margins([rewarder.encode(item) for item in chunk]).tolist()
+        for item, margin in zip(chunk, margins, strict=True):
+            post = facts_of(item.prompt)
+            chosen = gold_score(post, item.chosen, item.chosen_ended)
+            gap = chosen - gold_score(post, item.rejected, item.rejected_ended)
+            if gap:
+                rows.append((abs(gap), (gap > 0) == (margin > 0)))
+    table = {}
+    for low, high in [*pairwise(GAPS), (0.2, 1.01)]:
+        inside = [right for gap, right in rows if low <= gap < high]
+        name = f"{low:g} or more" if (low, high) == (0.2, 1.01) else f"{low:g} to {min(high, 1):g}"
+        table[name] = {"pairs": len(inside), "accuracy": sum(inside) / max(len(inside), 1)}
+    return table

@@ -1,0 +1,115 @@
+"""`RewardTrainer`: a reward model from preferences. In: pairs of answers. Out: an adapter with a scalar head, and its accuracy.
+
+Loss -log sigmoid(r(chosen) - r(rejected)), a score read at the last token. The head starts at N(0, 1/sqrt(d + 1)), bias 0;
+after training the bias is shifted so that demonstrations (or, without any, the training answers) score 0 on average.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from proxima.config import StageConfig
+from proxima.models import RewardModel
+from proxima.models.base_model import scalar_head
+from proxima.models.reward_model import REPORT_FILE
+from proxima.stages.examples import Demonstration, Preference, collate, encode
+from proxima.stages.stage_trainer import StageResults, StageTrainer
+
+Row = tuple[list[int], list[int]]
+Pair = tuple[Row, Row]  # chosen, rejected
+BINS = 10  # of the calibration error
+CENTRE_PAIRS = 500  # answers of so many pairs give the mean where no demonstrations do
+
+
+class RewardTrainer(StageTrainer[Preference]):
+    """Learns which of two answers people prefer."""
+
+    name, judged_by, higher_is_better = "reward", "validation_loss", False
+
+    def __init__(
+        self,
+        config: StageConfig,
+        network: Any = None,
+        tokenizer: Any = None,
+        centre_on: Sequence[Demonstration] | None = None,
+    ):
+        """
+        Args:
+            centre_on: demonstrations that shall score 0 on average.
+        """
+        super().__init__(config, network, tokenizer)
+        self.centre_on = centre_on
+
+    def make_role(self) -> RewardModel:
+        adapter = self.adapter("reward")
+        size = self.backbone.hidden_size
+        return RewardModel(self.backbone, adapter, scalar_head(size, (size + 1) ** -0.5, self.backbone.device), "training")
+
+    def encode(self, example: Preference) -> Pair:
+        chosen = encode(self.tokenizer, example.prompt, example.chosen, example.chosen_ended)
+        return chosen, encode(self.tokenizer, example.prompt, example.rejected, example.rejected_ended)
+
+    def length(self, encoded: Pair) -> int:
+        return max(len(prompt) + len(response) for prompt, response in encoded)
+
+    def count(self, encoded: Pair) -> int:
+        return 1
+
+    def scores(self, rows: Sequence[Row]) -> Tensor:
+        batch = collate(rows, self.role.device)
+        assert isinstance(self.role, RewardModel)
+        return self.role.scores(batch.ids, batch.mask)
+
+    def margins(self, pairs: Sequence[Pair]) -> Tensor:
+        """r(chosen) - r(rejected), (B,)."""
+        scores = self.scores([row for pair in pairs for row in pair])
+        return scores[0::2] - scores[1::2]
+
+    def loss(self, rows: Sequence[Pair]) -> Tensor:
+        return -logsigmoid(self.margins(rows)).sum()
+
+    def measure(self, rows: Sequence[Pair]) -> dict[str, float]:
+        size = self.config.micro_batch_size
+        margins = torch.cat([self.margins(rows[i : i + size]) for i in range(0, len(rows), size)])
+        return {
+            "validation_loss": float(-logsigmoid(margins).mean()),
+            "accuracy": float((margins > 0).float().mean()),
+            "calibration_error": calibration_error(margins),
+            "margin": float(margins.mean()),
+        }
+
+    @torch.no_grad()
+    def finish(self, rows: Sequence[Pair]) -> None:
+        """Shift the bias so that demonstrations, or the first training answers, score 0 on average."""
+        size = self.config.micro_batch_size
+        answers = [row for pair in rows[:CENTRE_PAIRS] for row in pair]
+        if self.centre_on:
+            answers = [encode(self.tokenizer, item.prompt, item.completion) for item in self.centre_on]
+        scores = torch.cat([self.scores(answers[i : i + size]) for i in range(0, len(answers), size)])
+        assert self.role.head is not None
+        self.role.head.bias.data -= scores.mean()
+
+    def save(self, folder: Path, results: StageResults) -> None:
+        super().save(folder, results)
+        report = {**{name: results.best[name] for name in ("accuracy", "validation_loss", "calibration_error")}}
+        (folder / REPORT_FILE).write_text(json.dumps({**report, "left_out": results.left_out}, indent=2) + "\n")
+
+
+def calibration_error(margins: Tensor) -> float:
+    """Expected calibration error: mean |confidence - accuracy| over bins of confidence max(p, 1 - p), p = sigmoid(margin)."""
+    confidence = torch.sigmoid(margins.abs())
+    right = (margins > 0).float()
+    bins = ((confidence - 0.5) * 2 * BINS).long().clamp(max=BINS - 1)
+    error = 0.0
+    for number in range(BINS):
+        inside = bins == number
+        if inside.any():
+            error += float((confidence[inside].mean() - right[inside].mean()).abs() * inside.float().mean())
+    return error

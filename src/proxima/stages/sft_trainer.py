@@ -1,0 +1,52 @@
+"""`SFTTrainer`: supervised fine-tuning. In: demonstrations. Out: an adapter or a model that writes like them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from proxima.models import PolicyModel
+from proxima.sampling import token_logprobs
+from proxima.stages.examples import Demonstration, collate, encode
+from proxima.stages.stage_trainer import StageResults, StageTrainer
+
+Row = tuple[list[int], list[int]]
+
+
+class SFTTrainer(StageTrainer[Demonstration]):
+    """Cross-entropy of the completion's tokens, EOS included; the prompt counts nothing."""
+
+    name, judged_by, higher_is_better = "sft", "validation_loss", False
+
+    def make_role(self) -> PolicyModel:
+        adapter = self.adapter("policy")
+        return PolicyModel(self.backbone, adapter)
+
+    def encode(self, example: Demonstration) -> Row:
+        return encode(self.tokenizer, example.prompt, example.completion)
+
+    def length(self, encoded: Row) -> int:
+        return len(encoded[0]) + len(encoded[1])
+
+    def count(self, encoded: Row) -> int:
+        return len(encoded[1])
+
+    def loss(self, rows: Sequence[Row]) -> Tensor:
+        batch = collate(rows, self.role.device)
+        logits = self.backbone.logits(batch.ids, batch.mask, batch.prompt_width)
+        logprobs = token_logprobs(logits, batch.response_ids, None, 1.0)
+        return -torch.where(batch.response_mask, logprobs, logprobs.new_zeros(())).sum()
+
+    def measure(self, rows: Sequence[Row]) -> dict[str, float]:
+        size = self.config.micro_batch_size
+        summed = sum(float(self.loss(rows[i : i + size])) for i in range(0, len(rows), size))
+        loss = summed / sum(self.count(row) for row in rows)
+        return {"validation_loss": loss}
+
+    def save(self, folder: Path, results: StageResults) -> None:
+        super().save(folder, results)
+        (folder / "sft.json").write_text(json.dumps({"best": results.best, "left_out": results.left_out}, indent=2) + "\n")

@@ -1,0 +1,222 @@
+"""The loop that supervised fine-tuning and reward training share. In: encoded examples. Out: the best weights, and metrics.
+
+Batches hold examples of similar length; the loss is divided by what the whole batch counts, so micro-batches do not change it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from proxima.base_setup.loading import load_network, pick_device
+from proxima.base_setup.lora_setup import add_adapter, copy_adapter, load_adapter, lora_config
+from proxima.base_setup.tokenizer_setup import load_tokenizer
+from proxima.config import StageConfig
+from proxima.models import Backbone
+from proxima.models.base_model import BaseModel
+from proxima.training.schedule import learning_rate_factor
+
+Example = TypeVar("Example")
+BUCKET = 32  # batches whose examples are sorted by length among themselves
+
+
+@dataclass
+class StageResults:
+    """What a stage did."""
+
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    """One dict a measurement: step, train_loss, and the validation numbers."""
+    best: dict[str, float] = field(default_factory=dict)
+    """The measurement whose weights were kept."""
+    stop_reason: str = "all epochs done"
+    left_out: int = 0
+    """Examples longer than max_length."""
+    folder: Path = Path()
+    """The trained adapter or model."""
+
+
+class StageTrainer(ABC, Generic[Example]):
+    """Encodes, trains, measures, keeps the best."""
+
+    name: str
+    judged_by: str
+    higher_is_better: bool
+
+    def __init__(self, config: StageConfig, network: Any = None, tokenizer: Any = None):
+        """
+        Args:
+            network, tokenizer: a model already in memory (for one made from nothing); by default `model_name` is loaded.
+        """
+        self.config = config
+        self.tokenizer = tokenizer or load_tokenizer(config.model_name, config.trust_remote_code)
+        device = pick_device(config.device)
+        self.backbone = Backbone(network.to(device) if network is not None else load_network(config, config.model_name, device))
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(config.seed)
+            self.role = self.make_role()
+
+    def adapter(self, name: str) -> str | None:
+        """What trains: an adapter (fresh, or a copy of `sft_adapter`), or with lora_r = 0 the whole network in float32."""
+        if self.config.lora_r == 0:
+            if self.config.sft_adapter:
+                load_adapter(self.backbone, "start", self.config.sft_adapter)
+                assert self.backbone.peft is not None
+                with self.backbone.using("start"):
+                    self.backbone = Backbone(self.backbone.peft.merge_and_unload())
+            self.backbone.network.float().requires_grad_(True)
+            return None
+        if self.config.sft_adapter:
+            return copy_adapter(self.backbone, load_adapter(self.backbone, "sft", self.config.sft_adapter), name)
+        return add_adapter(self.backbone, name, lora_config(self.config, self.backbone))
+
+    @abstractmethod
+    def make_role(self) -> BaseModel: ...
+
+    @abstractmethod
+    def encode(self, example: Example) -> Any:
+        """An example as ids."""
+
+    @abstractmethod
+    def length(self, encoded: Any) -> int:
+        """Tokens of the longest sequence in an encoded example."""
+
+    @abstractmethod
+    def count(self, encoded: Any) -> int:
+        """What the example counts in the loss's mean: tokens, or one a pair."""
+
+    @abstractmethod
+    def loss(self, rows: Sequence[Any]) -> Tensor:
+        """Summed loss of some encoded examples."""
+
+    @abstractmethod
+    def measure(self, rows: Sequence[Any]) -> dict[str, float]:
+        """Numbers on validation examples; one of them is `judged_by`."""
+
+    def train(self, examples: Sequence[Example], validation: Sequence[Example] | None = None) -> StageResults:
+        """Train on examples, judge on validation (a share of the examples where none is given), save the best."""
+        examples = list(examples)
+        if len(examples) < 2:
+            raise ValueError(f"{self.name} needs at least 2 examples, got {len(examples)}")
+        if validation is None:
+            random.Random(f"validation {self.config.seed}").shuffle(examples)
+            cut = max(1, round(self.config.validation_share * len(examples)))
+            examples, validation = examples[cut:], examples[:cut]
+        results = StageResults()
+        train_rows, results.left_out = self._encode_all(examples)
+        validation_rows, _ = self._encode_all(validation)
+        if not train_rows or not validation_rows:
+            raise ValueError(f"no example fits max_length ({self.config.max_length} tokens); raise it")
+        with torch.random.fork_rng(devices=[self.role.device] if self.role.device.type == "cuda" else []):
+            torch.manual_seed(self.config.seed)
+            self._fit(train_rows, validation_rows, results)
+        self.finish(train_rows)
+        results.folder = self._folder()
+        self.save(results.folder, results)
+        return results
+
+    def finish(self, rows: Sequence[Any]) -> None:
+        """What a stage does with its best weights before they are saved."""
+
+    def save(self, folder: Path, results: StageResults) -> None:
+        self.role.save(folder)
+        self.tokenizer.save_pretrained(folder)
+        self.config.to_yaml(folder / "stage.yaml")
+
+    def _fit(self, rows: list[Any], validation: list[Any], results: StageResults) -> None:
+        config, parameters = self.config, self.role.parameters()
+        optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
+        total = config.epochs * math.ceil(len(rows) / config.batch_size)
+        warmup = round(config.warmup_share * total)
+        best: list[Tensor] = []
+        stale, recent, step = 0, [], 0
+        started = time.perf_counter()
+        bar = tqdm(total=total, desc=self.name, unit="step", disable=None)
+        for epoch in range(config.epochs):
+            for batch in self._batches(rows, epoch):
+                factor = learning_rate_factor(config.lr_schedule, step, total, warmup)
+                optimizer.param_groups[0]["lr"] = factor * config.learning_rate
+                recent.append(self._step(batch, optimizer, parameters))
+                step += 1
+                bar.update()
+                if step % config.eval_every and step != total:
+                    continue
+                measured = self._measure(validation)
+                train_loss = float(torch.stack(recent).mean())
+                results.metrics.append({"step": step, "epoch": epoch + 1, "train_loss": train_loss, **measured})
+                recent = []
+                shown = "  ".join(f"{name} {value:.4g}" for name, value in list(results.metrics[-1].items())[2:])
+                bar.write(f"{self.name}: step {step}/{total}  {shown}  {time.perf_counter() - started:.0f} s")
+                if self._is_better(measured, results.best):
+                    results.best, stale = results.metrics[-1], 0
+                    best = [parameter.detach().clone() for parameter in parameters]
+                else:
+                    stale += 1
+                if config.patience and stale >= config.patience:
+                    results.stop_reason = f"{self.judged_by} has not improved in {stale} measurements"
+                    break
+            else:
+                continue
+            break
+        bar.close()
+        for parameter, value in zip(parameters, best, strict=True):
+            parameter.data.copy_(value)
+        self.backbone.network.eval()
+
+    def _step(self, batch: list[Any], optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Tensor:
+        """One optimiser step; the batch's mean loss. Dropout acts here and only here."""
+        self.backbone.network.train()
+        total = sum(self.count(row) for row in batch)
+        optimizer.zero_grad()
+        summed = torch.zeros((), device=self.role.device)
+        for start in range(0, len(batch), self.config.micro_batch_size):
+            with self.role.active():
+                loss = self.loss(batch[start : start + self.config.micro_batch_size]) / total
+                loss.backward()
+            summed += loss.detach()
+        nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm or float("inf"))
+        optimizer.step()
+        return summed
+
+    @torch.no_grad()
+    def _measure(self, rows: list[Any]) -> dict[str, float]:
+        self.backbone.network.eval()
+        with self.role.active():
+            return self.measure(rows)
+
+    def _is_better(self, measured: dict[str, float], best: dict[str, float]) -> bool:
+        if not best:
+            return True
+        new, old = measured[self.judged_by], best[self.judged_by]
+        return new > old if self.higher_is_better else new < old
+
+    def _encode_all(self, examples: Sequence[Example]) -> tuple[list[Any], int]:
+        rows = [self.encode(example) for example in examples]
+        kept = [row for row in rows if self.length(row) <= self.config.max_length]
+        return kept, len(rows) - len(kept)
+
+    def _batches(self, rows: list[Any], epoch: int) -> Iterator[list[Any]]:
+        """Shuffled; within a bucket of batches sorted by length, so that little is padding."""
+        size, rng = self.config.batch_size, random.Random(f"{self.name} {self.config.seed} {epoch}")
+        order = rng.sample(range(len(rows)), len(rows))
+        batches = []
+        for start in range(0, len(order), size * BUCKET):
+            bucket = sorted(order[start : start + size * BUCKET], key=lambda i: self.length(rows[i]))
+            batches += [bucket[i : i + size] for i in range(0, len(bucket), size)]
+        rng.shuffle(batches)
+        return ([rows[i] for i in batch] for batch in batches)
+
+    def _folder(self) -> Path:
+        name = self.config.run_name or time.strftime(f"{self.name}-%Y%m%d-%H%M%S")
+        folder = Path(self.config.run_dir) / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder

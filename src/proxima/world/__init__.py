@@ -1,0 +1,12 @@
+"""A closed world of Reddit-style posts, so that all of RLHF can be tried and judged offline.
+
+In: a seed. Out: posts, demonstrations of mixed quality, preferences of simulated annotators, and a gold score in [0, 1].
+Nothing that trains may import this package: the gold score labels preferences and judges held-out posts, nothing else.
+"""
+
+from proxima.world.annotators import Annotator
+from proxima.world.demonstrations import write_summary
+from proxima.world.gold import gold_score
+from proxima.world.posts import Post, make_posts
+
+__all__ = ["Annotator", "Post", "gold_score", "make_posts", "write_summary"]

@@ -1,0 +1,69 @@
+"""The demo: a short one runs, is the same twice, and its page is harmless. How well it learns is measured by `make demo`."""
+
+import json
+
+import pytest
+
+from proxima.demo import demo
+from proxima.demo.judge import Judgement, compare
+from proxima.demo.report import write_report
+from proxima.world import make_posts
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A few posts and preferences: the same road, in seconds."""
+    monkeypatch.setattr(demo, "EVALUATION_POSTS", 12)
+    shipped = demo.read_preferences
+    monkeypatch.setattr(demo, "read_preferences", lambda path: shipped(path)[:40])
+    monkeypatch.setitem(demo.PPO_SETTINGS, "batch_size", 8)
+
+
+def test_the_same_seed_gives_the_same_results_but_for_times(short, tmp_path):
+    results = []
+    for name in ("one", "two"):
+        demo.run_demo(seed=3, steps=2, run_dir=tmp_path, run_name=name)
+        text = (tmp_path / name / "results.json").read_text()
+        results.append({key: value for key, value in json.loads(text).items() if key != "seconds"})
+    assert results[0] == results[1]
+    assert set(results[0]) >= {"reward_model", "sft", "ppo", "win_rate_by_gold", "win_rate_by_reward_model", "curve"}
+    assert (tmp_path / "one" / "report.html").read_text() == (tmp_path / "two" / "report.html").read_text()
+    assert (tmp_path / "one" / "ppo" / "policy" / "adapter_model.safetensors").is_file()
+
+
+def test_preferences_can_be_labelled_live(short, tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "make_posts", lambda count, split, seed: make_posts(min(count, 16), split, seed))
+    results = demo.run_demo(steps=1, relabel=True, run_dir=tmp_path, preferences=16)
+    assert 0 < results["reward_model"]["preferences"] <= 16
+
+
+def test_win_rates_count_ties_half_and_have_an_interval():
+    def judgement(gold):
+        return Judgement([""] * len(gold), gold, gold, 0.0, 0.0, 0.0)
+
+    rate = compare(judgement([1.0, 0.5, 0.2, 0.9]), judgement([0.0, 0.5, 0.3, 0.1]), "gold", 0)
+    assert rate["rate"] == 0.625
+    assert 0 <= rate["low"] < rate["rate"] < rate["high"] <= 1
+
+
+def test_the_report_escapes_what_a_model_wrote(tmp_path):
+    sides = {"gold": 0.5, "score": 0.1, "kl": 1.0, "response_length": 9.0, "eos_rate": 1.0}
+    results = {
+        "seed": 0,
+        "reward_model": {
+            "preferences": 7,
+            "accuracy": 0.8,
+            "pairs": 5,
+            "by_gold_gap": {"0.2 or more": {"pairs": 5, "accuracy": 0.9}},
+        },
+        "sft": sides,
+        "ppo": sides,
+        "win_rate_by_gold": {"rate": 0.5, "low": 0.4, "high": 0.6},
+        "curve": [{"step": 1, "avg_reward": 0.1}, {"step": 2, "avg_reward": 0.1}],
+        "settings": {"steps": 2},
+    }
+    post = make_posts(1, "eval")[0]
+    page = write_report(tmp_path / "r.html", results, [(post, "<script>alert(1)</script>", 0.0, "a & b", 1.0)]).read_text()
+    assert "<script>" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "http" not in page.replace("http-equiv", "")  # nothing is fetched

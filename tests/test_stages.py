@@ -1,0 +1,199 @@
+"""Supervised fine-tuning and reward training, on small data of the tests' own."""
+
+import gzip
+import json
+
+import pytest
+import torch
+
+from proxima.cli import main
+from proxima.config import PPOConfig, StageConfig
+from proxima.models.reward_model import REPORT_FILE, reward_warning
+from proxima.ppo_trainer import PPOTrainer
+from proxima.stages import Demonstration, Preference, RewardTrainer, SFTTrainer, read_demonstrations, read_preferences
+from proxima.stages.reward_trainer import calibration_error
+
+DEMONSTRATIONS = [Demonstration(f"say {letter}:", f" {letter * 4}") for letter in "abcdefgh"] * 6
+PREFERENCES = [Preference(f"prompt {i}", " yes" + "!" * (i % 3), " no" + "!" * (i % 4)) for i in range(60)]
+
+
+@pytest.fixture
+def stage(tiny, tmp_path):
+    def make(**settings) -> StageConfig:
+        base = {
+            "model_name": tiny,
+            "learning_rate": 1e-2,
+            "batch_size": 8,
+            "lora_dropout": 0.0,
+            "eval_every": 5,
+            "run_dir": str(tmp_path),
+            "run_name": "stage",
+        }
+        return StageConfig(**{**base, **settings})
+
+    return make
+
+
+@pytest.mark.parametrize("way", [{}, {"lora_r": 0, "learning_rate": 3e-3}], ids=["lora", "full"])
+def test_sft_learns_its_demonstrations_and_ppo_starts_from_them(stage, way):
+    results = SFTTrainer(stage(epochs=6, **way)).train(DEMONSTRATIONS)
+    losses = [row["validation_loss"] for row in results.metrics]
+    assert losses[-1] < losses[0] / 3
+    assert results.best["validation_loss"] == min(losses)
+    folder = str(results.folder)
+    names = {"sft_adapter": folder, "model_name": stage().model_name} if not way else {"model_name": folder}
+    config = PPOConfig(**names, max_new_tokens=5, top_k=1, rewards=lambda prompts, texts: [0.0] * len(texts))
+    trainer = PPOTrainer(config)
+    texts = trainer.generator.generate([f"say {letter}:" for letter in "abcd"])[0]
+    assert sum(text == f" {letter * 4}" for text, letter in zip(texts, "abcd", strict=True)) >= 3
+
+
+@pytest.mark.parametrize("way", [{}, {"lora_r": 0, "learning_rate": 3e-3}], ids=["lora", "full"])
+def test_a_reward_model_learns_preferences_is_centred_and_can_be_used(stage, way):
+    centre = [Demonstration("prompt 1", " yes"), Demonstration("prompt 2", " no")]
+    trainer = RewardTrainer(stage(epochs=4, **way), centre_on=centre)
+    results = trainer.train(PREFERENCES)
+    assert results.best["accuracy"] == 1.0
+    config = PPOConfig(stage().model_name, max_new_tokens=3, rewards=str(results.folder))
+    ppo = PPOTrainer(config)
+    assert ppo.models.reward.source == str(results.folder)
+    encoded = [trainer.encode(Preference(item.prompt, item.completion, " no"))[0] for item in centre]
+    ids = [torch.tensor([prompt + response]) for prompt, response in encoded]
+    with torch.no_grad():
+        scores = [float(ppo.models.reward.scores(row, torch.ones_like(row, dtype=torch.bool))) for row in ids]
+    assert sum(scores) == pytest.approx(0, abs=1e-3)
+    assert scores[0] > 1 > -1 > scores[1]
+    assert torch.equal(ppo.models.value.head.weight.detach(), ppo.models.reward.head.weight.detach())  # value starts there
+    assert ppo.ppo_step(["prompt 3", "prompt 4"])["value_loss"] >= 0
+
+
+def test_a_reward_model_near_chance_or_without_a_report_says_so(stage, tmp_path):
+    folder = RewardTrainer(stage()).train(PREFERENCES).folder
+    assert reward_warning(str(folder)) == ""
+    (folder / REPORT_FILE).write_text(json.dumps({"accuracy": 0.51}))
+    with pytest.warns(UserWarning, match=r"near chance: 0\.510"):
+        PPOTrainer(PPOConfig(stage().model_name, rewards=str(folder)))
+    (folder / REPORT_FILE).unlink()
+    with pytest.warns(UserWarning, match="nothing is known of its held-out accuracy"):
+        PPOTrainer(PPOConfig(stage().model_name, rewards=str(folder)))
+
+
+def test_the_reward_adapter_starts_as_a_copy_of_the_sft_adapter(stage, tmp_path):
+    sft = SFTTrainer(stage(run_name="sft", epochs=2)).train(DEMONSTRATIONS).folder
+    trainer = RewardTrainer(stage(sft_adapter=str(sft)))
+    adapters = [trainer.backbone.adapter_parameters(name) for name in ("sft", "reward")]
+    assert all(torch.equal(left, right) for left, right in zip(*adapters, strict=True))
+    before = [parameter.clone() for parameter in adapters[0]]
+    trainer.train(PREFERENCES)
+    assert all(torch.equal(left, right) for left, right in zip(before, adapters[0], strict=True))
+    assert not all(torch.equal(left, right) for left, right in zip(*adapters, strict=True))
+
+
+def test_micro_batches_do_not_change_a_stage_and_the_same_seed_gives_the_same_bits(stage):
+    finals = []
+    for micro in (8, 8, 3):
+        trainer = SFTTrainer(stage(micro_batch_size=micro))
+        trainer.train(DEMONSTRATIONS)
+        finals.append(torch.cat([parameter.detach().flatten() for parameter in trainer.role.parameters()]))
+    assert torch.equal(finals[0], finals[1])
+    assert torch.allclose(finals[0], finals[2], atol=1e-3)
+
+
+def test_patience_stops_and_the_best_weights_are_kept(stage):
+    trainer = SFTTrainer(stage(epochs=40, learning_rate=0.5, eval_every=2, patience=3, lr_schedule="constant"))
+    results = trainer.train(DEMONSTRATIONS[8:], DEMONSTRATIONS[:8])
+    assert "has not improved in 3 measurements" in results.stop_reason
+    kept = trainer._measure([trainer.encode(item) for item in DEMONSTRATIONS[:8]])["validation_loss"]
+    assert kept == results.best["validation_loss"] < results.metrics[-1]["validation_loss"]
+
+
+CHANGES = {
+    "lora_alpha": 64,
+    "lora_dropout": 0.5,
+    "lora_targets": "q_proj",
+    "learning_rate": 1e-3,
+    "batch_size": 4,
+    "epochs": 2,
+    "warmup_share": 0.9,
+    "lr_schedule": "constant",
+    "weight_decay": 5.0,
+    "max_grad_norm": 1e-3,
+    "validation_share": 0.5,
+    "seed": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return {}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_setting_of_a_stage_changes_the_outcome(stage, plain, name):
+    def outcome(**settings):
+        return SFTTrainer(stage(**settings)).train(DEMONSTRATIONS).metrics[-1]
+
+    if not plain:
+        plain.update(outcome())
+    assert outcome(**{name: CHANGES[name]}) != plain
+
+
+def test_long_examples_are_left_out_and_counted(stage):
+    data = [*DEMONSTRATIONS, Demonstration("long", " x" * 200)]
+    assert SFTTrainer(stage(max_length=40)).train(data, DEMONSTRATIONS[:4]).left_out == 1
+    with pytest.raises(ValueError, match=r"no example fits max_length \(2 tokens\)"):
+        SFTTrainer(stage(max_length=2)).train(data)
+
+
+def test_calibration_error_by_hand():
+    certain = torch.full((100,), 20.0)
+    assert calibration_error(certain) == pytest.approx(0, abs=1e-4)
+    assert calibration_error(torch.cat([certain[:50], -certain[:50]])) == pytest.approx(0.5, abs=1e-4)
+    honest = torch.tensor([1.0986] * 75 + [-1.0986] * 25)  # 75 % confident, 75 % right
+    assert calibration_error(honest) == pytest.approx(0, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "holds no examples"),
+        ("{not json", "as lines of JSON"),
+        ('{"prompt": "a"}', "example 1: `completion` is missing"),
+        ('{"prompt": "a", "completion": 3}', "example 1: `completion` is missing or not a text"),
+        ('{"prompt": " ", "completion": "b"}', "example 1: the prompt is empty"),
+        ("[1]", "example 1: `prompt` is missing"),
+    ],
+)
+def test_bad_demonstration_files_are_named_with_the_example(tmp_path, content, message):
+    path = tmp_path / "data.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_demonstrations(path)
+
+
+def test_preferences_come_from_plain_and_gzipped_files(tmp_path):
+    row = json.dumps({"prompt": "a", "chosen": " b", "rejected": " c", "rejected_ended": False}) + "\n"
+    (tmp_path / "a.jsonl").write_text(row)
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.write(row)
+    expected = [Preference("a", " b", " c", True, False)]
+    assert read_preferences(tmp_path / "a.jsonl") == read_preferences(tmp_path / "a.jsonl.gz") == expected
+    (tmp_path / "b.jsonl.gz").write_bytes(b"not gzip")
+    with pytest.raises(ValueError, match="cannot read"):
+        read_preferences(tmp_path / "b.jsonl.gz")
+
+
+def test_sft_reward_and_train_from_the_command_line(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demos.jsonl").write_text("".join(json.dumps(vars(item)) + "\n" for item in DEMONSTRATIONS))
+    (tmp_path / "prefs.jsonl").write_text("".join(json.dumps(vars(item)) + "\n" for item in PREFERENCES))
+    (tmp_path / "prompts.txt").write_text("prompt one\nprompt two\n")
+    common = ["--model-name", tiny, "--run-name"]
+    main(["sft", "--data", "demos.jsonl", *common, "sft"])
+    main(["reward", "--data", "prefs.jsonl", "--sft-adapter", "runs/sft", "--demonstrations", "demos.jsonl", *common, "rm"])
+    main(["train", "--data", "prompts.txt", "--sft-adapter", "runs/sft", "--rewards", "runs/rm", *common, "ppo"])
+    shown = capsys.readouterr().out
+    assert "validation loss" in shown
+    assert "held-out accuracy" in shown
+    assert "all epochs done" in shown
+    assert (tmp_path / "runs" / "ppo" / "policy" / "adapter_model.safetensors").is_file()
