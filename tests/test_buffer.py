@@ -222,8 +222,8 @@ def test_storage_does_not_change_the_minibatches(storage, strategy, tmp_path):
         assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(left, right, strict=True))
 
 
-def test_only_pairs_with_token_ids_and_sequences_are_stored():
-    with pytest.raises(ValueError, match="ensure_tokens"):
-        ExperienceBuffer().store([{"state": "a", "action": "b"}])
+def test_nothing_is_not_stored():
+    with pytest.raises(ValueError, match="no state-action pairs"):
+        ExperienceBuffer().store([])
     with pytest.raises(ValueError, match="no sequences to store"):
         ExperienceBuffer().store(make_pairs([1, 2]).select(torch.tensor([], dtype=torch.long)))

@@ -9,7 +9,7 @@ In: a rollout, or a plain `list[dict]`. Out: `SAPairs`; each stage of the road a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from numbers import Integral
@@ -19,6 +19,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from proxima.sampling import sequence_keys
 from proxima.types import Tokens, pad_to
 
 COLUMNS = ("logprob_policy", "logprob_ref", "kl", "reward", "value", "td_error", "advantage", "return")
@@ -108,20 +109,38 @@ class SAPairs(Sequence[PairView]):
         """Row and position (N, 2) of each pair."""
         return self.mask.nonzero() if self._cells is None else self._cells
 
+    @property
+    def sequence_keys(self) -> Tensor:
+        """The identity of each sequence (B,): the rollout's, or one made from the text it starts with."""
+        if self.tokens is not None:
+            return self.tokens.keys
+        first = {row: str(self._dicts[i].get("state", "")) for i, (row, position) in enumerate(self._places) if position == 0}
+        return sequence_keys([first[row].encode() for row in range(self.batch_size)])
+
+    @property
+    def sequence_sizes(self) -> Tensor:
+        """Tokens of each sequence (B,), its prompt included where there is one."""
+        return self.lengths if self.tokens is None else self.tokens.input_mask.sum(1)
+
     def select(self, rows: Tensor) -> SAPairs:
         """The sequences of these rows, cut to their own longest response."""
-        if self.tokens is None:
-            raise ValueError("only pairs with token ids can be selected by sequence")
-        tokens = self.tokens.select(rows)
-        width = tokens.mask.shape[1]
+        tokens = None if self.tokens is None else self.tokens.select(rows)
+        mask = self.mask[rows.to(self.mask.device)] if tokens is None else tokens.mask
+        width = int(mask.sum(1).max()) if len(rows) else 0
         columns = {name: column[rows.to(column.device)][:, :width] for name, column in self.columns.items()}
-        return SAPairs(tokens.mask, columns, tokens)
+        if not self._dicts:
+            return SAPairs(mask[:, :width], columns, tokens)
+        new_row = {row: i for i, row in enumerate(rows.tolist())}
+        kept = [i for i, (row, _) in enumerate(self._places) if row in new_row]
+        cells = torch.tensor([(new_row[self._places[i][0]], self._places[i][1]) for i in kept])
+        return SAPairs(mask[:, :width], columns, tokens, [self._dicts[i] for i in kept], cells)
 
-    def map(self, function: Any) -> SAPairs:
+    def map(self, function: Callable[[Tensor], Tensor]) -> SAPairs:
         """Apply a function to every tensor (to a device, to disk)."""
-        assert self.tokens is not None
-        tokens = self.tokens.map(function)
-        return SAPairs(tokens.mask, {name: function(column) for name, column in self.columns.items()}, tokens)
+        tokens = None if self.tokens is None else self.tokens.map(function)
+        mask = function(self.mask) if tokens is None else tokens.mask
+        columns = {name: function(column) for name, column in self.columns.items()}
+        return SAPairs(mask, columns, tokens, self._dicts, self._cells)
 
     @staticmethod
     def cat(parts: Sequence[SAPairs]) -> SAPairs:
@@ -130,10 +149,20 @@ class SAPairs(Sequence[PairView]):
             return parts[0]
         if len({frozenset(part.columns) for part in parts}) > 1:
             raise ValueError(f"cannot join pairs with different columns: {[sorted(part.columns) for part in parts]}")
-        tokens = Tokens.cat([part.tokens for part in parts if part.tokens is not None])
-        width = tokens.mask.shape[1]
+        if len({part.tokens is None for part in parts}) > 1:
+            raise ValueError("cannot join pairs with and without token ids")
+        width = max(part.mask.shape[1] for part in parts)
         columns = {name: torch.cat([pad_to(part.column(name), width) for part in parts]) for name in parts[0].columns}
-        return SAPairs(tokens.mask, columns, tokens)
+        tokens = [part.tokens for part in parts if part.tokens is not None]
+        if tokens:
+            joined = Tokens.cat(tokens)
+            return SAPairs(joined.mask, columns, joined)
+        first, cells = 0, []
+        for part in parts:
+            cells.append(part.cells.cpu() + torch.tensor([first, 0]))
+            first += part.batch_size
+        mask = torch.cat([pad_to(part.mask, width) for part in parts])
+        return SAPairs(mask, columns, None, [item for part in parts for item in part._dicts], torch.cat(cells))
 
     # --- as a list of dicts ---
 
@@ -252,6 +281,17 @@ def as_pairs(sa_pairs: SAPairs | Iterable[Mapping[str, Any]]) -> SAPairs:
         columns[name] = torch.zeros(rows, width, dtype=torch.float64)
         columns[name][cells[:, 0], cells[:, 1]] = torch.tensor([float(value or 0) for value in values], dtype=torch.float64)
     return SAPairs(mask, columns, dicts=dicts, cells=cells)
+
+
+def rejoin(sa_pairs: SAPairs | Iterable[Mapping[str, Any]], rollout: SAPairs) -> SAPairs:
+    """Pairs as a stage returned them; where it is a stage of the user's own that returned plain dicts, on their rollout again."""
+    pairs = as_pairs(sa_pairs)
+    if pairs.tokens is not None or rollout.tokens is None:
+        return pairs
+    if pairs.mask.shape != rollout.mask.shape or not torch.equal(pairs.mask, rollout.mask.cpu()):
+        raise ValueError(f"a stage returned {len(pairs)} pairs that are not the {len(rollout)} it was given")
+    columns = {name: column.to(rollout.mask.device, torch.float32) for name, column in pairs.columns.items()}
+    return SAPairs(rollout.mask, {**rollout.columns, **columns}, rollout.tokens)
 
 
 def _places_of(dicts: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from proxima.pairs import SAPairs
+from proxima.pairs import SAPairs, as_pairs
 from proxima.sampling import shuffled_order
 
 Strategy = Literal["shuffled", "sequential", "length_balanced", "token_budget"]
@@ -64,13 +64,12 @@ class BatchedData:
 
     def order(self, epoch: int) -> list[Tensor]:
         """Rows of each minibatch."""
-        tokens = [part.tokens for part in self.parts if part.tokens is not None]
-        keys = torch.cat([item.keys.cpu() for item in tokens])
+        keys = torch.cat([part.sequence_keys.cpu() for part in self.parts])
         count, size = len(keys), self.minibatch_size
         if self.strategy == "sequential":
             return list(torch.arange(count).split(size))
         rows = shuffled_order(keys, self.seed, self.step, epoch)
-        lengths = torch.cat([item.input_mask.sum(1).cpu() for item in tokens])[rows]
+        lengths = torch.cat([part.sequence_sizes.cpu() for part in self.parts])[rows]
         if self.strategy == "shuffled":
             return list(rows.split(size))
         if self.strategy == "length_balanced":
@@ -117,11 +116,10 @@ class ExperienceBuffer:
         """Add a rollout and return all that is held, ready to be drawn in minibatches.
 
         Args:
-            data: pairs with token ids (as `generate_sequences` makes them and the stages fill them).
+            data: finished pairs; plain dicts too (of these the numbers count towards the bound).
             step: the PPO step; with the seed and the epoch it fixes the shuffle.
         """
-        if not isinstance(data, SAPairs) or data.tokens is None:
-            raise ValueError("the buffer stores pairs with token ids; see token_attribution.sa_pair_builder.ensure_tokens")
+        data = as_pairs(data)
         if not data.batch_size:
             raise ValueError("there are no sequences to store")
         home = data.mask.device

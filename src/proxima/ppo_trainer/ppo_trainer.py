@@ -22,7 +22,7 @@ from proxima.evaluator import Evaluator
 from proxima.experience_buffer import BatchedData, ExperienceBuffer
 from proxima.metrics import advantage_metrics, is_defined, rollout_metrics, score_metrics, update_metrics
 from proxima.ops import whiten
-from proxima.pairs import SAPairs
+from proxima.pairs import SAPairs, rejoin
 from proxima.ppo_trainer.generator import SequenceGenerator, check_prompts
 from proxima.ppo_trainer.model_trainer import ModelTrainer
 from proxima.ppo_trainer.reward_computer import RewardComputer
@@ -88,11 +88,11 @@ class PPOTrainer:
         clock.lap("generate")
         scores = self.reward_computer.score_pairs(rollout)
         clock.lap("reward")
-        pairs, rewards = self.leave_out_failed(rollout, scores.total)
-        pairs = self.kl_divergence.add_kl_to_sa_pairs(pairs)
+        scored, rewards = self.leave_out_failed(rollout, scores.total)
+        pairs = self.kl_divergence.add_kl_to_sa_pairs(scored)
         pairs = self.reward_adjuster.adjust_rewards_with_kl(pairs, rewards, self.kl_coef)
-        pairs = self.value_adder.add_values_to_sa_pairs(pairs)
-        pairs, advantages_measured = self.add_advantages(pairs)
+        pairs = self.value_adder.add_values_to_sa_pairs(rejoin(pairs, scored))
+        pairs, advantages_measured = self.add_advantages(rejoin(pairs, scored))
         clock.lap("value")
         self.buffer.clear()
         batches = self.buffer.store(pairs, self.step)
@@ -135,13 +135,13 @@ class PPOTrainer:
 
     def add_advantages(self, pairs: SAPairs) -> tuple[SAPairs, dict[str, float]]:
         """TD errors, advantages and the configured value target; whitened last, so that targets and metrics are not."""
-        gamma, lam = self.config.gamma, self.config.lam
+        gamma, lam, given = self.config.gamma, self.config.lam, pairs
         pairs = self.td_error.compute_td_errors(pairs, gamma)
-        pairs = self.gae_advantage.compute_gae_advantages(pairs, gamma, lam)
+        pairs = rejoin(self.gae_advantage.compute_gae_advantages(pairs, gamma, lam), given)
         if self.config.value_target == "lambda_return":
             pairs = pairs.with_columns(**{"return": pairs.column("advantage") + pairs.column("value")})
         else:
-            pairs = self.return_calculator.add_reward_to_go(pairs, gamma)
+            pairs = rejoin(self.return_calculator.add_reward_to_go(pairs, gamma), given)
         measured = advantage_metrics(pairs)
         if self.config.whiten_advantages:
             pairs = pairs.with_columns(advantage=whiten(pairs.column("advantage"), pairs.mask))
