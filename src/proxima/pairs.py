@@ -284,7 +284,7 @@ def as_pairs(sa_pairs: SAPairs | Iterable[Mapping[str, Any]]) -> SAPairs:
 
 
 def rejoin(sa_pairs: SAPairs | Iterable[Mapping[str, Any]], rollout: SAPairs) -> SAPairs:
-    """Pairs as a stage returned them; where it is a stage of the user's own that returned plain dicts, on their rollout again."""
+    """Pairs as a stage returned them; plain dicts, from a stage of the user's own, are put on their rollout again."""
     pairs = as_pairs(sa_pairs)
     if pairs.tokens is not None or rollout.tokens is None:
         return pairs
