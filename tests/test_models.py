@@ -193,6 +193,23 @@ def test_a_saved_value_model_comes_back(make_config, prompts, reward_folder):
     assert trainer.ppo_step(prompts)["value_loss"] > 0
 
 
+def test_a_fully_trained_value_model_comes_back(make_config, prompts, tmp_path):
+    trainer = shake(PPOTrainer(make_config(lora_r=0)))
+    trainer.save(tmp_path)
+    again = PPOTrainer(make_config(value_model=str(tmp_path / "value")))
+    tokens = trainer.generator.generate(prompts)[1].tokens
+    with torch.no_grad():
+        values = [item.models.value.response_values(tokens) for item in (trainer, again)]
+    assert torch.allclose(*values, atol=1e-4)
+    assert values[0].abs().max() > 0.01
+
+
+def test_full_fine_tuning_trains_in_float32_whatever_the_frozen_type(make_config):
+    models = PPOTrainer(make_config(lora_r=0, dtype="float16")).models
+    assert {parameter.dtype for role in (models.policy, models.value) for parameter in role.parameters()} == {torch.float32}
+    assert next(models.sft.backbone.network.parameters()).dtype == torch.float16
+
+
 def test_a_classifier_with_its_own_tokenizer_can_be_the_reward(make_config, prompts, tiny_folders, tmp_path):
     network = AutoModelForSequenceClassification.from_pretrained(tiny_folders["gpt2"], num_labels=1)
     network.save_pretrained(tmp_path / "judge")

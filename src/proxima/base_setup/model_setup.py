@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from proxima.base_setup.loading import explain_loading, load_network, pick_device
+from proxima.base_setup.loading import explain_loading, load_network, model_path, pick_device
 from proxima.base_setup.lora_setup import add_adapter, copy_adapter, is_adapter, load_adapter, lora_config
 from proxima.base_setup.tokenizer_setup import PAD_TOKEN, eos_token_ids
 from proxima.config import PPOConfig
@@ -114,7 +114,9 @@ def _value_checkpoint(config: PPOConfig, base: Backbone) -> ValueModel:
     network = load_network(config, config.value_model, base.device, AutoModelForSequenceClassification)
     head = scalar_head(network.config.hidden_size, 0.0, base.device)
     score = getattr(network, "score", None)
-    if score is not None and "ForSequenceClassification" in str(network.config.architectures):
+    if has_head(config.value_model):
+        load_head(head, config.value_model)
+    elif score is not None and "ForSequenceClassification" in str(network.config.architectures):
         head.weight.data.copy_(score.weight.data[:1])
     backbone = Backbone(network.base_model)
     need, have = (item.network.get_input_embeddings().num_embeddings for item in (base, backbone))
@@ -129,20 +131,20 @@ def _on_network(config: PPOConfig, network: Any, head: torch.nn.Linear) -> Value
     """A value model on a network of its own, trained through an adapter or in full."""
     backbone = Backbone(network)
     if config.lora_r == 0:
-        network.requires_grad_(True)
+        network.float().requires_grad_(True)
         return ValueModel(backbone, None, head)
     return ValueModel(backbone, add_adapter(backbone, "value", lora_config(config, backbone)), head)
 
 
 def _trainable_copy(config: PPOConfig, adapter_folder: str) -> Backbone:
-    """A second copy of the base, all weights trainable, with an adapter merged in where one is named."""
+    """A second copy of the base, all weights trainable (float32, or small steps are lost), an adapter merged in where named."""
     copied = Backbone(load_network(config, config.model_name, pick_device(config.device)))
     if adapter_folder:
         load_adapter(copied, "start", adapter_folder)
         with copied.using("start"):
             assert copied.peft is not None
             copied = Backbone(copied.peft.merge_and_unload())
-    copied.network.requires_grad_(True)
+    copied.network.float().requires_grad_(True)
     return copied
 
 
@@ -166,7 +168,7 @@ def load_classifier(config: PPOConfig, name: str, device: torch.device) -> Class
     if not any("SequenceClassification" in item for item in architectures):
         warnings.warn(f"{name!r} is not a sequence classifier ({architectures}); its score head is untrained", stacklevel=2)
     with explain_loading("tokenizer", name):
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(model_path(name), trust_remote_code=config.trust_remote_code)
     tokenizer.padding_side = "right"
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
