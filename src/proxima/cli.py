@@ -76,7 +76,7 @@ class Demo:
 
     seed: int = 0
     """Seed of the whole demo: the same seed gives the same results.json, but for times."""
-    steps: int = 26
+    steps: int = 20
     """PPO steps."""
     relabel: bool = False
     """Sample answers and ask the simulated annotators now, instead of reading the shipped preferences."""

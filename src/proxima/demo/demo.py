@@ -21,7 +21,7 @@ from proxima.world.build import MAX_NEW_TOKENS, demonstrations, sample_preferenc
 from proxima.world.posts import Post, make_posts
 
 EVALUATION_POSTS = 300
-STEPS = 26
+STEPS = 20
 PREFERENCES = 3000
 
 REWARD_SETTINGS: dict[str, Any] = {

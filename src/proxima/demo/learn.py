@@ -16,6 +16,7 @@ from proxima.demo.demo import run_demo
 
 STEPS = 40
 SETTINGS: dict[str, Any] = {"learning_rate": 1e-3}
+FRONTIER_STEPS = 26
 COEFFICIENTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3)
 
 
@@ -33,7 +34,9 @@ def frontier(folder: Path, device: str = "auto") -> list[dict[str, Any]]:
     for coef in sorted(COEFFICIENTS, reverse=True):
         first = folder / rows[0]["run"] if rows else None
         name = f"kl-{coef:g}"
-        results = run_demo(0, run_dir=folder, run_name=name, device=device, ppo={"kl_coef": coef}, reward_from=first)
+        results = run_demo(
+            0, FRONTIER_STEPS, run_dir=folder, run_name=name, device=device, ppo={"kl_coef": coef}, reward_from=first
+        )
         rows.append(_row(name, results))
     return rows
 
