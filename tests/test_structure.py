@@ -14,13 +14,15 @@ SOURCE = ROOT / "src" / "proxima"
 LEVELS = [
     {"errors", "types", "ops", "sampling", "pairs", "config"},
     {"token_attribution", "reward_kl", "advantage", "training", "metrics"},
-    {"models", "tiny", "prompts", "tracking", "run_folder"},
+    {"models", "tiny", "prompts", "data", "tracking", "run_folder", "web"},
     {"base_setup"},
-    {"experience_buffer", "evaluator"},
+    {"experience_buffer", "evaluator", "rewards"},
     {"ppo_trainer"},
-    {"stages"},
+    {"stages", "export"},
+    {"label"},
     {"world"},
     {"demo"},
+    {"commands"},
     {"cli", "__main__"},
 ]
 FORMULAS = ("ops", "sampling", "pairs", "types", "token_attribution", "reward_kl", "advantage", "training", "metrics")
@@ -85,7 +87,8 @@ def test_every_file_begins_with_its_purpose():
 def test_importing_does_no_work_and_needs_no_optional_package():
     code = (
         "import sys\n"
-        "for name in ('datasets', 'tyro', 'pandas', 'tensorboard', 'wandb', 'trackio'): sys.modules[name] = None\n"
+        "for name in 'datasets tyro pandas tensorboard wandb trackio fastapi uvicorn httpx tenacity'.split():\n"
+        "    sys.modules[name] = None\n"
         "import proxima\n"
         "assert 'torch' not in sys.modules\n"
         "import proxima.ppo_trainer, proxima.cli\n"

@@ -5,7 +5,7 @@ Legend used everywhere: B batch, P prompt, R response, T = P + R, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
@@ -19,6 +19,20 @@ def pad_to(tensor: Tensor, size: int, value: float = 0, left: bool = False) -> T
     missing = size - tensor.shape[1]
     widths = [0, 0] * (tensor.dim() - 2) + ([missing, 0] if left else [0, missing])
     return pad(tensor, widths, value=value)
+
+
+class Prompt(str):
+    """A prompt that carries the other columns of its row (a reference answer, say) to the rewards that ask for them.
+
+    It is the text itself, so everything that takes prompts takes it; whatever makes a new text of it drops the columns.
+    """
+
+    columns: dict[str, Any]
+
+    def __new__(cls, text: str, columns: Mapping[str, Any] | None = None) -> Prompt:
+        prompt = super().__new__(cls, text)
+        prompt.columns = dict(columns or {})
+        return prompt
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,27 @@
+"""`proxima demo`: the whole of RLHF, offline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Demo:
+    """See all of RLHF work, offline, in minutes: preferences, reward model, PPO, evaluation, on the embedded model."""
+
+    seed: int = 0
+    """Seed of the whole demo: the same seed gives the same results.json, but for times."""
+    steps: int = 20
+    """PPO steps."""
+    relabel: bool = False
+    """Sample answers and ask the simulated annotators now, instead of reading the shipped preferences."""
+    device: str = "auto"
+    """`auto` = cuda where there is one, else cpu."""
+    run_dir: Path = Path("runs")
+    """Folder of all runs; this one is `demo` in it."""
+
+    def run(self) -> None:
+        from proxima.demo import run_demo
+
+        run_demo(self.seed, self.steps, self.relabel, self.run_dir, device=self.device)
