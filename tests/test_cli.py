@@ -44,7 +44,7 @@ def call(home, tiny, monkeypatch, capsys):
 
 @pytest.fixture
 def train(call, tiny):
-    return lambda *more: call("train", "--model-name", tiny, "--rewards", "cli_reward:length", *QUICK, *more)
+    return lambda *more: call("train", "--model", tiny, "--rewards", "cli_reward:length", *QUICK, *more)
 
 
 def metrics_of(folder):
@@ -113,7 +113,7 @@ def test_a_settings_file_gives_defaults_and_flags_win(call, train, home, tiny):
 
 
 MISTAKES = [
-    (("fly",), "unknown command 'fly'; the commands are demo, sft, reward, train, generate"),
+    (("fly",), "unknown command 'fly'; the commands are demo, sft, reward, train,"),
     (("train", "--data", "prompts.txt"), "no reward is configured"),
     (("train", "--data", "no.txt", "--rewards", "cli_reward:length"), "no.txt"),
     (("train", "--data", "prompts.txt", "--rewards", "cli_reward:none", "--model-name", "{tiny}"), "cli_reward:none"),

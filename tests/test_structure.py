@@ -18,7 +18,7 @@ LEVELS = [
     {"base_setup"},
     {"experience_buffer", "evaluator", "rewards"},
     {"ppo_trainer"},
-    {"stages", "export"},
+    {"stages", "export", "evaluation"},
     {"label"},
     {"world"},
     {"demo"},

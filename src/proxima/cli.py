@@ -6,6 +6,7 @@ Flags are made by tyro from the dataclasses themselves. `--config FILE.yaml` giv
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,7 +51,7 @@ def parse(arguments: Sequence[str]) -> Any:
     import tyro
 
     kind = COMMANDS[name]
-    rest, values = _take_config(rest)
+    rest, values = _take_config(_with_flags(kind, rest))
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_reward_rule)
     return tyro.cli(
@@ -71,6 +72,15 @@ def overview() -> str:
         f"usage: proxima COMMAND [flags]\n\n{rows}\n\n"
         "`proxima COMMAND --help` lists its flags; `proxima demo` is the place to start."
     )
+
+
+def _with_flags(kind: Any, arguments: list[str]) -> list[str]:
+    """Leading words get the flags the command names for them (`proxima eval RUN`); `--model` is short for `--model-name`."""
+    named: list[str] = []
+    for flag in getattr(kind, "words", ()):
+        if arguments and not arguments[0].startswith("-"):
+            named += [f"--{flag}", arguments.pop(0)]
+    return named + [re.sub(r"^--model(?==|$)", "--model-name", word) for word in arguments]
 
 
 def _take_config(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:

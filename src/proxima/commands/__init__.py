@@ -6,9 +6,19 @@ What is heavy is imported inside `run`, so that `--help` is quick.
 from typing import Any
 
 from proxima.commands.demo import Demo
+from proxima.commands.evaluate import Eval
+from proxima.commands.export import Export
 from proxima.commands.generate import Generate
 from proxima.commands.stages import Reward, Sft
 from proxima.commands.train import Train
 
-COMMANDS: dict[str, Any] = {"demo": Demo, "sft": Sft, "reward": Reward, "train": Train, "generate": Generate}
+COMMANDS: dict[str, Any] = {
+    "demo": Demo,
+    "sft": Sft,
+    "reward": Reward,
+    "train": Train,
+    "eval": Eval,
+    "generate": Generate,
+    "export": Export,
+}
 """By name, in the order of the help."""

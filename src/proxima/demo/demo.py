@@ -13,8 +13,9 @@ from typing import Any
 
 from proxima.base_setup.loading import EMBEDDED
 from proxima.config import PPOConfig, RewardSpec, StageConfig
-from proxima.demo.judge import Judgement, accuracy_by_gap, compare, judge
+from proxima.demo.judge import Judgement, accuracy_by_gap, judge
 from proxima.demo.report import write_report
+from proxima.evaluator import win_rate
 from proxima.ppo_trainer import PPOTrainer
 from proxima.stages import Preference, RewardTrainer, read_preferences
 from proxima.world.build import MAX_NEW_TOKENS, demonstrations, sample_preferences
@@ -99,8 +100,8 @@ def run_demo(
         "reward_model": reward_model,
         "sft": before.summary(),
         "ppo": after.summary(),
-        "win_rate_by_gold": compare(after, before, "gold", seed),
-        "win_rate_by_reward_model": compare(after, before, "score", seed),
+        "win_rate_by_gold": win_rate(after.gold, before.gold, seed),
+        "win_rate_by_reward_model": win_rate(after.score, before.score, seed),
         "curve": [{name: metrics[name] for name in ("step", "avg_reward", "kl", "response_length")} for metrics in run.metrics],
         "settings": {"steps": steps, **settings},
         "seconds": {"reward_model": rewarded - started, "ppo": trained - rewarded, "all": time.perf_counter() - started},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -52,17 +51,6 @@ def judge(trainer: PPOTrainer, posts: Sequence[Post]) -> Judgement:
     measured = rollout_metrics(pairs)
     scores = trainer.reward_computer.score_pairs(pairs).total.tolist()
     return Judgement(texts, gold, scores, *(measured[name] for name in ("kl_exact", "response_length", "eos_rate")))
-
-
-def compare(new: Judgement, old: Judgement, by: str, seed: int, samples: int = 2000) -> dict[str, float]:
-    """Share of posts on which `new` is better, ties half, with a bootstrap 95 % interval."""
-    wins = [
-        1.0 if ours > theirs + 1e-9 else 0.5 if abs(ours - theirs) <= 1e-9 else 0.0
-        for ours, theirs in zip(getattr(new, by), getattr(old, by), strict=True)
-    ]
-    rng = random.Random(f"bootstrap {seed}")
-    rates = sorted(sum(rng.choices(wins, k=len(wins))) / len(wins) for _ in range(samples))
-    return {"rate": sum(wins) / len(wins), "low": rates[int(0.025 * samples)], "high": rates[int(0.975 * samples) - 1]}
 
 
 @torch.no_grad()

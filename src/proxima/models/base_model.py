@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 HEAD_FILE = "head.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"
 
 
 class Backbone:
@@ -137,12 +139,36 @@ class BaseModel:
         if self.adapter and self.backbone.peft is not None:
             save_adapter(self.backbone.peft, self.adapter, folder)
         else:
-            self.backbone.network.save_pretrained(folder)
+            self.backbone.network.save_pretrained(folder, max_shard_size="1TB")
         if self.head is not None:
             save_file(
                 {name: value.detach().cpu().contiguous() for name, value in self.head.state_dict().items()}, folder / HEAD_FILE
             )
         return folder
+
+    def load(self, folder: str | Path) -> None:
+        """Take over the weights of a role that `save` wrote; it must have the same shape."""
+        folder = Path(folder)
+        try:
+            if self.adapter and self.backbone.peft is not None:
+                load_adapter_weights(self.backbone.peft, self.adapter, folder / ADAPTER_FILE)
+            else:
+                load_model(self.backbone.network, folder / "model.safetensors", device=str(self.device))
+            if self.head is not None:
+                self.head.load_state_dict(load_file(folder / HEAD_FILE, device=str(self.device)))
+        except (OSError, RuntimeError, SafetensorError, ValueError) as error:
+            raise ValueError(f"cannot load the weights in {folder}: {str(error).splitlines()[0]}") from error
+
+
+def load_adapter_weights(peft: PeftModel, adapter: str, path: Path) -> None:
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+    state, present = load_file(path), get_peft_model_state_dict(peft, adapter_name=adapter)
+    shapes = [{name: tuple(value.shape) for name, value in weights.items()} for weights in (state, present)]
+    if shapes[0] != shapes[1]:
+        odd = sorted(set(shapes[0].items()) ^ set(shapes[1].items()))[0][0]
+        raise ValueError(f"it was made with other LoRA settings or for another model ({odd} differs)")
+    set_peft_model_state_dict(peft, state, adapter_name=adapter)
 
 
 def save_adapter(peft: PeftModel, adapter: str, folder: Path) -> None:
@@ -150,7 +176,7 @@ def save_adapter(peft: PeftModel, adapter: str, folder: Path) -> None:
     from peft import get_peft_model_state_dict
 
     state = get_peft_model_state_dict(peft, adapter_name=adapter)
-    save_file({name: value.detach().cpu().contiguous() for name, value in state.items()}, folder / "adapter_model.safetensors")
+    save_file({name: value.detach().cpu().contiguous() for name, value in state.items()}, folder / ADAPTER_FILE)
     config = peft.peft_config[adapter]
     trained, config.inference_mode = config.inference_mode, True
     config.save_pretrained(str(folder))

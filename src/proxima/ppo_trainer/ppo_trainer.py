@@ -234,6 +234,11 @@ class PPOTrainer:
         self.models.value.save(folder / "value")
         return folder
 
+    def load(self, folder: str | Path) -> None:
+        """Take over policy and value model from a folder that `save` wrote."""
+        self.models.policy.load(Path(folder) / "policy")
+        self.models.value.load(Path(folder) / "value")
+
 
 class Stopwatch:
     """Seconds between laps."""

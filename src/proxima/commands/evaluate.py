@@ -1,0 +1,58 @@
+"""`proxima eval`: a finished run on held-out prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from proxima.config import RewardSpec
+
+LABELS = {
+    "avg_reward": "reward",
+    "kl": "sequence KL (nats)",
+    "response_length": "length (tokens)",
+    "eos_rate": "ended by itself",
+}
+
+
+@dataclass
+class Eval:
+    """Judge a finished run on held-out prompts: rewards, KL, lengths, and its win rate against the reference."""
+
+    words: ClassVar[tuple[str, ...]] = ("folder",)
+
+    folder: Path
+    """Folder of the run, for example runs/NAME; may be given without the flag."""
+    data: str
+    """Held-out prompts, in any form `proxima train` takes."""
+    rewards: tuple[RewardSpec, ...] = ()
+    """Judge by these instead of the run's own rewards."""
+    limit: int = 0
+    """Use only the first so many prompts; 0 = all."""
+    show: int = 3
+    """Answers to print, side by side."""
+
+    def run(self) -> None:
+        from proxima.evaluation import evaluate_run
+        from proxima.prompts import read_prompts
+
+        results = evaluate_run(self.folder, read_prompts(self.data)[: self.limit or None], self.rewards)
+        for sample in results["samples"][: self.show]:
+            print(f"\n{sample['prompt']}")
+            for side in ("reference", "policy"):
+                print(f"  {side} ({sample[side + '_reward']:.3g}): {sample[side]}")
+        print(table(results))
+        print(f"written to {self.folder / 'evaluation.json'}")
+
+
+def table(results: dict[str, Any]) -> str:
+    """Reference and policy side by side, then the win rate."""
+    names = [name for name in results["policy"] if name in LABELS or name.startswith("reward/")]
+    rows = [f"\n{'on ' + str(results['prompts']) + ' prompts':28}{'reference':>12}{'policy':>12}"]
+    old, new = results["reference"], results["policy"]
+    rows += [f"{LABELS.get(name, name):28}{old[name]:>12.4g}{new[name]:>12.4g}" for name in names]
+    rate = results["win_rate"]
+    rows.append(f"{'win rate (ties half)':28}{'':>12}{rate['rate']:>12.3f}   (95 %: {rate['low']:.3f} to {rate['high']:.3f})")
+    failed = sum(results[side]["failed_rewards"] for side in ("reference", "policy"))
+    return "\n".join([*rows, f"{failed:.0f} rewards failed and were left out"] if failed else rows)

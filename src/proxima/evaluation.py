@@ -1,0 +1,84 @@
+"""A finished run, judged on held-out prompts. In: a run's folder and prompts. Out: policy and reference side by side.
+
+Both are sampled with the same noise and scored by the run's own rewards (or others, where given).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proxima.config import PPOConfig, RewardSpec
+from proxima.evaluator import win_rate
+from proxima.metrics import rollout_metrics, score_metrics
+from proxima.ppo_trainer import PPOTrainer
+from proxima.ppo_trainer.ppo_trainer import VALIDATION_STEP
+from proxima.ppo_trainer.reward_computer import Scores
+
+SHOWN = ("kl", "kl_exact", "response_length", "eos_rate")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One model's answers to all prompts."""
+
+    texts: list[str]
+    scores: list[float]
+    measured: dict[str, float]
+
+
+def open_run(run: str | Path, rewards: Sequence[RewardSpec] = (), **changes: Any) -> PPOTrainer:
+    """The trainer of a finished run, before its trained weights are loaded: policy and reference are still the same."""
+    path = Path(run) / "config.yaml"
+    if not (Path(run) / "policy").is_dir() or not path.is_file():
+        raise ValueError(f"{run} is not the folder of a finished `proxima train` run (no config.yaml and policy/ in it)")
+    config = PPOConfig.from_yaml(path)
+    return PPOTrainer(replace(config, rewards=tuple(rewards) or config.rewards, trackers=(), **changes))
+
+
+def evaluate_run(run: str | Path, prompts: Sequence[str], rewards: Sequence[RewardSpec] = (), **changes: Any) -> dict[str, Any]:
+    """
+    Args:
+        rewards: judges other than the run's own.
+        changes: settings to evaluate with, for example `temperature`.
+    Returns: `reference` and `policy` by metric, the `win_rate`, and `samples`; also written to `evaluation.json` in the run.
+    """
+    trainer = open_run(run, rewards, **changes)
+    reference = answer(trainer, prompts)
+    trainer.load(run)
+    policy = answer(trainer, prompts)
+    results = {
+        "prompts": len(prompts),
+        "rewards": trainer.reward_computer.reward_source,
+        "reference": reference.measured,
+        "policy": policy.measured,
+        "win_rate": win_rate(policy.scores, reference.scores, trainer.config.seed),
+        "samples": [
+            {"prompt": row[0], "reference": row[1], "reference_reward": row[2], "policy": row[3], "policy_reward": row[4]}
+            for row in zip(prompts, reference.texts, reference.scores, policy.texts, policy.scores, strict=True)
+        ],
+    }
+    (Path(run) / "evaluation.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return results
+
+
+def answer(trainer: PPOTrainer, prompts: Sequence[str]) -> Side:
+    """Answers of the policy as it is now, in batches of the run's own size."""
+    texts: list[str] = []
+    scored: list[Scores] = []
+    sums = dict.fromkeys(SHOWN, 0.0)
+    for start in range(0, len(prompts), trainer.config.batch_size):
+        batch = [prompts[i] for i in range(start, min(start + trainer.config.batch_size, len(prompts)))]
+        pairs, written = trainer.generator.generate_sequences(batch, VALIDATION_STEP)
+        texts += written
+        scored.append(trainer.reward_computer.score_pairs(pairs))
+        measured = rollout_metrics(pairs)
+        sums = {name: sums[name] + measured[name] * len(batch) / len(prompts) for name in SHOWN}
+    total = torch.cat([item.total for item in scored])
+    by_name = {name: torch.cat([item.by_name[name] for item in scored]) for name in scored[0].by_name}
+    return Side(texts, total.tolist(), {**score_metrics(total, by_name), **sums})

@@ -1,0 +1,121 @@
+"""A trained model for other tools. In: a run's folder. Out: an adapter or a merged model, its tokenizer and a model card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import AutoConfig
+
+from proxima.base_setup.loading import load_network, model_path, pick_device
+from proxima.base_setup.lora_setup import is_adapter, load_adapter
+from proxima.base_setup.tokenizer_setup import load_tokenizer
+from proxima.config import PPOConfig, StageConfig
+from proxima.models import Backbone
+from proxima.models.base_model import HEAD_FILE
+
+RESULTS = ("avg_reward", "kl", "response_length", "eos_rate", "validation/reward")
+
+
+def export(run: str | Path, to: str | Path, merge: bool = False, dtype: str = "auto") -> Path:
+    """
+    Args:
+        run: folder of `proxima train` (its policy is taken) or `proxima sft`.
+        to: a folder that does not exist yet, or is empty.
+        merge: one model without an adapter; merged in float32 and saved as `dtype` (auto = the base's own).
+    """
+    run, to = Path(run), Path(to)
+    weights = run / "policy" if (run / "policy").is_dir() else run
+    config = _config(run)
+    if (weights / HEAD_FILE).is_file():
+        raise ValueError(f"{weights} is a reward or value model, export takes a policy; `proxima serve-reward` serves a reward")
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ValueError(f"{to} already exists; choose a new folder")
+    if not is_adapter(weights) and not (weights / "config.json").is_file():
+        raise ValueError(f"{weights} holds neither an adapter nor a model")
+    if is_adapter(weights) and merge:
+        backbone = Backbone(load_network(replace(config, dtype="float32"), config.model_name, pick_device("cpu")))
+        load_adapter(backbone, "policy", str(weights))
+        assert backbone.peft is not None
+        with backbone.using("policy"):
+            backbone.peft.merge_and_unload().to(_saved_dtype(config, dtype)).save_pretrained(to)
+        load_tokenizer(config.model_name, config.trust_remote_code).save_pretrained(to)
+    else:
+        shutil.copytree(weights, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("README.md", "*.yaml", "metrics.jsonl"))
+    (to / "README.md").write_text(model_card(run, config, merge or not is_adapter(weights)), encoding="utf-8")
+    return to
+
+
+def _saved_dtype(config: PPOConfig | StageConfig, name: str) -> torch.dtype:
+    if name != "auto":
+        return getattr(torch, name)
+    stored = AutoConfig.from_pretrained(model_path(config.model_name), trust_remote_code=config.trust_remote_code).dtype
+    return stored or torch.float32
+
+
+def _config(run: Path) -> PPOConfig | StageConfig:
+    if (run / "config.yaml").is_file():
+        return PPOConfig.from_yaml(run / "config.yaml")
+    if (run / "stage.yaml").is_file():
+        return StageConfig.from_yaml(run / "stage.yaml")
+    raise ValueError(f"{run} is not the folder of a run: it has no config.yaml or stage.yaml")
+
+
+def model_card(run: Path, config: PPOConfig | StageConfig, whole: bool) -> str:
+    """Hugging Face front matter, how to load it, what came out, and every setting."""
+    base = config.model_name
+    front: dict[str, Any] = {"library_name": "transformers" if whole else "peft", "tags": ["proxima", "rlhf", "ppo"]}
+    if not Path(model_path(base)).exists():
+        front["base_model"] = base
+    load = (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'model = AutoModelForCausalLM.from_pretrained("PATH")\ntokenizer = AutoTokenizer.from_pretrained("PATH")'
+    )
+    parts = [
+        f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n# {run.resolve().name}",
+        f"Fine-tuned from `{base}` with Proxima ({'PPO' if isinstance(config, PPOConfig) else 'supervised'}).",
+        f"```python\n{load}\n```",
+        *_results(run),
+        f"## Settings\n\n```yaml\n{yaml.safe_dump(_public(config), sort_keys=False)}```\n",
+    ]
+    return "\n\n".join(parts)
+
+
+def _public(config: PPOConfig | StageConfig) -> dict[str, Any]:
+    """Settings without this machine's folders."""
+    values = config.to_dict()
+    for name in ("run_dir", "device"):
+        values.pop(name, None)
+    local = [name for name, value in values.items() if isinstance(value, str) and Path(value).is_absolute()]
+    return {**values, **{name: Path(values[name]).name for name in local}}
+
+
+def _results(run: Path) -> list[str]:
+    """First and last step, and the evaluation where there is one."""
+    parts = []
+    if (run / "metrics.jsonl").is_file():
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        if lines:
+            first, last = lines[0], lines[-1]
+            rows = [f"| {name} | {_number(first, name)} | {_number(last, name)} |" for name in RESULTS if name in last]
+            head = f"| | step {first['step']:.0f} | step {last['step']:.0f} |\n|---|---|---|\n"
+            parts.append("## Results\n\n" + head + "\n".join(rows))
+    if (run / "evaluation.json").is_file():
+        results = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
+        rate, sides = results["win_rate"], (results["reference"]["avg_reward"], results["policy"]["avg_reward"])
+        parts.append(
+            f"On {results['prompts']} held-out prompts (rewards: {results['rewards']}): reward {sides[0]:.4g} before, "
+            f"{sides[1]:.4g} after; win rate against the reference {rate['rate']:.3f} "
+            f"(95 %: {rate['low']:.3f} to {rate['high']:.3f})."
+        )
+    return parts
+
+
+def _number(line: dict[str, Any], name: str) -> str:
+    value = line.get(name)
+    return "" if value is None else f"{value:.4g}"

@@ -1,0 +1,138 @@
+"""What is done with a finished run: `proxima eval`, `proxima export`, loading its weights; win rates."""
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from proxima.cli import main
+from proxima.config import PPOConfig
+from proxima.evaluation import evaluate_run
+from proxima.evaluator import win_rate
+from proxima.export import export
+from proxima.ppo_trainer import PPOTrainer
+from tests.helpers import difference, weights
+
+
+def vowels(prompts, texts):
+    return [float(sum(letter in "aeiou" for letter in text)) for text in texts]
+
+
+SETTINGS = {"rewards": "tests.test_finished_runs:vowels", "batch_size": 4, "max_new_tokens": 6, "seed": 3}
+
+
+@pytest.fixture(scope="module", params=[4, 0], ids=["lora", "full"])
+def trained(request, tmp_path_factory, tiny_folders):
+    """A finished run of a few strong steps, and the trainer that made it."""
+    folder = tmp_path_factory.mktemp("runs")
+    rate = 0.05 if request.param else 0.005
+    config = PPOConfig(
+        tiny_folders["qwen3"], lora_r=request.param, run_dir=str(folder), run_name="one", learning_rate=rate, **SETTINGS
+    )
+    trainer = PPOTrainer(config)
+    trainer.train([f"prompt {i}" for i in range(12)], 2)
+    return trainer, folder / "one"
+
+
+def test_a_saved_run_loads_into_a_fresh_trainer(trained):
+    trainer, folder = trained
+    fresh = PPOTrainer(trainer.config)
+    assert difference(weights(fresh), weights(trainer)) > 0
+    fresh.load(folder)
+    assert difference(weights(fresh), weights(trainer)) == 0
+    assert fresh.generator.sample(["a", "b"]).texts() == trainer.generator.sample(["a", "b"]).texts()
+
+
+def test_weights_of_another_shape_are_refused(trained, make_config):
+    trainer, folder = trained
+    other = PPOTrainer(make_config(lora_r=trainer.config.lora_r + 2))
+    with pytest.raises(ValueError, match="cannot load the weights"):
+        other.load(folder)
+
+
+def test_eval_compares_policy_and_reference_on_the_same_noise(trained, tmp_path, capsys):
+    _, folder = trained
+    (tmp_path / "held_out.txt").write_text("one more\nand another\nlast")
+    main(["eval", str(folder), "--data", str(tmp_path / "held_out.txt"), "--show", "1"])
+    shown = capsys.readouterr().out
+    assert "win rate (ties half)" in shown
+    assert shown.count("reference (") == 1
+    results = json.loads((folder / "evaluation.json").read_text())
+    assert results["prompts"] == 3
+    assert abs(results["reference"]["kl_exact"]) < 1e-5  # before loading, the policy is the reference
+    assert results["policy"]["kl_exact"] > 1e-3
+    for side in ("reference", "policy"):
+        texts = [sample[side] for sample in results["samples"]]
+        assert [sample[f"{side}_reward"] for sample in results["samples"]] == vowels(None, texts)
+        assert results[side]["avg_reward"] == pytest.approx(sum(vowels(None, texts)) / 3)
+
+
+def test_eval_takes_other_judges_and_batches_change_nothing(trained):
+    _, folder = trained
+    prompts = [f"held out {i}" for i in range(5)]
+    once, again = (evaluate_run(folder, prompts, batch_size=size) for size in (5, 2))
+    assert again["samples"] == once["samples"]
+    assert again["policy"] == pytest.approx(once["policy"], rel=1e-4, abs=1e-5)
+    other = evaluate_run(folder, prompts, rewards=[PPOConfig(rewards=lambda prompts, texts: [7.0] * len(texts)).rewards[0]])
+    assert (other["policy"]["avg_reward"], other["win_rate"]["rate"]) == (7.0, 0.5)
+
+
+@pytest.mark.parametrize("merge", [False, True], ids=["adapter", "merged"])
+def test_an_export_is_loaded_by_transformers_itself_and_writes_the_same(trained, tmp_path, merge, capsys):
+    trainer, folder = trained
+    words = ["export", str(folder), str(tmp_path / "out"), *(["--merge"] if merge else [])]
+    main(words)
+    network = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    tokens = trainer.generator.sample(["to be compared"])
+    ours = trainer.models.policy.response_logits(tokens)
+    ids = tokens.input_ids
+    theirs = network(ids).logits[:, tokens.prompt_ids.shape[1] - 1 : -1]
+    torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-4)
+    assert tokenizer("to be compared")["input_ids"] == ids[0, : tokens.prompt_ids.shape[1]].tolist()
+    assert (tmp_path / "out" / "adapter_config.json").exists() == (not merge and trainer.config.lora_r > 0)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "library_name: " + ("peft" if not merge and trainer.config.lora_r else "transformers") in card
+    assert "avg_reward" in card
+    assert "learning_rate" in card
+    assert str(folder.parent) not in card
+    with pytest.raises(SystemExit):
+        main(words)  # never written over
+    assert "already exists" in capsys.readouterr().err
+
+
+def test_a_merged_export_in_another_type(trained, tmp_path):
+    _, folder = trained
+    if not (folder / "policy" / "adapter_config.json").exists():
+        pytest.skip("nothing to merge")
+    export(folder, tmp_path / "half", merge=True, dtype="bfloat16")
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"), [(None, "no config.yaml or stage.yaml"), ("seed: 1\n", "neither an adapter nor a model")]
+)
+def test_what_cannot_be_exported_is_said(tmp_path, settings, message):
+    if settings:
+        (tmp_path / "config.yaml").write_text(settings)
+    with pytest.raises(ValueError, match=message):
+        export(tmp_path, tmp_path / "out")
+    with pytest.raises(ValueError, match="not the folder of a finished"):
+        evaluate_run(tmp_path, ["x"])
+
+
+def test_a_value_model_is_not_exported_as_a_policy(trained, tmp_path):
+    _, folder = trained
+    (folder / "value" / "config.yaml").write_text("seed: 1\n")
+    with pytest.raises(ValueError, match="reward or value model"):
+        export(folder / "value", tmp_path / "out")
+
+
+def test_win_rates_count_ties_half_leave_out_failures_and_have_an_interval():
+    rate = win_rate([1.0, 0.5, 0.2, 0.9, math.nan], [0.0, 0.5, 0.3, 0.1, 1.0])
+    assert rate["rate"] == 0.625
+    assert rate["prompts"] == 4
+    assert 0 <= rate["low"] < rate["rate"] < rate["high"] <= 1
+    assert math.isnan(win_rate([math.nan], [1.0])["rate"])
