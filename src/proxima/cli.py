@@ -51,6 +51,7 @@ def parse(arguments: Sequence[str]) -> Any:
 
     kind = COMMANDS[name]
     rest, values = _take_config(rest)
+    positional = (tyro.conf.PositionalRequiredArgs,) if getattr(kind, "positional", False) else ()
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_reward_rule)
     return tyro.cli(
@@ -59,7 +60,7 @@ def parse(arguments: Sequence[str]) -> Any:
         prog=f"proxima {name}",
         description=f"{kind.__doc__}\n\n--config FILE.yaml gives every flag a new default; --debug shows tracebacks.",
         default=_defaults(kind, values),
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+        config=(*positional, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
         registry=registry,
     )
 

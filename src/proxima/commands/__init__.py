@@ -5,10 +5,18 @@ What is heavy is imported inside `run`, so that `--help` is quick.
 
 from typing import Any
 
+from proxima.commands.data import Data
 from proxima.commands.demo import Demo
 from proxima.commands.generate import Generate
 from proxima.commands.stages import Reward, Sft
 from proxima.commands.train import Train
 
-COMMANDS: dict[str, Any] = {"demo": Demo, "sft": Sft, "reward": Reward, "train": Train, "generate": Generate}
+COMMANDS: dict[str, Any] = {
+    "demo": Demo,
+    "data": Data,
+    "sft": Sft,
+    "reward": Reward,
+    "train": Train,
+    "generate": Generate,
+}
 """By name, in the order of the help."""
