@@ -86,7 +86,11 @@ def column_of(row: Row, meaning: str) -> str:
 
 def columns_of(row: Row, kind: str, form: Form) -> list[str]:
     """The columns of this row that a record is made of, by their own names."""
-    meanings = form.columns[:1] if kind == "prompts" and form.columns[0] == "prompt" else form.columns
+    meanings = list(form.columns)
+    if kind == "prompts" and "prompt" in meanings:
+        meanings = ["prompt"]
+    elif kind == "demonstrations" and "rating" in meanings:
+        meanings.remove("rating")
     names = [next((name for name in ALIASES.get(meaning, ()) if name in row), meaning) for meaning in meanings]
     return [*names, "input"] if "instruction" in names and "input" in row else names
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch import Tensor
 from proxima.data import Rating
 from proxima.stages.examples import encode
 from proxima.stages.reward_trainer import Row, ScoreTrainer
+from proxima.stages.stage_trainer import StageResults
 
 Rated = tuple[Row, float]  # an answer, its rating
 
@@ -24,7 +24,6 @@ Rated = tuple[Row, float]  # an answer, its rating
 class RatingTrainer(ScoreTrainer[Rating]):
     """Learns how people rate an answer."""
 
-    reported: ClassVar[tuple[str, ...]] = ("accuracy", "validation_loss", "rating_mean", "rating_deviation")
     mean, deviation = 0.0, 1.0
 
     def prepare(self, examples: Iterable[Rating], held_out: Iterable[Rating]) -> None:
@@ -62,9 +61,11 @@ class RatingTrainer(ScoreTrainer[Rating]):
         return {
             "validation_loss": float(((scores - ratings) ** 2).mean()),
             "accuracy": order_accuracy(scores, ratings),
-            "rating_mean": self.mean,
-            "rating_deviation": self.deviation,
         }
+
+    def report(self, results: StageResults) -> dict[str, float]:
+        """Also what turns a score back into a rating, but for the centring: score * deviation + mean."""
+        return {**super().report(results), "rating_mean": self.mean, "rating_deviation": self.deviation}
 
 
 def order_accuracy(scores: Tensor, ratings: Tensor) -> float:

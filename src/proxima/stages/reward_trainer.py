@@ -11,7 +11,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,8 +35,6 @@ class ScoreTrainer(StageTrainer[Example]):
     """Trains a scalar head: an answer's score, read at its last token."""
 
     name, judged_by, higher_is_better = "reward", "validation_loss", False
-    reported: ClassVar[tuple[str, ...]] = ("accuracy", "validation_loss")
-    """Measurements that go into the folder's report."""
 
     def __init__(
         self,
@@ -86,14 +84,16 @@ class ScoreTrainer(StageTrainer[Example]):
 
     def save(self, folder: Path, results: StageResults) -> None:
         super().save(folder, results)
-        report = {**{name: results.best[name] for name in self.reported}, "left_out": results.left_out}
-        (folder / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n")
+        (folder / REPORT_FILE).write_text(json.dumps(self.report(results), indent=2) + "\n")
+
+    def report(self, results: StageResults) -> dict[str, float]:
+        """What the folder says of the model; its accuracy decides whether PPO warns."""
+        named = ("accuracy", "validation_loss", "calibration_error")
+        return {**{name: results.best[name] for name in named if name in results.best}, "left_out": results.left_out}
 
 
 class RewardTrainer(ScoreTrainer[Preference]):
     """Learns which of two answers people prefer."""
-
-    reported = ("accuracy", "validation_loss", "calibration_error")
 
     def encode(self, example: Preference) -> Pair:
         chosen = encode(self.tokenizer, example.prompt, example.chosen, example.chosen_ended)
