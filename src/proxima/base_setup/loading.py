@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import logging as progress
 
 EMBEDDED = Path(__file__).parent.parent / "embedded"
@@ -75,6 +75,13 @@ def load_network(config: ModelSettings, name: str, device: torch.device, kind: A
             **extra,
         )
     return network.to(device)
+
+
+def load_context_length(name: str, trust_remote_code: bool = False) -> int | None:
+    """Most tokens a model can read, from its config alone; None where that names no limit."""
+    with explain_loading("model's config", name):
+        config = AutoConfig.from_pretrained(model_path(name), trust_remote_code=trust_remote_code)
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 @contextmanager

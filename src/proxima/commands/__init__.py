@@ -5,6 +5,7 @@ What is heavy is imported inside `run`, so that `--help` is quick.
 
 from typing import Any
 
+from proxima.commands.data import Data
 from proxima.commands.demo import Demo
 from proxima.commands.evaluate import Eval
 from proxima.commands.export import Export
@@ -14,6 +15,7 @@ from proxima.commands.train import Train
 
 COMMANDS: dict[str, Any] = {
     "demo": Demo,
+    "data": Data,
     "sft": Sft,
     "reward": Reward,
     "train": Train,

@@ -23,7 +23,7 @@ from proxima.experience_buffer import BatchedData, ExperienceBuffer
 from proxima.metrics import advantage_metrics, is_defined, rollout_metrics, score_metrics, update_metrics
 from proxima.ops import whiten
 from proxima.pairs import SAPairs, rejoin
-from proxima.ppo_trainer.generator import SequenceGenerator, check_prompts
+from proxima.ppo_trainer.generator import SequenceGenerator
 from proxima.ppo_trainer.model_trainer import ModelTrainer
 from proxima.ppo_trainer.reward_computer import RewardComputer
 from proxima.ppo_trainer.value_adder import ValueAdder
@@ -31,6 +31,7 @@ from proxima.reward_kl import KLDivergence, RewardAdjuster, adapt_kl_coef, shape
 from proxima.run_folder import RunFolder
 from proxima.training.schedule import learning_rate_factor
 
+CHECKED_AT_ONCE = 512  # prompts tokenised together before a run
 VALIDATION_STEP = -1  # its noise is a stream of its own, the same at every evaluation
 
 
@@ -168,29 +169,30 @@ class PPOTrainer:
     def train(
         self, prompts: Sequence[str], num_epochs: int = 1, validation_prompts: Sequence[str] | None = None
     ) -> TrainingResults:
-        """PPO steps of `batch_size` prompts, shuffled anew each epoch, until all epochs are done or the evaluator says stop."""
-        prompts = check_prompts(prompts)
-        for given in (prompts, validation_prompts or []):
-            if len(given):
-                self.generator.tokenize(given)  # what is wrong is said before anything happens
+        """PPO steps of `batch_size` prompts, shuffled anew each epoch, until all epochs are done or the evaluator says stop.
+
+        Prompts may be a lazy Sequence (`proxima.data.read_prompts`): a step reads only its own.
+        """
+        self.check(prompts)  # what is wrong is said before anything happens
         if num_epochs < 1:
             raise ValueError(f"num_epochs ({num_epochs}) must be at least 1")
         validate = None
-        if validation_prompts is not None:
-            checked = check_prompts(validation_prompts)
-            validate = lambda: self.validate(checked)  # noqa: E731
+        if (held_out := validation_prompts) is not None:
+            self.check(held_out)
+            validate = lambda: self.validate(held_out)  # noqa: E731
         evaluator = Evaluator(self.models, self.tokenizer, self.config, validate)
-        plan = [
-            (epoch, [prompts[i] for i in rows])
+        plan = (
+            (epoch, [prompts[i] for i in rows.tolist()])
             for epoch in range(num_epochs)
             for rows in _permutation(len(prompts), self.config.seed, epoch).split(self.config.batch_size)
-        ]
-        self.total_steps = self.step + len(plan)
+        )
+        steps = num_epochs * math.ceil(len(prompts) / self.config.batch_size)
+        self.total_steps = self.step + steps
         results = TrainingResults(stop_reason="all epochs done")
         with (
             RunFolder(self.config) as run,
             self.saved_at_the_end(run.path),
-            tqdm(plan, desc="PPO", unit="step", disable=None) as bar,
+            tqdm(plan, desc="PPO", unit="step", total=steps, disable=None) as bar,
         ):
             results.run_folder = run.path
             for epoch, batch in bar:
@@ -210,6 +212,13 @@ class PPOTrainer:
                     results.stop_reason = convergence["reason"]
                     break
         return results
+
+    def check(self, prompts: Sequence[str]) -> None:
+        """Refuse prompts that no step could read; a part at a time, nothing is kept."""
+        if isinstance(prompts, str) or not len(prompts):
+            self.generator.tokenize(prompts)
+        for first in range(0, len(prompts), CHECKED_AT_ONCE):
+            self.generator.tokenize(prompts[first : first + CHECKED_AT_ONCE], first)
 
     @contextmanager
     def saved_at_the_end(self, folder: Path) -> Iterator[None]:
