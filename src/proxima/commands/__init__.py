@@ -7,8 +7,16 @@ from typing import Any
 
 from proxima.commands.demo import Demo
 from proxima.commands.generate import Generate
+from proxima.commands.serve_reward import ServeReward
 from proxima.commands.stages import Reward, Sft
 from proxima.commands.train import Train
 
-COMMANDS: dict[str, Any] = {"demo": Demo, "sft": Sft, "reward": Reward, "train": Train, "generate": Generate}
+COMMANDS: dict[str, Any] = {
+    "demo": Demo,
+    "sft": Sft,
+    "reward": Reward,
+    "train": Train,
+    "generate": Generate,
+    "serve-reward": ServeReward,
+}
 """By name, in the order of the help."""

@@ -14,11 +14,14 @@ import random
 import time
 from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxima.rewards.awaiting import run_async
 from proxima.rewards.outcome import Outcome, read_rewards
 from proxima.rewards.samples import Samples
+
+if TYPE_CHECKING:
+    import httpx
 
 MAX_REPLY_BYTES = 16 * 2**20
 FIRST_WAIT, LONGEST_WAIT = (
@@ -106,7 +109,7 @@ class EndpointReward:
 
             return Outcome.join(await asyncio.gather(*map(one, parts)))
 
-    async def _ask(self, client: Any, part: Samples) -> Outcome:
+    async def _ask(self, client: httpx.AsyncClient, part: Samples) -> Outcome:
         """One request with its retries; whatever goes wrong for good is a reason, never an exception."""
         import tenacity
 
@@ -123,13 +126,13 @@ class EndpointReward:
             reason = str(error) if isinstance(error, Unusable) else f"the request failed ({type(error).__name__})"
             return Outcome.failed(len(part), reason)
 
-    async def _post(self, client: Any, body: bytes) -> bytes:
+    async def _post(self, client: httpx.AsyncClient, body: bytes) -> bytes:
         """The body of a good reply. The time limit holds for the whole of it, so that a trickle cannot keep a run waiting."""
         import httpx
 
         try:
             async with asyncio.timeout(self.timeout):
-                reply: Any
+                reply: httpx.Response
                 async with client.stream("POST", self.url, content=body, headers=self._headers()) as reply:
                     check_status(reply.status_code, reply.headers)
                     received = bytearray()

@@ -49,10 +49,11 @@ class FunctionReward:
         for name in self.needed + self.optional:
             missing = [i for i, prompt in enumerate(prompts) if name not in columns_of(prompt)]
             if missing and (name in self.needed or len(missing) < len(prompts)):
-                have = sorted(columns_of(prompts[missing[0]]))
+                first = missing[0]
+                have = ", ".join(sorted(columns_of(prompts[first]))) or "none"
                 raise ValueError(
-                    f"the reward {self.label!r} asks for {name!r}, but prompt {missing[0]} ({prompts[missing[0]][:40]!r}) has the "
-                    f"columns: {', '.join(have) or 'none'}; add the column to the data, or the option {name} to the reward"
+                    f"the reward {self.label!r} asks for {name!r}, but the columns of prompt {first} "
+                    f"({prompts[first][:40]!r}) are: {have}; add the column to the data, or the option {name} to the reward"
                 )
 
     def __call__(self, samples: Samples) -> Outcome:
