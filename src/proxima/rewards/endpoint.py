@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import logging
 import math
 import os
 import random
@@ -85,6 +86,8 @@ class EndpointReward:
                 f"the token in {token_env} would go over plain http to {parsed.host}; use https, or allow_insecure=true"
             )
         self._headers()  # a missing token is said now
+        if token_env:  # at DEBUG it writes down the headers of replies, in which a server may send the token back
+            logging.getLogger("httpcore").setLevel(logging.INFO)
 
     def __repr__(self) -> str:
         return f"EndpointReward({self.url!r})"
@@ -120,7 +123,7 @@ class EndpointReward:
             reraise=True,
         )
         try:
-            reply = await retrying(self._post, client, self._body(part))
+            reply: bytes = await retrying(self._post, client, self._body(part))
             return read_reply(reply, part)
         except Exception as error:
             reason = str(error) if isinstance(error, Unusable) else f"the request failed ({type(error).__name__})"
@@ -132,7 +135,6 @@ class EndpointReward:
 
         try:
             async with asyncio.timeout(self.timeout):
-                reply: httpx.Response
                 async with client.stream("POST", self.url, content=body, headers=self._headers()) as reply:
                     check_status(reply.status_code, reply.headers)
                     received = bytearray()
