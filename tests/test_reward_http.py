@@ -152,6 +152,7 @@ def test_ids_are_sent_on_request_and_rewards_a_token_come_back(serve):
     assert server.requests[0]["completion_ids"] == [[7], [7, 7], [7, 7, 7], [7] * 4]
     assert server.requests[0]["ended"] == [True] * 4
     assert outcome.token == {0: [0.5], 1: [0.5] * 2, 2: [0.5] * 3}
+    assert ask(server, send_ids=True, batch=2).token == {0: [0.5], 2: [0.5] * 3}  # each on its own sequence
     assert [math.isnan(score) for score in outcome.sequence] == [False, False, False, True]
 
 

@@ -103,7 +103,7 @@ class EndpointReward:
 
         parts = [samples.part(i, i + self.batch) for i in range(0, len(samples), self.batch)]
         gate = asyncio.Semaphore(self.concurrency)
-        limits = httpx.Limits(max_connections=self.concurrency)
+        limits = httpx.Limits()  # none of its own: waiting for one would count as time of the request
         async with httpx.AsyncClient(timeout=self.timeout, limits=limits, trust_env=not self.local) as client:
 
             async def one(part: Samples) -> Outcome:
