@@ -59,6 +59,7 @@ ELSEWHERE = {
     "dtype": "below",
     "trust_remote_code": "below",
     "truncate_prompts": "test_bad_input.py",
+    "max_reward_failures": "test_rewards.py",
     "batch_size": "below",
     "micro_batch_size": "test_step.py (it must change nothing)",
     "lr_schedule": "below",

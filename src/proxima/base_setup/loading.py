@@ -63,9 +63,11 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return getattr(torch, name)
 
 
-def load_network(config: ModelSettings, name: str, device: torch.device, kind: Any = AutoModelForCausalLM) -> PreTrainedModel:
+def load_network(
+    config: ModelSettings, name: str, device: torch.device, kind: Any = AutoModelForCausalLM, labels: int = 1
+) -> PreTrainedModel:
     """A pretrained network, from safetensors only, without remote code unless the config asks for it."""
-    extra = {"num_labels": 1} if kind is AutoModelForSequenceClassification else {}
+    extra = {"num_labels": labels} if kind is AutoModelForSequenceClassification else {}
     with explain_loading("model", name), _no_progress_bar():
         network = kind.from_pretrained(
             model_path(name),

@@ -10,6 +10,7 @@ from proxima.commands.demo import Demo
 from proxima.commands.evaluate import Eval
 from proxima.commands.export import Export
 from proxima.commands.generate import Generate
+from proxima.commands.serve_reward import ServeReward
 from proxima.commands.stages import Reward, Sft
 from proxima.commands.train import Train
 
@@ -22,5 +23,6 @@ COMMANDS: dict[str, Any] = {
     "eval": Eval,
     "generate": Generate,
     "export": Export,
+    "serve-reward": ServeReward,
 }
 """By name, in the order of the help."""

@@ -15,7 +15,7 @@ from proxima.ops import entropy, exact_kl
 from proxima.pairs import SAPairs
 from proxima.sampling import kept_logits, log_kept_mass, sequence_keys, token_logprobs
 from proxima.token_attribution import TokenAttributor
-from proxima.types import Rollout, Tokens, pad_to
+from proxima.types import Prompt, Rollout, Tokens, pad_to
 
 
 class SequenceGenerator:
@@ -76,7 +76,7 @@ class SequenceGenerator:
                         f"context of {self.models.context_length} leaves {room}. Shorten it, or set truncate_prompts"
                     )
                 rows[i] = row[-room:]
-                prompts[i] = self.tokenizer.decode(rows[i])
+                prompts[i] = Prompt(self.tokenizer.decode(rows[i]), getattr(prompts[i], "columns", None))
                 truncated[i] = True
         return prompts, rows, truncated
 

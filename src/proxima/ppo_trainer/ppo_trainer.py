@@ -25,9 +25,10 @@ from proxima.ops import whiten
 from proxima.pairs import SAPairs, rejoin
 from proxima.ppo_trainer.generator import SequenceGenerator
 from proxima.ppo_trainer.model_trainer import ModelTrainer
-from proxima.ppo_trainer.reward_computer import RewardComputer
+from proxima.ppo_trainer.reward_computer import RewardComputer, Scores
 from proxima.ppo_trainer.value_adder import ValueAdder
 from proxima.reward_kl import KLDivergence, RewardAdjuster, adapt_kl_coef, shape_scores
+from proxima.rewards import check_rewards
 from proxima.run_folder import RunFolder
 from proxima.training.schedule import learning_rate_factor
 
@@ -56,6 +57,7 @@ class PPOTrainer:
 
     def __init__(self, config: PPOConfig):
         self.config = config
+        check_rewards(config)
         setup = BaseSetup(config)
         self.tokenizer, self.models = setup.tokenizer, setup.models
         workers = (self.models, self.tokenizer, config)
@@ -89,7 +91,7 @@ class PPOTrainer:
         clock.lap("generate")
         scores = self.reward_computer.score_pairs(rollout)
         clock.lap("reward")
-        scored, rewards = self.leave_out_failed(rollout, scores.total)
+        scored, rewards = self.leave_out_failed(rollout, scores)
         pairs = self.kl_divergence.add_kl_to_sa_pairs(scored)
         pairs = self.reward_adjuster.adjust_rewards_with_kl(pairs, rewards, self.kl_coef)
         pairs = self.value_adder.add_values_to_sa_pairs(rejoin(pairs, scored))
@@ -119,20 +121,32 @@ class PPOTrainer:
             **metrics,
         }
 
-    def leave_out_failed(self, rollout: SAPairs, scores: Tensor) -> tuple[SAPairs, Tensor]:
-        """The sequences whose rewards came, and their scores as PPO sees them (penalty, normalisation, clipping)."""
+    def leave_out_failed(self, rollout: SAPairs, scores: Scores) -> tuple[SAPairs, Tensor]:
+        """The sequences whose rewards came, and their rewards as PPO sees them, (B,) or (B, R).
+
+        Penalty, normalisation and clipping act on the part that is one number a sequence; rewards a token stay as they are.
+        """
         assert rollout.tokens is not None
-        config = self.config
-        shaped = shape_scores(
-            scores, rollout.tokens.ended.cpu(), config.missing_eos_penalty, config.normalize_rewards, config.clip_rewards
-        )
-        good = (~shaped.isnan()).nonzero().flatten()
-        if not len(good):
+        config, count = self.config, rollout.batch_size
+        good = (~scores.total.isnan()).nonzero().flatten()
+        failed = count - len(good)
+        if not len(good) or failed > config.max_reward_failures * count:
+            many = f"all {count}" if not len(good) else f"{failed} of {count}"
+            limit = f" (max_reward_failures is {config.max_reward_failures:g})" if len(good) else ""
             raise RewardFailure(
-                f"all {len(scores)} rewards of step {self.step + 1} failed, nothing was trained on it; "
-                f"the last reason: {self.reward_computer.last_failure or 'no finite number came back'}"
+                f"{many} rewards of step {self.step + 1} failed{limit}, nothing was trained on it; "
+                f"the last reason: {self.reward_computer.last_failure}"
             )
-        return (rollout if len(good) == len(scores) else rollout.select(good)), shaped[good]
+        kept, chosen = (rollout if not failed else rollout.select(good)), scores.select(good)
+        assert kept.tokens is not None
+        shaped = shape_scores(
+            chosen.sequence,
+            kept.tokens.ended.cpu(),
+            config.missing_eos_penalty,
+            config.normalize_rewards,
+            config.clip_rewards,
+        )
+        return kept, chosen.placed(shaped, kept.mask)
 
     def add_advantages(self, pairs: SAPairs) -> tuple[SAPairs, dict[str, float]]:
         """TD errors, advantages and the configured value target; whitened last, so that targets and metrics are not."""
@@ -218,21 +232,27 @@ class PPOTrainer:
         if isinstance(prompts, str) or not len(prompts):
             self.generator.tokenize(prompts)
         for first in range(0, len(prompts), CHECKED_AT_ONCE):
-            self.generator.tokenize(prompts[first : first + CHECKED_AT_ONCE], first)
+            part = prompts[first : first + CHECKED_AT_ONCE]
+            self.generator.tokenize(part, first)
+            self.reward_computer.check_columns(part)
 
     @contextmanager
     def saved_at_the_end(self, folder: Path) -> Iterator[None]:
         """However the block ends, what was learned is on disk."""
         try:
             yield
+        except RewardFailure as failure:
+            raise RewardFailure(f"{failure}; the weights as they were before this step are in {folder}") from failure
         finally:
             self.save(folder)
 
     def validate(self, prompts: Sequence[str]) -> dict[str, float]:
-        """Score samples on held-out prompts; nothing is trained."""
+        """Score samples on held-out prompts; nothing is trained. Where too many rewards fail, the reward is nan: no verdict."""
         pairs, _ = self.generator.generate_sequences(prompts, VALIDATION_STEP)
         shown = rollout_metrics(pairs)
-        reward = float(self.reward_computer.score_pairs(pairs).total.nanmean())
+        total = self.reward_computer.score_pairs(pairs).total
+        too_many = float(total.isnan().double().mean()) > self.config.max_reward_failures
+        reward = math.nan if too_many else float(total.nanmean())
         return {"reward": reward, **{name: shown[name] for name in ("kl", "response_length", "eos_rate")}}
 
     def save(self, folder: str | Path) -> Path:
