@@ -113,7 +113,7 @@ def test_a_settings_file_gives_defaults_and_flags_win(call, train, home, tiny):
 
 
 MISTAKES = [
-    (("fly",), "unknown command 'fly'; the commands are demo, sft, reward, train, generate"),
+    (("fly",), "unknown command 'fly'; the commands are demo, sft, label, reward, train, generate"),
     (("train", "--data", "prompts.txt"), "no reward is configured"),
     (("train", "--data", "no.txt", "--rewards", "cli_reward:length"), "no.txt"),
     (("train", "--data", "prompts.txt", "--rewards", "cli_reward:none", "--model-name", "{tiny}"), "cli_reward:none"),
