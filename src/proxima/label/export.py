@@ -133,8 +133,8 @@ def in_words(summary: Mapping[str, Any]) -> list[str]:
     """The summary as lines for a terminal."""
     by = ", ".join(f"{name} {count}" for name, count in summary["annotators"].items())
     lines = [f"{summary['answers']} answers to {summary['items']} items" + (f" ({by})" if by else "")]
-    if summary["choices"]:
-        lines.append("choices: " + ", ".join(f"{name} {count}" for name, count in summary["choices"].items()))
+    if special := [f"{name} {summary['choices'][name]}" for name in ("tie", "skip") if name in summary["choices"]]:
+        lines.append("of these " + ", ".join(special))
     if summary.get("first_share") is not None:
         lines.append(f"the one shown first was chosen in {summary['first_share']:.0%} of decided answers")
     if summary.get("wins"):

@@ -82,7 +82,7 @@ function show(next) {
   const before = state;
   state = next;
   byId("tools").hidden = byId("progress").hidden = false;
-  byId("switch").textContent = next.annotator;
+  byId("switch").textContent = `${next.annotator} · switch`;
   byId("switch").title = "Switch to another name";
   byId("switch").setAttribute("aria-label", `${next.annotator}: switch to another name`);
   byId("bar").max = Math.max(next.total, 1);
@@ -113,7 +113,7 @@ function showItem({ mode, item }) {
 }
 
 function pane(side, title) {
-  const text = element("div", { className: "text", dir: "auto", text: side.text });
+  const text = element("div", { className: "text", dir: "auto", text: side.text.replace(/^ /, "") }); // the space after the prompt
   if (!side.text) text.append(element("em", { className: "soft", text: "(empty)" }));
   const mark = side.ended
     ? element("p", { className: "mark", text: "ended by itself" })
@@ -169,7 +169,8 @@ async function showSummary() {
   byId("figures").replaceChildren(...rows.map(([term, value]) => element("div", {}, element("dt", { text: term }), element("dd", { text: value }))));
   byId("verdict").textContent = verdict(said);
   const target = said.mode === "pairs" ? "preferences.jsonl" : "ratings.jsonl";
-  byId("command").textContent = `proxima label --db ${said.db} --export ${target}`;
+  const words = ["proxima label", `--db ${said.db}`, `--export ${target}`];
+  byId("command").replaceChildren(...words.flatMap((text) => [element("span", { className: "nowrap", text }), " "]));
   byId("go-on").textContent = left ? "Go on labelling" : "Look for new items";
   markBusy();
   byId("summary-title").focus();
