@@ -58,6 +58,7 @@ def make_app(site: Site, folder: Path) -> FastAPI:
 
     app.get("/")(lambda: send_file("index.html"))
     app.get("/static/{name}")(send_file)
+    app.get("/favicon.ico")(lambda: send_file("icon.svg"))  # asked for by the entry page
 
     @app.exception_handler(ValueError)
     def refuse(request: object, error: ValueError) -> JSONResponse:

@@ -27,10 +27,10 @@ async function send(path, body) {
   keep("pending", JSON.stringify({ path, body }));
   try {
     const said = await askUntilAnswered(path, body, "Your answer is kept in this tab and sent again by itself.");
-    show(said);
+    await show(said);
   } catch (problem) {
     if (!(problem instanceof Problem)) throw problem;
-    if (problem.state) show(problem.state);
+    if (problem.state) await show(problem.state);
     notice(problem.message, "Close", () => notice(""));
   } finally {
     keep("pending", null);
@@ -44,7 +44,7 @@ async function load() {
   if (pending) await send(pending.path, pending.body);
   if (pending && state) return;
   try {
-    show(await askUntilAnswered(`/api/state?annotator=${encodeURIComponent(me())}`));
+    await show(await askUntilAnswered(`/api/state?annotator=${encodeURIComponent(me())}`));
   } catch (problem) {
     askName();
     notice(problem.message);
@@ -78,17 +78,16 @@ async function askName() {
     : "You will see a prompt and a completion. Rate it from 1 (very bad) to 5 (very good). Keys: 1 to 5, s to skip, u to undo.";
 }
 
-function show(next) {
+async function show(next) {
+  const summary = next.item ? null : await askUntilAnswered("/api/summary");
   const before = state;
   state = next;
   byId("tools").hidden = byId("progress").hidden = false;
   byId("switch").textContent = `${next.annotator} · switch`;
-  byId("switch").title = "Switch to another name";
-  byId("switch").setAttribute("aria-label", `${next.annotator}: switch to another name`);
   byId("bar").max = Math.max(next.total, 1);
   byId("bar").value = next.done;
   byId("count").textContent = `${next.done} of ${next.total}`;
-  if (!next.item) return showSummary();
+  if (summary) return showSummary(summary);
   const fresh = byId("view-item").hidden;
   showItem(next);
   if (fresh) byId("question").focus();
@@ -147,9 +146,8 @@ function markBusy() {
 
 const number = (value) => (value === null ? "not defined" : value.toFixed(2));
 
-async function showSummary() {
+function showSummary(said) {
   const left = state.total - state.done;
-  const said = await askUntilAnswered("/api/summary");
   showView("view-summary");
   byId("summary-title").textContent = left ? "Agreement so far" : `All done. Thank you, ${state.annotator}.`;
   byId("summary-text").textContent = left
@@ -213,13 +211,13 @@ byId("name-form").addEventListener("submit", async (event) => {
     notice("");
     keep("annotator", said.annotator);
     byId("name").value = "";
-    show(said);
+    await show(said);
   } catch (problem) {
     notice(problem.message);
   }
 });
 byId("switch").onclick = () => { if (!busy) askName(); };
-byId("agreement").onclick = () => { if (!busy) showSummary(); };
+byId("agreement").onclick = async () => { if (!busy) showSummary(await askUntilAnswered("/api/summary")); };
 byId("undo-done").onclick = undo;
 byId("go-on").onclick = () => load();
 
