@@ -189,6 +189,8 @@ def test_processes_and_threads_together_lose_and_double_nothing(make_store):
     assert Counter(answer.annotator for answer in store.answers()) == {"Ann": 30, "Bob": 30, "Cy": 30, "Eve": 30}
     assert len({(answer.item, answer.annotator) for answer in store.answers()}) == 120
     assert not refused
+    with pytest.raises(sqlite3.IntegrityError), sqlite3.connect(store.path) as db:  # the file itself refuses a second one
+        db.execute("INSERT INTO answers SELECT id + 1000, item, annotator, choice, swapped, seconds, time FROM answers")
 
 
 def test_what_was_confirmed_survives_kill_9(make_store):
