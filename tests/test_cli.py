@@ -112,7 +112,7 @@ def test_a_settings_file_gives_defaults_and_flags_win(call, train, home, tiny):
 
 
 MISTAKES = [
-    (("fly",), "unknown command 'fly'; the commands are demo, data, sft, reward, train,"),
+    (("fly",), "unknown command 'fly'; the commands are demo, data, sft, label, reward, train,"),
     (("train", "--data", "prompts.txt"), "no reward is configured"),
     (("train", "--data", "no.txt", "--rewards", "cli_reward:length"), "no.txt"),
     (("train", "--data", "prompts.txt", "--rewards", "cli_reward:none", "--model-name", "{tiny}"), "cli_reward:none"),

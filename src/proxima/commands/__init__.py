@@ -10,6 +10,7 @@ from proxima.commands.demo import Demo
 from proxima.commands.evaluate import Eval
 from proxima.commands.export import Export
 from proxima.commands.generate import Generate
+from proxima.commands.label import Label
 from proxima.commands.serve_reward import ServeReward
 from proxima.commands.stages import Reward, Sft
 from proxima.commands.train import Train
@@ -18,6 +19,7 @@ COMMANDS: dict[str, Any] = {
     "demo": Demo,
     "data": Data,
     "sft": Sft,
+    "label": Label,
     "reward": Reward,
     "train": Train,
     "eval": Eval,

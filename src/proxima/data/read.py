@@ -135,7 +135,7 @@ def to_preference(row: Row, form: Form, template: ChatTemplate) -> Preference:
 
 
 def to_rating(row: Row, form: Form, template: ChatTemplate) -> Rating:
-    return Rating(*rendered(*demonstration_of(row, form), template), rating_of(row))
+    return Rating(*rendered(*demonstration_of(row, form), template), rating_of(row), flag_of(row, "ended"))
 
 
 KINDS: dict[str, Convert[Any]] = {

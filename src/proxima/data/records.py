@@ -26,8 +26,9 @@ class Preference:
 
 @dataclass(frozen=True)
 class Rating:
-    """How good an answer is: any number, more is better."""
+    """How good an answer is: any number, more is better; `ended` false for one that was cut off."""
 
     prompt: str
     completion: str
     rating: float
+    ended: bool = True

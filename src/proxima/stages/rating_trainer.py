@@ -40,7 +40,7 @@ class RatingTrainer(ScoreTrainer[Rating]):
             raise ValueError("the held-out ratings are all the same; hold out more (validation_share) or give validation data")
 
     def encode(self, example: Rating) -> Rated:
-        return encode(self.tokenizer, example.prompt, example.completion), example.rating
+        return encode(self.tokenizer, example.prompt, example.completion, example.ended), example.rating
 
     def answers(self, encoded: Rated) -> Sequence[Row]:
         return encoded[:1]

@@ -1,0 +1,10 @@
+"""Human feedback: people compare or rate completions on a local page.
+
+In: prompts and a model, or ready completions. Out: answers in an SQLite file, then preferences or ratings as JSONL.
+"""
+
+from proxima.label.export import export, in_words, summarize
+from proxima.label.page import make_label_app
+from proxima.label.store import Item, Store
+
+__all__ = ["Item", "Store", "export", "in_words", "make_label_app", "summarize"]

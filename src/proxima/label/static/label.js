@@ -1,0 +1,225 @@
+// The labelling page: one item at a time. Every answer names its item; it is kept in the tab until the server has it.
+
+import { ask, askUntilAnswered, byId, element, notice, Problem, showView } from "./base.js";
+
+const WORDS = ["very bad", "bad", "fair", "good", "very good"];
+const CHOICES = {
+  pairs: [["1", "First"], ["tie", "Tie", "t"], ["2", "Second"]],
+  ratings: WORDS.map((word, i) => [String(i + 1), word]),
+};
+const EXTRA = [["skip", "Skip", "s"], ["undo", "Undo", "u"]];
+const PAUSE = 250; // milliseconds for which a new item takes no answer: the second press of a double press is none
+
+let state = null; // what the server said last
+let busy = false; // something is on its way
+let shownAt = 0; // when the item came up
+let seen = 0; // milliseconds it was in view before the tab was last hidden
+
+const me = () => sessionStorage.getItem("annotator");
+const keep = (name, value) => (value === null ? sessionStorage.removeItem(name) : sessionStorage.setItem(name, value));
+
+// --- requests ---
+
+async function send(path, body) {
+  if (busy) return;
+  busy = true;
+  markBusy();
+  keep("pending", JSON.stringify({ path, body }));
+  try {
+    const said = await askUntilAnswered(path, body, "Your answer is kept in this tab and sent again by itself.");
+    await show(said);
+  } catch (problem) {
+    if (!(problem instanceof Problem)) throw problem;
+    if (problem.state) await show(problem.state);
+    notice(problem.message, "Close", () => notice(""));
+  } finally {
+    keep("pending", null);
+    busy = false;
+    markBusy();
+  }
+}
+
+async function load() {
+  const pending = JSON.parse(sessionStorage.getItem("pending") ?? "null");
+  if (pending) await send(pending.path, pending.body);
+  if (pending && state) return;
+  try {
+    await show(await askUntilAnswered(`/api/state?annotator=${encodeURIComponent(me())}`));
+  } catch (problem) {
+    askName();
+    notice(problem.message);
+  }
+}
+
+function answer(choice) {
+  const early = performance.now() - shownAt < PAUSE;
+  if (busy || early || !state?.item || byId("view-item").hidden) return;
+  const seconds = Math.round(seen + performance.now() - shownAt) / 1000;
+  document.querySelector(`[data-choice="${choice}"]`)?.classList.add("pressed");
+  send("/api/answer", { annotator: me(), item: state.item.id, choice, seconds });
+}
+
+function undo() {
+  if (state?.last && !busy) send("/api/undo", { annotator: me(), answer: state.last });
+}
+
+// --- views ---
+
+async function askName() {
+  state = null;
+  keep("annotator", null);
+  byId("tools").hidden = byId("progress").hidden = true;
+  showView("view-name");
+  byId("name").focus();
+  const said = await askUntilAnswered("/api/annotators");
+  byId("names").replaceChildren(...said.annotators.map((value) => element("option", { value })));
+  byId("intro").textContent = said.mode === "pairs"
+    ? "You will see a prompt and two completions. Say which one is better. Keys: 1, 2, t for a tie, s to skip, u to undo."
+    : "You will see a prompt and a completion. Rate it from 1 (very bad) to 5 (very good). Keys: 1 to 5, s to skip, u to undo.";
+}
+
+async function show(next) {
+  const summary = next.item ? null : await askUntilAnswered("/api/summary");
+  const before = state;
+  state = next;
+  byId("tools").hidden = byId("progress").hidden = false;
+  byId("switch").textContent = `${next.annotator} · switch`;
+  byId("bar").max = Math.max(next.total, 1);
+  byId("bar").value = next.done;
+  byId("count").textContent = `${next.done} of ${next.total}`;
+  if (summary) return showSummary(summary);
+  const fresh = byId("view-item").hidden;
+  showItem(next);
+  if (fresh) byId("question").focus();
+  const verb = !before ? "" : next.done < before.done ? "Undone. " : next.done > before.done ? "Saved. " : "";
+  byId("live").textContent = `${verb}Item ${next.done + 1} of ${next.total}.`;
+}
+
+function showItem({ mode, item }) {
+  showView("view-item");
+  const pairs = mode === "pairs";
+  byId("question").textContent = pairs ? "Which completion is better?" : "How good is this completion?";
+  byId("prompt").textContent = item.prompt;
+  byId("prompt").scrollTop = 0;
+  byId("sides").className = pairs ? "sides" : "sides one";
+  byId("sides").replaceChildren(...item.sides.map((side, i) => pane(side, pairs ? ["First", "Second"][i] : "Completion")));
+  if (byId("choices").dataset.mode !== mode) makeButtons(mode);
+  markBusy();
+  for (const pressed of document.querySelectorAll(".pressed")) pressed.classList.remove("pressed");
+  byId("view-item").dataset.item = item.id;
+  seen = 0;
+  shownAt = performance.now();
+}
+
+function pane(side, title) {
+  const text = element("div", { className: "text", dir: "auto", text: side.text.replace(/^ /, "") }); // the space after the prompt
+  if (!side.text) text.append(element("em", { className: "soft", text: "(empty)" }));
+  const mark = side.ended
+    ? element("p", { className: "mark", text: "ended by itself" })
+    : element("p", { className: "mark cut", text: "cut off here" });
+  const scroll = element("div", { className: "pane", tabIndex: 0 }, text, mark);
+  scroll.setAttribute("role", "region");
+  scroll.setAttribute("aria-label", title);
+  return element("article", { className: "card side" }, element("h2", { text: title }), scroll);
+}
+
+function makeButtons(mode) {
+  const make = ([choice, label, key], className) => {
+    const made = element("button", { type: "button", className }, element("kbd", { text: key ?? choice }), element("span", { text: label }));
+    made.dataset.choice = choice;
+    made.onclick = () => (choice === "undo" ? undo() : answer(choice));
+    return made;
+  };
+  byId("choices").className = `choices ${mode}`;
+  byId("choices").dataset.mode = mode;
+  byId("choices").replaceChildren(...CHOICES[mode].map((one) => make(one, "big")), ...EXTRA.map((one) => make(one, "quiet")));
+}
+
+function markBusy() {
+  for (const button of byId("choices").children) button.setAttribute("aria-disabled", String(busy));
+  for (const button of document.querySelectorAll('[data-choice="undo"], #undo-done')) {
+    button.setAttribute("aria-disabled", String(busy || !state?.last));
+  }
+}
+
+// --- agreement ---
+
+const number = (value) => (value === null ? "not defined" : value.toFixed(2));
+
+function showSummary(said) {
+  const left = state.total - state.done;
+  showView("view-summary");
+  byId("summary-title").textContent = left ? "Agreement so far" : `All done. Thank you, ${state.annotator}.`;
+  byId("summary-text").textContent = left
+    ? `You have answered ${state.done} items; ${left} are left for you.`
+    : `You have answered all ${state.done} items that were for you.`;
+  const people = Object.keys(said.annotators).length;
+  const rows = [
+    ["Answers", `${said.answers} to ${said.items} items`],
+    ["Annotators", String(people)],
+    ["Items answered by two or more", String(said.shared)],
+  ];
+  if (said.shared) {
+    rows.push(["Raw agreement", number(said.raw)]);
+    if (said.kappa !== null) rows.push(["Cohen’s kappa", number(said.kappa)]);
+    rows.push([`Krippendorff’s alpha (${said.metric})`, number(said.alpha)]);
+  }
+  byId("figures").replaceChildren(...rows.map(([term, value]) => element("div", {}, element("dt", { text: term }), element("dd", { text: value }))));
+  byId("verdict").textContent = verdict(said);
+  const target = said.mode === "pairs" ? "preferences.jsonl" : "ratings.jsonl";
+  const words = ["proxima label", `--db ${said.db}`, `--export ${target}`];
+  byId("command").replaceChildren(...words.flatMap((text) => [element("span", { className: "nowrap", text }), " "]));
+  byId("go-on").textContent = left ? "Go on labelling" : "Look for new items";
+  markBusy();
+  byId("summary-title").focus();
+  byId("live").textContent = byId("summary-title").textContent;
+}
+
+function verdict({ shared, alpha }) {
+  if (!shared) return "Agreement is measured once two people have answered the same items.";
+  if (alpha === null) return "Everyone gave one and the same answer, so agreement beyond chance cannot be measured.";
+  if (alpha >= 0.8) return "Alpha of 0.8 and above: the answers are reliable.";
+  if (alpha >= 0.667) return "Alpha between 0.67 and 0.8: usable, with care.";
+  return "Alpha below 0.67: people judge differently. Write down clearer rules, or collect several answers an item.";
+}
+
+// --- keys ---
+
+function keyOf(event) { // digits and letters by what they mean, or by place on keyboards that have others there
+  if (/^[a-z1-5]$/i.test(event.key)) return event.key.toLowerCase();
+  return event.code.replace(/^(Key|Digit|Numpad)/, "").toLowerCase();
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.repeat && event.target instanceof HTMLButtonElement) event.preventDefault(); // a held Enter is one press
+  if (event.repeat || event.ctrlKey || event.metaKey || event.altKey || event.target instanceof HTMLInputElement) return;
+  const key = keyOf(event);
+  if (key === "u" && (!byId("view-item").hidden || !byId("view-summary").hidden)) return undo();
+  const button = [...byId("choices").children].find((one) => one.querySelector("kbd").textContent === key);
+  if (button && !byId("view-item").hidden) answer(button.dataset.choice);
+});
+
+document.addEventListener("visibilitychange", () => { // time in another tab is not time spent on the item
+  if (document.hidden) seen += performance.now() - shownAt;
+  else shownAt = performance.now();
+});
+
+byId("name-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  try {
+    const said = await ask(`/api/state?annotator=${encodeURIComponent(byId("name").value)}`);
+    notice("");
+    keep("annotator", said.annotator);
+    byId("name").value = "";
+    await show(said);
+  } catch (problem) {
+    notice(problem.message);
+  }
+});
+byId("switch").onclick = () => { if (!busy) askName(); };
+byId("agreement").onclick = async () => { if (!busy) showSummary(await askUntilAnswered("/api/summary")); };
+byId("undo-done").onclick = undo;
+byId("go-on").onclick = () => load();
+
+if (me()) load();
+else askName();

@@ -1,0 +1,10 @@
+"""The base of every page of the project: who may ask, how it is served, how it looks.
+
+In: routes and static files of a part (`label`). Out: a guarded FastAPI app on this machine alone, until Ctrl-C.
+"""
+
+from proxima.web.app import Conflict, make_app
+from proxima.web.guard import Guard
+from proxima.web.server import Site, running, serve
+
+__all__ = ["Conflict", "Guard", "Site", "make_app", "running", "serve"]

@@ -1,0 +1,88 @@
+"""Serving a page. In: an address. Out: `Site`, its socket open and its token drawn; then the app served until it is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from proxima.web.guard import Guard
+
+if TYPE_CHECKING:
+    import uvicorn
+
+
+class Site:
+    """An open socket, the token that lets in, and the guard before it. Port 0 takes a free one."""
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0):
+        if host in ("", "0.0.0.0", "::"):
+            raise ValueError(f"host ({host!r}) is every address of this machine; name the one that browsers will use")
+        if not 0 <= port < 65536:
+            raise ValueError(f"port ({port}) must be in [0, 65535]; 0 takes a free one")
+        try:
+            [family, kind, protocol, _, address] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            self.socket = socket.socket(family, kind, protocol)
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.socket.bind(address)
+        except OSError as error:
+            raise ValueError(f"cannot listen at {host}, port {port}: {error.strerror or error}; try --port 0") from None
+        self.port: int = self.socket.getsockname()[1]
+        self.token = secrets.token_urlsafe(24)
+        name = f"[{host}]" if _is_version_6(host) else host
+        self.guard = Guard(self.port, self.token, name)
+        self.address = f"http://{name}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """What to open: the only thing that carries the token."""
+        return f"{self.address}/?token={self.token}"
+
+
+def serve(app: Any, site: Site, open_browser: bool = False) -> None:
+    """Serve in the foreground until Ctrl-C."""
+    print(f"Open {site.url}\n(the address is a key: whoever has it can use this page; Ctrl-C stops)", flush=True)
+    if open_browser:
+        import webbrowser
+
+        webbrowser.open(site.url)
+    with contextlib.suppress(KeyboardInterrupt):
+        _server(app).run(sockets=[site.socket])
+
+
+@contextlib.contextmanager
+def running(app: Any, site: Site) -> Iterator[Site]:
+    """Serve in a thread while the block runs."""
+    server = _server(app)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [site.socket]}, daemon=True)
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            time.sleep(0.005)
+        yield site
+    finally:
+        server.should_exit = True
+        thread.join()
+        site.socket.close()
+
+
+def _server(app: Any) -> uvicorn.Server:
+    import uvicorn
+
+    return uvicorn.Server(
+        uvicorn.Config(
+            app, log_level="warning", access_log=False, server_header=False, lifespan="off", timeout_graceful_shutdown=2
+        )
+    )
+
+
+def _is_version_6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
