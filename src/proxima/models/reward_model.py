@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from proxima.engine import pack_mask
 from proxima.models.base_model import Backbone, BaseModel
 
 REPORT_FILE = "reward.json"
@@ -38,11 +39,7 @@ class RewardModel(BaseModel):
 
     def scores(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Scores (B,) of sequences (B, T), padded on either side."""
-        with self.active():
-            hidden = self.backbone.hidden_states(ids, mask)
-        columns = torch.arange(ids.shape[1], device=ids.device)
-        last = torch.where(mask, columns, -1).max(1).values
-        return self.head_values(hidden[torch.arange(len(ids), device=ids.device), last])
+        return self.head_values(self.backbone.hidden(ids, pack_mask(mask), self.adapter))
 
 
 class ClassifierReward:
