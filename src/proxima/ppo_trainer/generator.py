@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,25 @@ from proxima.token_attribution import TokenAttributor
 from proxima.types import KeptSet, Rollout, Tokens, pad_to
 
 
+class Stopwatch:
+    """Seconds between laps; a lap on a GPU ends when its work has ended."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start = self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now = time.perf_counter()
+        self._laps[f"seconds/{name}"] = now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        return {**self._laps, "seconds": time.perf_counter() - self._start}
+
+
 class SequenceGenerator:
     """Samples from the policy, then scores the sample with policy and reference in training-side forward passes."""
 
@@ -26,14 +46,18 @@ class SequenceGenerator:
         self.models, self.tokenizer, self.config = models, tokenizer, config
         self.attributor = TokenAttributor(tokenizer)
 
-    def generate_sequences(self, prompts: Sequence[str], step: int = 0) -> tuple[SAPairs, list[str]]:
+    def generate_sequences(
+        self, prompts: Sequence[str], step: int = 0, clock: Stopwatch | None = None
+    ) -> tuple[SAPairs, list[str]]:
         """Pairs and texts, one sequence a prompt. Noise follows from (seed, step, prompt): the same call, the same sample."""
-        texts, rollout = self.generate(prompts, step)
+        texts, rollout = self.generate(prompts, step, clock)
         return self.attributor.extract_pairs(texts, rollout), texts
 
-    def generate(self, prompts: Sequence[str], step: int = 0) -> tuple[list[str], Rollout]:
+    def generate(self, prompts: Sequence[str], step: int = 0, clock: Stopwatch | None = None) -> tuple[list[str], Rollout]:
         """Texts, and the record of their tokens and log-probabilities."""
         tokens = self.sample(prompts, step)
+        if clock is not None:
+            clock.lap("generate")
         return tokens.texts(), Rollout(tokens, self.score(tokens))
 
     def sample(self, prompts: Sequence[str], step: int = 0) -> Tokens:
