@@ -1,4 +1,4 @@
-"""The command line, run in this process: help, training end to end, settings, generation, errors, trackers, prompt files."""
+"""The command line, run in this process: help, training end to end, settings, generation, errors, trackers."""
 
 import importlib
 import json
@@ -10,7 +10,6 @@ import yaml
 from proxima.cli import main
 from proxima.config import PPOConfig
 from proxima.ppo_trainer import PPOTrainer
-from proxima.prompts import read_prompts
 
 REWARD = "def length(prompts, texts):\n    return [float(len(text)) for text in texts]\n"
 QUICK = ["--max-new-tokens", "3", "--batch-size", "2", "--ppo-epochs", "1", "--learning-rate", "0.02"]
@@ -113,7 +112,7 @@ def test_a_settings_file_gives_defaults_and_flags_win(call, train, home, tiny):
 
 
 MISTAKES = [
-    (("fly",), "unknown command 'fly'; the commands are demo, sft, reward, train,"),
+    (("fly",), "unknown command 'fly'; the commands are demo, data, sft, reward, train,"),
     (("train", "--data", "prompts.txt"), "no reward is configured"),
     (("train", "--data", "no.txt", "--rewards", "cli_reward:length"), "no.txt"),
     (("train", "--data", "prompts.txt", "--rewards", "cli_reward:none", "--model-name", "{tiny}"), "cli_reward:none"),
@@ -178,32 +177,3 @@ def test_a_missing_tracker_says_how_to_install_it_and_leaves_no_half_run(make_co
     with pytest.raises(ValueError, match=f"pip install {package}"):
         PPOTrainer(make_config(trackers=package, **settings)).train(["a"])
     PPOTrainer(make_config(**settings)).train(["a"])  # the name is still free
-
-
-# --- prompt files ---
-
-
-@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
-@pytest.mark.parametrize("prompt", ["a\u2028b", "a\x85b", "a\x0cb", "日本 😀"])
-def test_only_a_line_break_ends_a_prompt(tmp_path, suffix, prompt):
-    path = tmp_path / f"prompts{suffix}"
-    lines = [json.dumps({"prompt": text}, ensure_ascii=False) if suffix == ".jsonl" else text for text in (prompt, "next")]
-    path.write_text("\r\n".join(lines), encoding="utf-8", newline="")
-    assert read_prompts(path) == [prompt, "next"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("p.csv", "a", "must end in .txt"),
-        ("p.txt", " \n", "holds no prompts"),
-        ("p.jsonl", '{"prompt": "a"}\n{"text": "b"}', "line 2: not a JSON object with a `prompt`"),
-        ("p.jsonl", "[1]", "line 1: not a JSON object"),
-        ("p.jsonl", '{"prompt": 3}', "line 1: `prompt` is a int"),
-        ("p.txt", b"\xff\xfe", "cannot read the prompts"),
-    ],
-)
-def test_a_prompt_file_with_a_mistake_is_refused(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match=message):
-        read_prompts(tmp_path / name)

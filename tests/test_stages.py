@@ -1,7 +1,8 @@
 """Supervised fine-tuning and reward training, on small data of the tests' own."""
 
-import gzip
 import json
+import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from proxima.cli import main
 from proxima.config import PPOConfig, StageConfig
 from proxima.models.reward_model import REPORT_FILE, reward_warning
 from proxima.ppo_trainer import PPOTrainer
-from proxima.stages import Demonstration, Preference, RewardTrainer, SFTTrainer, read_demonstrations, read_preferences
+from proxima.stages import Demonstration, Preference, Rating, RatingTrainer, RewardTrainer, SFTTrainer
+from proxima.stages.rating_trainer import order_accuracy
 from proxima.stages.reward_trainer import calibration_error
 
 DEMONSTRATIONS = [Demonstration(f"say {letter}:", f" {letter * 4}") for letter in "abcdefgh"] * 6
@@ -153,36 +155,6 @@ def test_calibration_error_by_hand():
     assert calibration_error(honest) == pytest.approx(0, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "holds no examples"),
-        ("{not json", "as lines of JSON"),
-        ('{"prompt": "a"}', "example 1: `completion` is missing"),
-        ('{"prompt": "a", "completion": 3}', "example 1: `completion` is missing or not a text"),
-        ('{"prompt": " ", "completion": "b"}', "example 1: the prompt is empty"),
-        ("[1]", "example 1: `prompt` is missing"),
-    ],
-)
-def test_bad_demonstration_files_are_named_with_the_example(tmp_path, content, message):
-    path = tmp_path / "data.jsonl"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=message):
-        read_demonstrations(path)
-
-
-def test_preferences_come_from_plain_and_gzipped_files(tmp_path):
-    row = json.dumps({"prompt": "a", "chosen": " b", "rejected": " c", "rejected_ended": False}) + "\n"
-    (tmp_path / "a.jsonl").write_text(row)
-    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
-        file.write(row)
-    expected = [Preference("a", " b", " c", True, False)]
-    assert read_preferences(tmp_path / "a.jsonl") == read_preferences(tmp_path / "a.jsonl.gz") == expected
-    (tmp_path / "b.jsonl.gz").write_bytes(b"not gzip")
-    with pytest.raises(ValueError, match="cannot read"):
-        read_preferences(tmp_path / "b.jsonl.gz")
-
-
 def test_sft_reward_and_train_from_the_command_line(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demos.jsonl").write_text("".join(json.dumps(vars(item)) + "\n" for item in DEMONSTRATIONS))
@@ -197,3 +169,81 @@ def test_sft_reward_and_train_from_the_command_line(tiny, tmp_path, monkeypatch,
     assert "held-out accuracy" in shown
     assert "all epochs done" in shown
     assert (tmp_path / "runs" / "ppo" / "policy" / "adapter_model.safetensors").is_file()
+
+
+# --- data that is read when needed ---
+
+
+class OnDisk(Sequence):
+    """Examples that may be asked for, a few at a time, but never all at once."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        assert not isinstance(index, slice) or len(self.items[index]) <= 16
+        return self.items[index]
+
+    def __iter__(self):
+        raise AssertionError("all examples were read at once")
+
+
+@pytest.mark.parametrize(("trainer", "examples"), [(SFTTrainer, DEMONSTRATIONS), (RewardTrainer, PREFERENCES)])
+def test_a_stage_reads_examples_when_their_batch_is_due_and_learns_the_same(stage, trainer, examples):
+    settings = stage(epochs=2, max_length=20)
+    assert trainer(settings).train(OnDisk(examples)).metrics == trainer(settings).train(examples).metrics
+
+
+# --- ratings ---
+
+WORDS = ("bad", "poor", "fair", "good", "best")
+RATINGS = [Rating(f"prompt {i % 7}", f" {WORDS[i % 5]}" + "!" * (i % 3), 10.0 * (i % 5) + 100) for i in range(120)]
+
+
+def test_a_reward_model_learns_ratings_and_ppo_uses_its_folder(stage):
+    trainer = RatingTrainer(stage(epochs=8))
+    results = trainer.train(RATINGS)
+    assert results.best["accuracy"] > 0.9
+    assert results.best["validation_loss"] < 0.3  # of a variance of 1
+    report = json.loads((results.folder / REPORT_FILE).read_text())
+    assert report["accuracy"] == results.best["accuracy"]
+    assert report["rating_mean"] == pytest.approx(120, abs=2)
+    assert report["rating_deviation"] == pytest.approx(14.1, abs=1)
+    assert reward_warning(str(results.folder)) == ""
+    ppo = PPOTrainer(PPOConfig(stage().model_name, max_new_tokens=3, rewards=str(results.folder)))
+    encoded = [trainer.encode(Rating("prompt 1", f" {word}", 0))[0] for word in WORDS]
+    rows = [torch.tensor([prompt + response]) for prompt, response in encoded]
+    with torch.no_grad():
+        scores = [float(ppo.models.reward.scores(row, torch.ones_like(row, dtype=torch.bool))) for row in rows]
+    assert scores == sorted(scores)
+    assert abs(sum(scores)) / 5 < 0.5  # centred, in deviations
+    assert ppo.models.reward.source == str(results.folder)
+    assert math.isfinite(ppo.ppo_step(["prompt 3"])["avg_reward"])
+
+
+def test_order_accuracy_by_hand():
+    ratings = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    assert order_accuracy(torch.tensor([0.0, 5.0, 6.0, 9.0]), ratings) == 1
+    assert order_accuracy(torch.tensor([9.0, 5.0, 6.0, 0.0]), ratings) == 0
+    assert order_accuracy(torch.tensor([0.0, 0.0, 6.0, 9.0]), ratings) == pytest.approx(4 / 5)  # a tie is not right
+    assert math.isnan(order_accuracy(torch.zeros(3), torch.ones(3)))
+
+
+def test_ratings_without_a_difference_are_refused(stage):
+    with pytest.raises(ValueError, match="all 2 ratings are 3; a reward model needs different ones"):
+        RatingTrainer(stage()).train([Rating("a", "b", 3), Rating("a", "c", 3), Rating("a", "d", 3)])
+    with pytest.raises(ValueError, match="held-out ratings are all the same"):
+        RatingTrainer(stage()).train(RATINGS, RATINGS[:1])
+
+
+def test_proxima_reward_takes_ratings_by_their_columns(stage, tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ratings.csv").write_text("question,answer,rating\n" + "".join(f"q{i},{'x' * i},{i}\n" for i in range(1, 40)))
+    main(["reward", "--data", "ratings.csv", "--model-name", tiny, "--run-name", "rm", "--limit", "30"])
+    shown = capsys.readouterr().out
+    assert "trained on ratings" in shown
+    assert "held-out accuracy" in shown
+    assert PPOTrainer(PPOConfig(tiny, rewards="runs/rm")).models.reward.source == "runs/rm"

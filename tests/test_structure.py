@@ -15,7 +15,7 @@ LEVELS = [
     {"errors", "types", "ops", "sampling", "pairs", "config"},
     {"token_attribution", "reward_kl", "advantage", "training", "metrics"},
     {"engine"},
-    {"models", "tiny", "prompts", "data", "tracking", "run_folder", "web"},
+    {"models", "tiny", "data", "tracking", "run_folder", "web"},
     {"base_setup"},
     {"experience_buffer", "evaluator", "rewards"},
     {"ppo_trainer"},

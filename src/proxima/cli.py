@@ -66,7 +66,7 @@ def parse(arguments: Sequence[str]) -> Any:
 
 
 def overview() -> str:
-    rows = "\n".join(f"  {name:10} {kind.__doc__}" for name, kind in COMMANDS.items())
+    rows = "\n".join(f"  {name:13} {kind.__doc__}" for name, kind in COMMANDS.items())
     return (
         f"Proxima {__version__}: PPO fine-tuning of language models with human feedback.\n\n"
         f"usage: proxima COMMAND [flags]\n\n{rows}\n\n"
@@ -122,15 +122,15 @@ def _defaults(kind: Any, values: dict[str, Any]) -> Any:
 
 
 def _reward_rule(info: Any) -> Any:
-    """On the command line a reward is one word: SOURCE or WEIGHT*SOURCE."""
+    """On the command line a reward is one word."""
     import tyro
 
     if info.type is not RewardSpec:
         return None
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
-        metavar="[WEIGHT*]SOURCE",
+        metavar="[WEIGHT*]SOURCE[,KEY=VALUE...]",
         instance_from_str=lambda words: RewardSpec.of(words[0]),
         is_instance=lambda value: isinstance(value, RewardSpec),
-        str_from_instance=lambda spec: [f"{spec.weight:g}*{spec.to_dict()['source']}"],
+        str_from_instance=lambda spec: [spec.to_text()],
     )

@@ -2,4 +2,4 @@
 
 
 class RewardFailure(RuntimeError):  # noqa: N818
-    """Every reward of a step failed: there is nothing to learn from."""
+    """More rewards of a step failed than `max_reward_failures` allows: nothing was trained on it."""

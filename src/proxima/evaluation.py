@@ -32,12 +32,16 @@ class Side:
     measured: dict[str, float]
 
 
-def open_run(run: str | Path, rewards: Sequence[RewardSpec] = (), **changes: Any) -> PPOTrainer:
-    """The trainer of a finished run, before its trained weights are loaded: policy and reference are still the same."""
+def run_config(run: str | Path) -> PPOConfig:
     path = Path(run) / "config.yaml"
     if not (Path(run) / "policy").is_dir() or not path.is_file():
         raise ValueError(f"{run} is not the folder of a finished `proxima train` run (no config.yaml and policy/ in it)")
-    config = PPOConfig.from_yaml(path)
+    return PPOConfig.from_yaml(path)
+
+
+def open_run(run: str | Path, rewards: Sequence[RewardSpec] = (), **changes: Any) -> PPOTrainer:
+    """The trainer of a finished run, before its trained weights are loaded: policy and reference are still the same."""
+    config = run_config(run)
     return PPOTrainer(replace(config, rewards=tuple(rewards) or config.rewards, trackers=(), **changes))
 
 

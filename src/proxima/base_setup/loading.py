@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import logging as progress
 
 EMBEDDED = Path(__file__).parent.parent / "embedded"
@@ -63,9 +63,11 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return getattr(torch, name)
 
 
-def load_network(config: ModelSettings, name: str, device: torch.device, kind: Any = AutoModelForCausalLM) -> PreTrainedModel:
+def load_network(
+    config: ModelSettings, name: str, device: torch.device, kind: Any = AutoModelForCausalLM, labels: int = 1
+) -> PreTrainedModel:
     """A pretrained network, from safetensors only, without remote code unless the config asks for it."""
-    extra = {"num_labels": 1} if kind is AutoModelForSequenceClassification else {}
+    extra = {"num_labels": labels} if kind is AutoModelForSequenceClassification else {}
     with explain_loading("model", name), _no_progress_bar():
         network = kind.from_pretrained(
             model_path(name),
@@ -75,6 +77,13 @@ def load_network(config: ModelSettings, name: str, device: torch.device, kind: A
             **extra,
         )
     return network.to(device)
+
+
+def load_context_length(name: str, trust_remote_code: bool = False) -> int | None:
+    """Most tokens a model can read, from its config alone; None where that names no limit."""
+    with explain_loading("model's config", name):
+        config = AutoConfig.from_pretrained(model_path(name), trust_remote_code=trust_remote_code)
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 @contextmanager

@@ -6,36 +6,48 @@ Memory only: sums over a minibatch are the same however it is cut.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from proxima.config import PPOConfig
 from proxima.types import Tokens
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-SCORING = 4  # passes without gradients may read so many times more
 
 
 class MicroBatches:
     """One budget for all passes of a trainer."""
 
-    def __init__(self, size: int, tokens: int):
-        self.size, self.tokens = size, tokens
+    def __init__(self, size: int, tokens: int, minibatch: int):
+        """
+        Args:
+            size, tokens: most sequences and tokens in one pass.
+            minibatch: sequences of an optimiser step; passes are cut to suit it, scoring in the same cuts.
+        """
+        self.size, self.tokens, self.minibatch = size, tokens, minibatch
 
-    def rows(self, tokens: Tokens, scoring: bool = False) -> list[Tensor]:
-        """The rows in order, cut where a pass would hold too many sequences or tokens; at least one a pass."""
-        factor = SCORING if scoring else 1
+    @classmethod
+    def of(cls, config: PPOConfig) -> MicroBatches:
+        return cls(config.micro_batch_size, config.micro_batch_tokens, config.minibatch_size)
+
+    def rows(self, tokens: Tokens) -> list[Tensor]:
+        """The rows in order, in as few passes as the budget allows and about equal ones; at least one row a pass."""
         lengths = (tokens.prompt_sizes + tokens.sizes).tolist()
+        count, mean = min(len(lengths), self.minibatch), sum(lengths) / len(lengths)
+        passes = max(math.ceil(count * mean / self.tokens), math.ceil(count / self.size))
+        limit = min(self.tokens, math.ceil(math.ceil(count / passes) * mean) + max(lengths) - min(lengths))
         groups: list[list[int]] = []
         room = 0
         for row, length in enumerate(lengths):
-            if not groups or length > room or len(groups[-1]) >= factor * self.size:
+            if not groups or length > room or len(groups[-1]) >= self.size:
                 groups.append([])
-                room = factor * self.tokens
+                room = limit
             groups[-1].append(row)
             room -= length
         return [torch.tensor(group) for group in groups]

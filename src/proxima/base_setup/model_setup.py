@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from proxima.base_setup.loading import explain_loading, load_network, model_path, pick_device
+from proxima.base_setup.loading import ModelSettings, explain_loading, load_network, model_path, pick_device
 from proxima.base_setup.lora_setup import add_adapter, copy_adapter, is_adapter, load_adapter, lora_config
 from proxima.base_setup.micro_batches import MicroBatches
 from proxima.base_setup.tokenizer_setup import PAD_TOKEN, eos_token_ids
 from proxima.config import PPOConfig
-from proxima.models import Backbone, ClassifierReward, PolicyModel, RewardModel, SFTModel, ValueModel
+from proxima.models import Backbone, PolicyModel, RewardModel, SFTModel, ValueModel
 from proxima.models.base_model import HEAD_FILE, EngineSettings, scalar_head
 
 
@@ -52,26 +52,26 @@ def build_models(config: PPOConfig, tokenizer: Any) -> ModelSet:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         sft = _reference(config, base)
-        reward = _reward(config, base)
+        reward = load_reward(config, base)
         policy = _policy(config, base, sft)
         value = _value(config, base, sft, reward, policy)
     for role in (policy, sft, value, reward):
         role.backbone.settings = EngineSettings(
             fast=config.engine != "plain", compiled=config.compile_layers, checkpointing=config.gradient_checkpointing
         )
-    micro_batches = MicroBatches(config.micro_batch_size, config.micro_batch_tokens)
-    return ModelSet(policy, sft, value, reward, eos_token_ids(tokenizer, base.network), base.context_length, micro_batches)
+    ends = eos_token_ids(tokenizer, base.network)
+    return ModelSet(policy, sft, value, reward, ends, base.context_length, MicroBatches.of(config))
 
 
 def _reference(config: PPOConfig, base: Backbone) -> SFTModel:
     return SFTModel(base, load_adapter(base, "sft", config.sft_adapter) if config.sft_adapter else None)
 
 
-def _reward(config: PPOConfig, base: Backbone) -> RewardModel:
+def load_reward(config: PPOConfig, base: Backbone) -> RewardModel:
     """The trained reward model the config names (an adapter, or a network of its own), or the base with an untrained head."""
     deviation = (base.hidden_size + 1) ** -0.5
     head = scalar_head(base.hidden_size, deviation, base.device)
-    folders = [str(spec.source) for spec in config.rewards if not spec.is_function and has_head(str(spec.source))]
+    folders = [str(spec.source) for spec in config.rewards if not callable(spec.source) and has_head(str(spec.source))]
     if len(folders) > 1:
         raise ValueError(f"only one trained reward model can be the system's own, got {folders}")
     if not folders:
@@ -168,18 +168,22 @@ def load_head(head: torch.nn.Linear, folder: str) -> None:
     head.load_state_dict(load_file(path, device=str(head.weight.device)))
 
 
-def load_classifier(config: PPOConfig, name: str, device: torch.device) -> ClassifierReward:
-    """A sequence classifier with its own tokenizer as a reward."""
-    network = load_network(config, name, device, AutoModelForSequenceClassification)
-    architectures = network.config.architectures or []
-    if not any("SequenceClassification" in item for item in architectures):
+def load_classifier(config: ModelSettings, name: str, device: torch.device) -> tuple[Any, Any]:
+    """A sequence classifier with all its labels, and its own tokenizer."""
+    with explain_loading("model", name):
+        own = AutoConfig.from_pretrained(model_path(name), trust_remote_code=config.trust_remote_code)
+    architectures = own.architectures or []
+    trained = any("SequenceClassification" in item for item in architectures)
+    if not trained:
         warnings.warn(f"{name!r} is not a sequence classifier ({architectures}); its score head is untrained", stacklevel=2)
+    network = load_network(config, name, device, AutoModelForSequenceClassification, own.num_labels if trained else 1)
     with explain_loading("tokenizer", name):
         tokenizer = AutoTokenizer.from_pretrained(model_path(name), trust_remote_code=config.trust_remote_code)
     tokenizer.padding_side = "right"
+    tokenizer.truncation_side = "left"
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
         if len(tokenizer) > network.get_input_embeddings().num_embeddings:
             network.resize_token_embeddings(len(tokenizer))
     network.config.pad_token_id = tokenizer.pad_token_id
-    return ClassifierReward(network, tokenizer)
+    return network, tokenizer

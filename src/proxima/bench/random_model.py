@@ -30,16 +30,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def make_random_model(folder: str | Path, shape: str, device: str = "cpu", seed: int = 0) -> Path:
-    """A Qwen3 of this shape and a tokenizer of whole words `t0`, `t1`, ...; `t1` is EOS."""
+    """A Qwen3 of this shape and a tokenizer of whole words `t3`, `t4`, ...; id 1 is EOS."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
     config = Qwen3Config(**SHAPES[shape], tie_word_embeddings=True, eos_token_id=1, bos_token_id=None, pad_token_id=0)
-    vocabulary = {f"t{i}": i for i in range(config.vocab_size)}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="t2"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="t0", eos_token="t1", unk_token="t2")
+    special = ["<pad>", "<eos>", "<unk>"]
+    vocabulary = {word: i for i, word in enumerate(special + [f"t{i}" for i in range(3, config.vocab_size)])}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(seed)

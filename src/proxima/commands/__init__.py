@@ -5,20 +5,24 @@ What is heavy is imported inside `run`, so that `--help` is quick.
 
 from typing import Any
 
+from proxima.commands.data import Data
 from proxima.commands.demo import Demo
 from proxima.commands.evaluate import Eval
 from proxima.commands.export import Export
 from proxima.commands.generate import Generate
+from proxima.commands.serve_reward import ServeReward
 from proxima.commands.stages import Reward, Sft
 from proxima.commands.train import Train
 
 COMMANDS: dict[str, Any] = {
     "demo": Demo,
+    "data": Data,
     "sft": Sft,
     "reward": Reward,
     "train": Train,
     "eval": Eval,
     "generate": Generate,
     "export": Export,
+    "serve-reward": ServeReward,
 }
 """By name, in the order of the help."""

@@ -34,10 +34,13 @@ class Eval:
     """Answers to print, side by side."""
 
     def run(self) -> None:
-        from proxima.evaluation import evaluate_run
-        from proxima.prompts import read_prompts
+        from proxima.base_setup.tokenizer_setup import load_tokenizer
+        from proxima.data import read_prompts
+        from proxima.evaluation import evaluate_run, run_config
 
-        results = evaluate_run(self.folder, read_prompts(self.data)[: self.limit or None], self.rewards)
+        config = run_config(self.folder)
+        prompts = read_prompts(self.data, load_tokenizer(config.model_name, config.trust_remote_code), self.limit)
+        results = evaluate_run(self.folder, prompts, self.rewards)
         for sample in results["samples"][: self.show]:
             print(f"\n{sample['prompt']}")
             for side in ("reference", "policy"):

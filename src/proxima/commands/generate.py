@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 
 from proxima.config import PPOConfig
 
@@ -16,19 +15,22 @@ class Generate:
     ppo: PPOConfig
     prompt: tuple[str, ...] = ()
     """Prompts to answer."""
-    data: Path | None = None
-    """File with more prompts, as for `train`."""
+    data: str = ""
+    """More prompts: a file, a folder or a Hugging Face dataset, as for `train`."""
+    limit: int = 0
+    """Use only the first so many rows of the data; 0 = all."""
     adapter: str = ""
     """Folder of a trained policy adapter, for example runs/NAME/policy."""
 
     def run(self) -> None:
         from proxima.base_setup import BaseSetup
+        from proxima.data import open_rows, read_prompts
         from proxima.ppo_trainer import SequenceGenerator
-        from proxima.prompts import read_prompts
 
-        prompts = [*self.prompt, *(read_prompts(self.data) if self.data else [])]
+        rows = open_rows(self.data, self.limit) if self.data else None
         config = dataclasses.replace(self.ppo, sft_adapter=self.adapter) if self.adapter else self.ppo
         setup = BaseSetup(config)
+        prompts = [*self.prompt, *(read_prompts(rows, setup.tokenizer) if rows is not None else [])]
         texts = SequenceGenerator(setup.models, setup.tokenizer, config).sample(prompts).texts()
         for prompt, text in zip(prompts, texts, strict=True):
             print(f"{prompt}\n  -> {text}\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from proxima.config import PPOConfig
 
@@ -13,23 +12,28 @@ class Train:
     """Train a policy with PPO on a file of prompts."""
 
     ppo: PPOConfig
-    data: Path
-    """Prompts: .txt, one a line, or .jsonl with a `prompt` field."""
-    validation: Path | None = None
+    data: str
+    """Prompts: a file, a folder or a Hugging Face dataset, OWNER/NAME[/CONFIG][:SPLIT]; docs/data.md lists the forms."""
+    validation: str = ""
     """Held-out prompts that decide what is best and when to stop; the same forms."""
+    limit: int = 0
+    """Use only the first so many rows of the data; 0 = all."""
     epochs: int = 1
     """Passes over the prompts."""
 
     def run(self) -> None:
+        from proxima.base_setup.tokenizer_setup import load_tokenizer
+        from proxima.data import open_rows, read_prompts
         from proxima.ppo_trainer import PPOTrainer
-        from proxima.prompts import read_prompts
 
         if not self.ppo.rewards:
             raise ValueError(
-                "no reward is configured; give --rewards module:function, a reward model's folder or a Hub id "
-                "(several may follow each other, WEIGHT*SOURCE weighs one)"
+                "no reward is configured; give --rewards module:function, a reward model's folder, a Hub id, a URL or a "
+                "ready-made one such as length_band (docs/rewards.md has them all)"
             )
-        prompts = read_prompts(self.data)
-        held_out = read_prompts(self.validation) if self.validation else None
+        rows, held_out_rows = open_rows(self.data, self.limit), open_rows(self.validation) if self.validation else None
+        tokenizer = load_tokenizer(self.ppo.model_name, self.ppo.trust_remote_code)
+        prompts = read_prompts(rows, tokenizer)
+        held_out = read_prompts(held_out_rows, tokenizer) if held_out_rows is not None else None
         results = PPOTrainer(self.ppo).train(prompts, self.epochs, held_out)
         print(f"stopped: {results.stop_reason}; best step {results.best_step}; results in {results.run_folder}")

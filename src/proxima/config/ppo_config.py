@@ -52,7 +52,7 @@ class PPOConfig(Settings):
     value_model: str = "adapter"
     """`adapter` = an adapter of its own on the shared base; `policy` = a head on the policy's trunk; else a checkpoint."""
     rewards: tuple[RewardSpec, ...] = ()
-    """Rewards to add up: reward-model folders, Hub ids or `module:function`, each with an optional weight."""
+    """Rewards to add up: ready-made names, `module:function`, URLs, reward-model folders or Hub ids; see docs/rewards.md."""
     device: str = "auto"
     """`auto` = cuda where there is one, else cpu; or any torch device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -71,6 +71,8 @@ class PPOConfig(Settings):
     """Shift and scale the scores of a batch to mean 0 and deviation 1."""
     clip_rewards: float = 0.0
     """Clip scores to +- this; 0 = off."""
+    max_reward_failures: float = 0.5
+    """Largest share of a step's samples whose reward may fail (they are left out); above it the run stops, weights saved."""
 
     # --- the update ---
     ppo_epochs: int = 4

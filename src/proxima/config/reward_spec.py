@@ -1,40 +1,60 @@
-"""`RewardSpec`: one reward, its weight and its name. In: text, mapping or function. Out: a checked record."""
+"""`RewardSpec`: one reward, its weight, name and options. In: text, mapping or function. Out: a checked record."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+KEYS = ("source", "weight", "name", "options")
 
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """One reward. As text: `SOURCE` or `WEIGHT*SOURCE`, for example `0.5*my_rewards:brevity`."""
+    """One reward. As text: `[WEIGHT*]SOURCE[,KEY=VALUE...]`, such as `0.5*my_rewards:brevity` or `length_band,low=5,high=9`."""
 
     source: str | Callable[..., Any]
-    """`module:function`; a folder or Hub id of a reward model; in Python also the function itself."""
+    """A ready-made reward's name, `module:function`, a URL, a model's folder or Hub id; in Python also the function itself."""
     weight: float = 1.0
     """Factor of this reward in the sum."""
     name: str = ""
-    """Name in the metrics; by default the function's or the folder's own."""
+    """Name in the metrics; by default the function's, the folder's or the URL's own."""
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Settings of the source by name; `proxima.rewards` checks them."""
 
     def __post_init__(self) -> None:
         if not (callable(self.source) or (isinstance(self.source, str) and self.source.strip())):
-            raise ValueError(f"a reward needs a source: module:function, a folder or a Hub id; got {self.source!r}")
+            raise ValueError(f"a reward needs a source: module:function, a URL, a folder or a Hub id; got {self.source!r}")
         if not isinstance(self.weight, (int, float)) or not math.isfinite(self.weight):
             raise ValueError(f"the weight of reward {self.label!r} must be a finite number, got {self.weight!r}")
+        if not isinstance(self.options, Mapping) or not all(isinstance(key, str) for key in self.options):
+            raise ValueError(f"the options of reward {self.label!r} must be `name: value`, got a {type(self.options).__name__}")
+        object.__setattr__(self, "options", dict(self.options))
 
     @property
     def label(self) -> str:
+        if self.name:
+            return self.name
+        if self.is_http:
+            parts = urlsplit(str(self.source))
+            return parts.path.rstrip("/").split("/")[-1] or parts.hostname or "http"
         source = self.source if isinstance(self.source, str) else getattr(self.source, "__name__", "reward")
-        return self.name or source.rstrip("/").split("/")[-1].split(":")[-1]
+        return source.rstrip("/").split("/")[-1].split(":")[-1]
+
+    @property
+    def is_http(self) -> bool:
+        return isinstance(self.source, str) and self.source.lower().startswith(("http://", "https://"))
 
     @property
     def is_function(self) -> bool:
-        """True for a Python function or a `module:function` text, False for a model's folder or Hub id."""
-        return not isinstance(self.source, str) or (":" in self.source and not Path(self.source).exists())
+        """True for a Python function or a `module:function` text."""
+        if not isinstance(self.source, str):
+            return True
+        return ":" in self.source and not self.is_http and not Path(self.source).exists()
 
     @classmethod
     def of(cls, value: Any) -> RewardSpec:
@@ -42,20 +62,58 @@ class RewardSpec:
         if isinstance(value, RewardSpec):
             return value
         if isinstance(value, Mapping):
-            unknown = set(value) - {"source", "weight", "name"}
-            if unknown or "source" not in value:
-                raise ValueError(f"a reward has the keys source, weight and name; got {sorted(value)}")
+            if set(value) - set(KEYS) or "source" not in value:
+                raise ValueError(f"a reward has the keys {', '.join(KEYS)}; got {sorted(map(str, value))}")
             return cls(**value)
-        if isinstance(value, str) and "*" in value:
-            weight, source = value.split("*", 1)
-            try:
-                return cls(source.strip(), float(weight))
-            except ValueError as error:
-                raise ValueError(f"reward {value!r} is not SOURCE or WEIGHT*SOURCE: {error}") from None
-        return cls(value)
+        return _from_text(value) if isinstance(value, str) else cls(value)
 
     def to_dict(self) -> dict[str, Any]:
         source = self.source
         if not isinstance(source, str):
             source = f"{getattr(source, '__module__', '?')}:{getattr(source, '__qualname__', repr(source))}"
-        return {"source": source, "weight": self.weight, "name": self.label}
+        plain = {"source": source, "weight": self.weight, "name": self.label}
+        return {**plain, "options": dict(self.options)} if self.options else plain
+
+    def to_text(self) -> str:
+        """As the command line takes it."""
+        plain = self.to_dict()
+        options = {"name": plain["name"], **plain.get("options", {})}
+        return f"{self.weight!r}*{plain['source']}" + "".join(f",{key}={_shown(value)}" for key, value in options.items())
+
+
+def _from_text(text: str) -> RewardSpec:
+    """`[WEIGHT*]SOURCE[,KEY=VALUE...]`; a comma separates only before `key=`, so that sources may hold commas."""
+    source, *pairs = re.split(r",(?=[a-z_]+=)", text)
+    options = {key: _scalar(value) for key, _, value in (pair.partition("=") for pair in pairs)}
+    name = "" if options.get("name") is None else str(options["name"])
+    options.pop("name", None)
+    weight = "1"
+    if "*" in source:
+        weight, source = source.split("*", 1)
+    try:
+        return RewardSpec(source.strip(), float(weight), name, options)
+    except ValueError as error:
+        raise ValueError(f"reward {text!r} is not [WEIGHT*]SOURCE[,KEY=VALUE...]: {error}") from None
+
+
+PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null")}
+
+
+def _scalar(text: str) -> Any:
+    """One YAML scalar: a number, true, false, null; all else is text, and quotes make text of anything."""
+    import yaml
+
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return str(yaml.safe_load(text))
+    loader = yaml.SafeLoader("")
+    tag = loader.resolve(yaml.ScalarNode, text, (True, False))
+    return loader.construct_object(yaml.ScalarNode(tag, text)) if tag in PLAIN_TAGS else text
+
+
+def _shown(value: Any) -> str:
+    """A value as `_scalar` reads it back."""
+    import yaml
+
+    if isinstance(value, str):
+        return value if _scalar(value) == value else "'" + value.replace("'", "''") + "'"
+    return yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()

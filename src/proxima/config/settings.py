@@ -86,6 +86,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "seed": (0, 2**32 - 1, "[]"),
     "missing_eos_penalty": (0, math.inf, "[)"),
     "clip_rewards": (0, math.inf, "[)"),
+    "max_reward_failures": (0, 1, "[]"),
     "ppo_epochs": (1, math.inf, "[)"),
     "minibatch_size": (1, math.inf, "[)"),
     "micro_batch_size": (1, math.inf, "[)"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def _train_reward_model(home: Path, seed: int, relabel: bool, count: int, device
     return {"preferences": len(train), "pairs": len(validation), **measured, "by_gold_gap": by_gap}
 
 
-def _preferences(seed: int, relabel: bool, count: int, device: str) -> tuple[list[Preference], list[Preference]]:
+def _preferences(seed: int, relabel: bool, count: int, device: str) -> tuple[Sequence[Preference], Sequence[Preference]]:
     """Training and held-out pairs: the shipped ones, or sampled from the model and labelled now."""
     if not relabel:
         shipped = [read_preferences(EMBEDDED / f"preferences_{split}.jsonl.gz") for split in ("train", "eval")]

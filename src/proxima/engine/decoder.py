@@ -1,8 +1,9 @@
-"""`Decoder`: a decoder-only network as two pure functions a layer, over the live weights of a `transformers` model.
+"""`Decoder`: a decoder-only network over the live weights of a `transformers` model, without padding.
 
 In: ids laid end to end, and an adapter's name. Out: hidden states where they are wanted. Weights that are multiplied with the
-same input lie in one tensor (the model's own parameters become windows on it, so there is no second copy). Adapters are float32
-and are cast where they are used, so products run in the base's type while gradients and optimiser states stay float32.
+same input lie in one tensor (the model's own parameters become windows on it, so there is no second copy). A layer is products
+(see `products.py`), attention, and four small functions between them, which torch compiles on a GPU. Adapters stay float32 and
+are cast when they are loaded, so products run in the base's type while gradients and optimiser states stay float32.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from torch.nn.functional import gelu, layer_norm, linear, relu, silu
+from torch.nn.functional import gelu, layer_norm, relu, silu
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
 from proxima.engine.attention import packed_attention
+from proxima.engine.graphs import GraphedPass, Sizes
 from proxima.engine.layout import Layout
+from proxima.engine.products import Lora, Projection, load_lora, product
 
 log = logging.getLogger(__name__)
 
@@ -31,29 +35,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": relu,
 }
 LLAMA_LIKE = ("llama", "qwen2", "qwen3", "mistral")
+ROOM_STEP = 8  # inner sizes are multiples of this, for the alignment that fast products want
 
-
-class Lora(NamedTuple):
-    """One adapter on the members of a projection; a member without one has rank 0."""
-
-    down: tuple[Tensor, ...]  # (r, in) each
-    up: tuple[Tensor, ...]  # (out, r) each
-    scales: tuple[float, ...]
-
-
-class Fused(NamedTuple):
-    """The same adapter as two matrices in the base's type, for decoding."""
-
-    down: Tensor  # (sum r, in)
-    up: Tensor  # (sum out, sum r), block-diagonal, scaled
-
-
-class Projection(NamedTuple):
-    """Linear maps of one input: all in one tensor, or one tensor each where they are trained themselves."""
-
-    weights: tuple[Tensor, ...]  # (out, in) each
-    biases: tuple[Tensor | None, ...]  # (out,) each
-    sizes: tuple[int, ...]  # outputs of each member
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Norm(NamedTuple):
@@ -77,10 +61,10 @@ class Block(NamedTuple):
 class Loras(NamedTuple):
     """An adapter on one layer."""
 
-    qkv: Lora | Fused | None = None
-    out: Lora | Fused | None = None
-    widen: Lora | Fused | None = None
-    narrow: Lora | Fused | None = None
+    qkv: Lora | None = None
+    out: Lora | None = None
+    widen: Lora | None = None
+    narrow: Lora | None = None
 
 
 @dataclass(frozen=True)
@@ -95,25 +79,7 @@ class Shape:
     activation: str  # of a plain MLP; gated ones use silu
 
 
-def project(x: Tensor, p: Projection, lora: Lora | Fused | None) -> tuple[Tensor, ...]:
-    """Every member's output, adapter included: (N, in) -> (N, out) each."""
-    parts = [linear(x, weight, bias) for weight, bias in zip(p.weights, p.biases, strict=True)]
-    if len(p.weights) == len(p.sizes) > 1:  # one tensor each
-        outputs = tuple(parts)
-    else:
-        (whole,) = parts
-        if isinstance(lora, Fused):
-            whole = torch.addmm(whole, linear(x, lora.down), lora.up.t())
-        elif lora is not None and len(lora.down) == 1:
-            whole = whole + linear(linear(x, lora.down[0].to(x.dtype)), (lora.scales[0] * lora.up[0]).to(x.dtype))
-        outputs = whole.split(p.sizes, -1)
-    if lora is None or isinstance(lora, Fused) or len(lora.down) == 1:
-        return outputs
-    small = linear(x, torch.cat(lora.down).to(x.dtype)).split([weight.shape[0] for weight in lora.down], -1)
-    return tuple(
-        base + linear(part, (scale * up).to(x.dtype)) if part.shape[-1] else base
-        for base, part, up, scale in zip(outputs, small, lora.up, lora.scales, strict=True)
-    )
+# --- the functions between products ---
 
 
 def normalize(x: Tensor, norm: Norm, eps: float) -> Tensor:
@@ -124,33 +90,58 @@ def normalize(x: Tensor, norm: Norm, eps: float) -> Tensor:
     return norm.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
+def first_norm(x: Tensor, norm: Norm, room: int, eps: float) -> Tensor:
+    """(N, D) -> normed (N, D + room), with room for an adapter's inner values beside it."""
+    normed = normalize(x, norm, eps)
+    return torch.cat([normed, normed.new_zeros(len(x), room)], -1) if room else normed
+
+
+def add_and_norm(x: Tensor, change: Tensor, norm: Norm, room: int, eps: float) -> tuple[Tensor, Tensor]:
+    """The residual stream after a change, and its norm as `first_norm` gives it."""
+    x = x + change
+    return x, first_norm(x, norm, room, eps)
+
+
+def split_heads(
+    qkv: Tensor, sizes: tuple[int, ...], q_norm: Tensor | None, k_norm: Tensor | None, cos: Tensor | None, sin: Tensor | None,
+    shape: Shape,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(N, q + k + v) -> queries (N, H, D), keys and values (N, Hkv, D); normed and rotated where the architecture does so."""
+    q, k, v = (part.unflatten(-1, (-1, shape.head_size)) for part in qkv.split(sizes, -1))
+    if q_norm is not None and k_norm is not None:
+        q, k = normalize(q, Norm(q_norm, None), shape.eps), normalize(k, Norm(k_norm, None), shape.eps)
+    if cos is not None and sin is not None:
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    return q, k, v
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions on (N, H, D) with (N, D) angles."""
     first, second = x.chunk(2, -1)
     return x * cos.unsqueeze(1) + torch.cat((-second, first), -1) * sin.unsqueeze(1)
 
 
-def before_attention(
-    x: Tensor, block: Block, loras: Loras, angles: tuple[Tensor, Tensor] | None, shape: Shape
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(N, hidden) -> queries (N, H, D), keys and values (N, Hkv, D)."""
-    q, k, v = project(normalize(x, block.norm, shape.eps), block.qkv, loras.qkv)
-    q, k, v = (part.unflatten(-1, (-1, shape.head_size)) for part in (q, k, v))
-    if block.q_norm is not None and block.k_norm is not None:
-        q, k = normalize(q, Norm(block.q_norm, None), shape.eps), normalize(k, Norm(block.k_norm, None), shape.eps)
-    if angles is not None:
-        q, k = rotate(q, *angles), rotate(k, *angles)
-    return q, k, v.contiguous()
+def activate(wide: Tensor, sizes: tuple[int, ...], activation: str) -> Tensor:
+    """The inside of the MLP: silu(gate) * up, or one activation."""
+    if len(sizes) == 1:
+        return ACTIVATIONS[activation](wide)
+    gate, up = wide.split(sizes, -1)
+    return silu(gate) * up
 
 
-def after_attention(x: Tensor, attended: Tensor, block: Block, loras: Loras, shape: Shape) -> Tensor:
-    """Output projection, residual, MLP, residual."""
-    (out,) = project(attended.flatten(1), block.out, loras.out)
-    x = x + out
-    wide = project(normalize(x, block.mlp_norm, shape.eps), block.widen, loras.widen)
-    inner = silu(wide[0]) * wide[1] if len(wide) == 2 else ACTIVATIONS[shape.activation](wide[0])
-    (out,) = project(inner, block.narrow, loras.narrow)
-    return x + out
+class Functions(NamedTuple):
+    """The four, compiled or not."""
+
+    first_norm: Callable[..., Tensor] = first_norm
+    add_and_norm: Callable[..., tuple[Tensor, Tensor]] = add_and_norm
+    split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = split_heads
+    activate: Callable[..., Tensor] = activate
+
+    def compiled(self, dynamic: bool) -> Functions:
+        return Functions(*(torch.compile(_copy_of(function), dynamic=dynamic) for function in self))
+
+
+# --- what the decoder can do ---
 
 
 def supports(network: Any) -> bool:
@@ -186,12 +177,12 @@ def _is_special(layer: Any) -> bool:
 
 
 class Decoder:
-    """Reads the weights of a network once; adapters are looked up by name at every call."""
+    """Reads the weights of a network once; adapters are looked up by name, and loaded, at every call."""
 
     def __init__(self, network: Any, compiled: bool = False):
         """
         Args:
-            compiled: let torch compile the functions of a layer (once for all layers); falls back with one line.
+            compiled: let torch compile the functions between products; without a compiler one line says so.
         """
         self.network, self.inner = network, network.base_model
         self.config = network.config.get_text_config()
@@ -208,18 +199,25 @@ class Decoder:
             activation=self.config.activation_function if self.is_gpt2 else "",
         )
         self.checkpointing = False
-        self._loras: dict[str, list[Loras]] = {}
-        self.before: Callable[..., Any] = before_attention
-        self.after: Callable[..., Any] = after_attention
-        if compiled:
-            self.compile()
         self.blocks = [self._block(layer) for layer in self.layers]
+        self.functions = self.train_functions = Functions()
+        self._loras: dict[str, list[Loras]] = {}
+        self._passes: dict[str | None, GraphedPass] = {}
+        self._sizes = Sizes(0, 0, 0, 0)
+        self.compiled = compiled and self._can_compile()
+        if self.compiled:  # any number of tokens for generation, one fixed number for training
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 32)
+            self.functions, self.train_functions = Functions().compiled(dynamic=True), Functions().compiled(dynamic=False)
 
-    def compile(self) -> None:
-        """One compilation serves all layers, any number of tokens and any adapter, for they are arguments."""
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 32)
-        self.before = torch.compile(before_attention, dynamic=True)
-        self.after = torch.compile(after_attention, dynamic=True)
+    def _can_compile(self) -> bool:
+        try:
+            torch.compile(_probe, dynamic=False)(torch.ones(8, device=self.blocks[0].norm.weight.device))
+            return True
+        except Exception as error:  # whatever is missing: Triton, a C compiler, a writable cache
+            log.warning("layers are not compiled, the run is slower: %s", str(error).strip().splitlines()[0])
+            return False
+
+    # --- passes ---
 
     def hidden(self, ids: Tensor, layout: Layout, adapter: str | None) -> Tensor:
         """Normed last hidden states (M, hidden) at the layout's `read` places.
@@ -227,85 +225,126 @@ class Decoder:
         Args:
             ids: (B, T), padded in any way; the layout says which are real.
         """
-        x = self.run(ids.flatten()[layout.source], layout, self.loras(adapter))
-        return self.final_norm(x[layout.read])
+        if self.graphed:
+            return self._graphed(layout, adapter)(ids, layout)
+        self.load(adapter)
+        return self.run(ids.flatten()[layout.source], layout, self.loras(adapter))[layout.read]
 
     def run(
-        self, flat: Tensor, layout: Layout, loras: list[Loras], store: Callable[[int, Tensor, Tensor], None] | None = None
+        self, flat: Tensor, layout: Layout, loras: list[Loras], attend: Attend | None = None, train: bool = False
     ) -> Tensor:
-        """All layers over (N,) ids; `store(layer, keys, values)` may keep what each layer attends to."""
-        x, angles = self.embed(flat, layout.positions)
-        for number, (block, lora) in enumerate(zip(self.blocks, loras, strict=True)):
+        """Normed last hidden states (N, hidden) of (N,) ids, with the adapter that is loaded.
+
+        Args:
+            loras: the parameters that gradients go to.
+            attend: (layer, q, k, v) -> attended; by default each sequence of the layout to itself.
+        """
+        functions = self.train_functions if train else self.functions
+        x, cos, sin = self.embed(flat, layout.positions)
+        normed = functions.first_norm(x, self.blocks[0].norm, self.blocks[0].qkv.room, self.shape.eps)
+
+        def by_layout(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return packed_attention(q, k, v, layout, self.shape.scale)
+
+        for number, lora in enumerate(loras):
+            given = (number, x, normed, lora, cos, sin, attend or by_layout, functions)
             if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(self._layer, x, block, lora, angles, layout, use_reentrant=False)
-                continue
-            q, k, v = self.before(x, block, lora, angles, self.shape)
-            if store is not None:
-                store(number, k, v)
-            x = self.after(x, packed_attention(q, k, v, layout, self.shape.scale), block, lora, self.shape)
-        return x
+                x, normed = checkpoint(self._layer, *given, use_reentrant=False)
+            else:
+                x, normed = self._layer(*given)
+        return normed
 
-    def _layer(self, x: Tensor, block: Block, lora: Loras, angles: Any, layout: Layout) -> Tensor:
-        q, k, v = self.before(x, block, lora, angles, self.shape)
-        return self.after(x, packed_attention(q, k, v, layout, self.shape.scale), block, lora, self.shape)
+    def _layer(
+        self, number: int, x: Tensor, normed: Tensor, lora: Loras, cos: Any, sin: Any, attend: Attend, functions: Functions
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream after this layer, and its norm as the next layer wants it."""
+        block, shape = self.blocks[number], self.shape
+        qkv = product(normed, block.qkv, lora.qkv)
+        q, k, v = functions.split_heads(qkv, block.qkv.sizes, block.q_norm, block.k_norm, cos, sin, shape)
+        attended = product(attend(number, q, k, v).flatten(1), block.out, lora.out)
+        x, normed = functions.add_and_norm(x, attended, block.mlp_norm, block.widen.room, shape.eps)
+        wide = functions.activate(product(normed, block.widen, lora.widen), block.widen.sizes, shape.activation)
+        narrow = product(wide, block.narrow, lora.narrow)
+        last = number + 1 == len(self.blocks)
+        norm, room = (self._last_norm, 0) if last else (self.blocks[number + 1].norm, self.blocks[number + 1].qkv.room)
+        return functions.add_and_norm(x, narrow, norm, room, shape.eps)
 
-    def embed(self, flat: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    def embed(self, flat: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Token embeddings (N, hidden), and rotary angles where the architecture has them."""
         x = self.network.get_input_embeddings()(flat)
         if self.is_gpt2:
-            return x + self.inner.wpe(positions), None
+            return x + self.inner.wpe(positions), None, None
         cos, sin = self.inner.rotary_emb(x, positions.unsqueeze(0))
-        return x, (cos[0], sin[0])
+        return x, cos[0], sin[0]
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (M, V)."""
         return head_of(self.network)(hidden)
 
-    def final_norm(self, x: Tensor) -> Tensor:
-        last = self.inner.ln_f if self.is_gpt2 else self.inner.norm
-        return normalize(x, Norm(last.weight, getattr(last, "bias", None)), self.shape.eps)
+    @property
+    def _last_norm(self) -> Norm:
+        return _norm(self.inner.ln_f if self.is_gpt2 else self.inner.norm)
+
+    # --- passes as CUDA graphs ---
+
+    @property
+    def graphed(self) -> bool:
+        """Whether passes run as CUDA graphs: with adapters on half-precision weights on a GPU."""
+        weight = self.blocks[0].norm.weight
+        return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16) and not self.trained
+
+    def _graphed(self, layout: Layout, adapter: str | None) -> GraphedPass:
+        """The adapter's pass, captured when first asked for or when a batch does not fit any more."""
+        if not self._sizes.holds(layout):
+            self._sizes = self._sizes.grown(layout)
+            self._passes.clear()
+        if adapter not in self._passes:
+            loras = self.loras(adapter) if adapter is not None else self._silent_loras()
+            groups = [group for lora in loras for group in lora if group is not None]
+            parameters = [weight for group in groups for weight in (*group.down, *group.up) if isinstance(weight, nn.Parameter)]
+
+            def run(flat: Tensor, layout: Layout) -> Tensor:
+                self.load(adapter)
+                return self.run(flat, layout, loras, train=True)[layout.read]
+
+            pool = next(iter(self._passes.values())).pool if self._passes else None
+            self._passes[adapter] = GraphedPass(run, parameters, self._sizes, layout.read.device, pool)
+        return self._passes[adapter]
+
+    def _silent_loras(self) -> list[Loras]:
+        """For a role without an adapter: parameters that are never loaded, so that it runs the same code as the others."""
+        if not self._loras:
+            return [Loras()] * len(self.layers)
+        like = next(iter(self._loras.values()))
+
+        def silent(lora: Lora | None) -> Lora | None:
+            if lora is None:
+                return None
+            down, up = (tuple(nn.Parameter(torch.zeros_like(weight)) for weight in side) for side in (lora.down, lora.up))
+            return Lora(down, up, lora.scales)
+
+        return [Loras(*(silent(group) for group in loras)) for loras in like]
 
     # --- weights ---
 
     def _block(self, layer: Any) -> Block:
-        if self.is_gpt2:
-            return Block(
-                norm=_norm(layer.ln_1),
-                qkv=self._projection([layer.attn.c_attn], split=3),
-                q_norm=None,
-                k_norm=None,
-                out=self._projection([layer.attn.c_proj]),
-                mlp_norm=_norm(layer.ln_2),
-                widen=self._projection([layer.mlp.c_fc]),
-                narrow=self._projection([layer.mlp.c_proj]),
-            )
-        attention, mlp = layer.self_attn, layer.mlp
+        qkv, out, widen, narrow = self._members(layer)
+        norms = (layer.ln_1, layer.ln_2) if self.is_gpt2 else (layer.input_layernorm, layer.post_attention_layernorm)
+        attention = layer.attn if self.is_gpt2 else layer.self_attn
         q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         return Block(
-            norm=_norm(layer.input_layernorm),
-            qkv=self._projection([attention.q_proj, attention.k_proj, attention.v_proj]),
+            norm=_norm(norms[0]),
+            qkv=self._projection(qkv, split=3 if self.is_gpt2 else 1),
             q_norm=None if q_norm is None else q_norm.weight,
             k_norm=None if k_norm is None else k_norm.weight,
-            out=self._projection([attention.o_proj]),
-            mlp_norm=_norm(layer.post_attention_layernorm),
-            widen=self._projection([mlp.gate_proj, mlp.up_proj]),
-            narrow=self._projection([mlp.down_proj]),
+            out=self._projection(out),
+            mlp_norm=_norm(norms[1]),
+            widen=self._projection(widen),
+            narrow=self._projection(narrow),
         )
 
-    def _projection(self, modules: list[Any], split: int = 1) -> Projection:
-        bases = [_base(module) for module in modules]
-        weights = [base.weight.t() if isinstance(base, Conv1D) else base.weight for base in bases]
-        sizes = tuple(len(weight) for weight in weights) if split == 1 else (len(weights[0]) // split,) * split
-        biases = tuple(base.bias for base in bases)
-        if self.trained or len(bases) == 1:
-            return Projection(tuple(weights), biases, sizes)
-        whole = torch.cat([weight.detach() for weight in weights])
-        for base, window in zip(bases, whole.split(sizes), strict=True):
-            base.weight.data = window  # the model's own parameter from now on: no second copy
-        given = [bias.detach() for bias in biases if bias is not None]
-        return Projection((whole,), (torch.cat(given) if given else None,), sizes)
-
     def _members(self, layer: Any) -> tuple[list[Any], ...]:
+        """The modules of each projection."""
         if self.is_gpt2:
             return [layer.attn.c_attn], [layer.attn.c_proj], [layer.mlp.c_fc], [layer.mlp.c_proj]
         attention, mlp = layer.self_attn, layer.mlp
@@ -316,45 +355,60 @@ class Decoder:
             [mlp.down_proj],
         )
 
+    def _projection(self, modules: list[Any], split: int = 1) -> Projection:
+        bases = [_base(module) for module in modules]
+        weights = [_matrix(base) for base in bases]
+        sizes = tuple(len(weight) for weight in weights)
+        inputs = weights[0].shape[1]
+        given = [base.bias for base in bases if base.bias is not None]
+        shown = (sizes[0] // split,) * split if split > 1 else sizes
+        if self.trained:
+            return Projection(tuple(weights), tuple(base.bias for base in bases), shown, inputs, None)
+        names = {name for module in modules if isinstance(module, LoraLayer) for name in module.lora_A}
+        ranks = [sum(len(module.lora_A[name].weight) for module in modules if _has(module, name)) for name in names]
+        room = -(-max(ranks, default=0) // ROOM_STEP) * ROOM_STEP
+        whole = weights[0].new_zeros(sum(sizes), inputs + room)
+        for base, weight, window in zip(bases, weights, whole[:, :inputs].split(sizes), strict=True):
+            window.copy_(weight.detach())
+            base.weight.data = window.t() if isinstance(base, Conv1D) else window  # from now on: there is no second copy
+        bias = None if not given else torch.cat([bias.detach() for bias in given])
+        return Projection((whole,), (bias,), shown, inputs, whole.new_zeros(room, inputs) if room else None)
+
     def loras(self, adapter: str | None) -> list[Loras]:
         """The adapter's live parameters, layer by layer."""
         if adapter is None:
             return [Loras()] * len(self.layers)
         if adapter not in self._loras:
-            self._loras[adapter] = [
-                Loras(*(self._lora(group, adapter) for group in self._members(layer))) for layer in self.layers
-            ]
+            self._loras[adapter] = [Loras(*(_lora(group, adapter) for group in self._members(layer))) for layer in self.layers]
         return self._loras[adapter]
 
-    def _lora(self, modules: list[Any], adapter: str) -> Lora | None:
-        if not any(_has(module, adapter) for module in modules):
-            return None
-        down, up, scales = [], [], []
-        for module in modules:
-            if _has(module, adapter):
-                down.append(module.lora_A[adapter].weight)
-                up.append(module.lora_B[adapter].weight)
-                scales.append(float(module.scaling[adapter]))
-            else:
-                weight = _base(module).weight
-                rows, columns = weight.shape[::-1] if isinstance(_base(module), Conv1D) else weight.shape
-                down.append(weight.new_zeros(0, columns, dtype=torch.float32))
-                up.append(weight.new_zeros(rows, 0, dtype=torch.float32))
-                scales.append(1.0)
-        return Lora(tuple(down), tuple(up), tuple(scales))
+    def load(self, adapter: str | None) -> None:
+        """Put an adapter's weights, as they are now, where the products read them."""
+        for block, loras in zip(self.blocks, self.loras(adapter), strict=True):
+            for projection, lora in zip((block.qkv, block.out, block.widen, block.narrow), loras, strict=True):
+                load_lora(projection, lora)
 
-    @torch.no_grad()
-    def fused_loras(self, adapter: str | None) -> list[Loras]:
-        """The adapter as it is now, ready for decoding."""
-        dtype = self.blocks[0].qkv.weights[0].dtype
 
-        def fuse(lora: Lora | Fused | None) -> Fused | None:
-            if not isinstance(lora, Lora):
-                return None
-            up = torch.block_diag(*(scale * weight for weight, scale in zip(lora.up, lora.scales, strict=True)))
-            return Fused(torch.cat(lora.down).to(dtype), up.to(dtype))
+def _lora(modules: list[Any], adapter: str) -> Lora | None:
+    if not any(_has(module, adapter) for module in modules):
+        return None
+    down, up, scales = [], [], []
+    for module in modules:
+        if _has(module, adapter):
+            down.append(module.lora_A[adapter].weight)
+            up.append(module.lora_B[adapter].weight)
+            scales.append(float(module.scaling[adapter]))
+        else:
+            weight = _matrix(_base(module))
+            down.append(weight.new_zeros(0, weight.shape[1], dtype=torch.float32))
+            up.append(weight.new_zeros(weight.shape[0], 0, dtype=torch.float32))
+            scales.append(1.0)
+    return Lora(tuple(down), tuple(up), tuple(scales))
 
-        return [Loras(*(fuse(group) for group in loras)) for loras in self.loras(adapter)]
+
+def _matrix(base: Any) -> Tensor:
+    """(out, in)."""
+    return base.weight.t() if isinstance(base, Conv1D) else base.weight
 
 
 def _norm(module: Any) -> Norm:
@@ -367,3 +421,12 @@ def _base(module: Any) -> Any:
 
 def _has(module: Any, adapter: str) -> bool:
     return isinstance(module, LoraLayer) and adapter in module.lora_A
+
+
+def _probe(x: Tensor) -> Tensor:
+    return 2 * x + 1
+
+
+def _copy_of(function: Any) -> Callable[..., Any]:
+    """The same function as another object: compiled apart, for other shapes."""
+    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__)

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.engine.attention import cached_attention
-from proxima.engine.decoder import Decoder, Fused, Loras
-from proxima.engine.layout import pack
+from proxima.engine.attention import cached_attention, packed_attention
+from proxima.engine.decoder import Decoder, Loras
+from proxima.engine.layout import Layout, pack
 from proxima.sampling import Sampling, choose, fold, hash_words, token_logprobs, truncate
 from proxima.types import KeptSet, Tokens
 
@@ -26,6 +26,10 @@ STRIDE = 8  # steps on a GPU between looks at which sequences have ended
 PREFILL_TOKENS = 32_768  # prompt tokens read at once
 CACHE_STEP = 64  # the cache grows in steps of so many tokens
 REFILL = 0.25  # share of the slots that must be free before new prompts are read
+
+
+_NONE = torch.zeros(0, dtype=torch.long)
+_NOWHERE = Layout(_NONE, _NONE, _NONE, _NONE, _NONE, ())
 
 
 @dataclass
@@ -78,10 +82,11 @@ class Generation:
         """Decode steps by graph and without one since the start."""
         self._slots: Slots | None = None
         self._outputs: Outputs | None = None
-        self._loras: list[Loras] = []
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._made_for: Any = None
-        self._pick: Callable[..., Any] = pick
+        self._kernel = _decode_kernel(decoder) if self.on_gpu else None
+        self._silent = [Loras()] * len(decoder.blocks)  # no gradients are wanted
+        self._pick: Callable[..., Any] = torch.compile(pick, dynamic=True) if decoder.compiled else pick
 
     @torch.no_grad()
     def generate(self, prompts: Tokens, sampling: Sampling, adapter: str | None) -> Tokens:
@@ -140,18 +145,10 @@ class Generation:
         if outputs is None or outputs.ids.shape[0] <= count or setup != self._made_for:
             self._graphs.clear()
             outputs = self._outputs = _new_outputs(count, sampling.max_new_tokens, chosen_from, device)
-            self._loras = []
             self._made_for = setup
         for part in outputs.parts():
             part.fill_(-1 if part.dtype == torch.int32 else 0)
-        fresh = self.decoder.fused_loras(adapter)
-        if not self._loras:
-            self._loras = fresh
-        for old, new in zip(self._loras, fresh, strict=True):
-            for kept, weights in zip(old, new, strict=True):
-                if isinstance(kept, Fused) and isinstance(weights, Fused) and kept is not weights:
-                    kept.down.copy_(weights.down)
-                    kept.up.copy_(weights.up)
+        self.decoder.load(adapter)
         return slots, outputs
 
     def _new_slots(self, count: int, size: int, device: torch.device) -> Slots:
@@ -191,18 +188,18 @@ class Generation:
         chosen, places = torch.tensor(rows), torch.tensor(where)
         lengths = prompts.prompt_sizes[chosen]
         width = prompts.prompt_ids.shape[1]
-        layout = pack(lengths, None, width, device)
+        layout = pack(lengths, None, width, device, read_last=True)
         ids = prompts.prompt_ids[chosen.to(device)]
         slot = places.to(device)
         place = slots.base[slot][layout.rows] + layout.positions
 
-        def store(layer: int, keys: Tensor, values: Tensor) -> None:
-            slots.keys[layer].flatten(0, 1).index_copy_(0, place, keys)
-            slots.values[layer].flatten(0, 1).index_copy_(0, place, values)
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            slots.keys[layer].flatten(0, 1).index_copy_(0, place, k)
+            slots.values[layer].flatten(0, 1).index_copy_(0, place, v)
+            return packed_attention(q, k, v, layout, self.decoder.shape.scale)
 
-        loras = self._loras
-        x = self.decoder.run(ids.flatten()[layout.source], layout, loras, store)
-        logits = self.decoder.head(self.decoder.final_norm(x[layout.read]))
+        states = self.decoder.run(ids.flatten()[layout.source], layout, self._silent, attend)
+        logits = self.decoder.head(states[layout.read])
         start = torch.zeros(len(rows), dtype=torch.long, device=device)
         row = chosen.to(device)
         running = torch.ones(len(rows), dtype=torch.bool, device=device)
@@ -217,18 +214,20 @@ class Generation:
 
         def plain(n: int) -> None:
             tokens, lengths = slots.tokens[:n], slots.lengths[:n]
-            x, angles = self.decoder.embed(tokens, lengths.long())
-            place = slots.base[:n] + lengths
             now = lengths + 1
-            decoder = self.decoder
-            for number, (block, lora) in enumerate(zip(decoder.blocks, self._loras, strict=True)):
-                q, k, v = decoder.before(x, block, lora, angles, decoder.shape)
-                keys, values = slots.keys[number][:n], slots.values[number][:n]
+            place = slots.base[:n] + lengths
+            scale = self.decoder.shape.scale
+
+            def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                keys, values = slots.keys[layer][:n], slots.values[layer][:n]
+                if self._kernel is not None:
+                    return self._kernel(q, k, v, keys, values, lengths, scale)
                 keys.flatten(0, 1).index_copy_(0, place, k)
                 values.flatten(0, 1).index_copy_(0, place, v)
-                attended = cached_attention(q, keys, values, now, slots.starts[:, : n + 1], decoder.shape.scale)
-                x = decoder.after(x, attended, block, lora, decoder.shape)
-            logits = decoder.head(decoder.final_norm(x))
+                return cached_attention(q, keys, values, now, slots.starts[:, : n + 1], scale)
+
+            here = replace(_NOWHERE, positions=lengths)
+            logits = self.decoder.head(self.decoder.run(tokens, here, self._silent, attend))
             rows, columns, running = slots.rows[:n], slots.columns[:n], slots.running[:n]
             drawn = self._pick(logits, slots.lanes[:n], columns, sampling.temperature, sampling.top_k, sampling.top_p)
             going = write(drawn, rows, columns, running, outputs, eos, sampling.max_new_tokens)
@@ -294,6 +293,17 @@ class Generation:
             kept=kept,
             sampled_logprobs=outputs.logprobs[:count, :width].masked_fill(~mask[:, :width], 0),
         )
+
+
+def _decode_kernel(decoder: Decoder) -> Callable[..., Tensor] | None:
+    """The Triton kernel, where Triton is installed and the shapes fit."""
+    try:
+        from proxima.engine.kernels import decode_attention, fits
+    except ImportError:
+        return None
+    shape = decoder.shape
+    half = decoder.blocks[0].norm.weight.dtype in (torch.bfloat16, torch.float16)
+    return decode_attention if half and fits(shape.heads, shape.kv_heads, shape.head_size) else None
 
 
 def pick(

@@ -31,18 +31,19 @@ class Layout:
         return sum(self.lengths)
 
 
-def pack(prompts: Tensor, responses: Tensor | None, width: int, device: torch.device) -> Layout:
+def pack(prompts: Tensor, responses: Tensor | None, width: int, device: torch.device, read_last: bool = False) -> Layout:
     """Prompts padded on the left to `width`, responses on the right; what chose each response token is read out.
 
     Args:
         prompts: (B,) lengths, on the CPU: nothing here waits for the device.
-        responses: the same; None for prompts alone, of which the last token is read out.
+        responses: the same; None for prompts alone.
+        read_last: read out the last token of each sequence instead.
     """
     lengths = prompts if responses is None else prompts + responses
     columns = width if responses is None else width + int(responses.max())
     rows, positions, starts = _ragged(lengths)
     source = rows * columns + (width - prompts)[rows] + positions
-    if responses is None:
+    if responses is None or read_last:
         read = starts[1:] - 1
     else:
         which, step, _ = _ragged(responses)

@@ -17,7 +17,7 @@ from proxima.ops import entropy, exact_kl
 from proxima.pairs import SAPairs
 from proxima.sampling import kept_logits, log_kept_mass, sequence_keys, token_logprobs
 from proxima.token_attribution import TokenAttributor
-from proxima.types import KeptSet, Rollout, Tokens, pad_to
+from proxima.types import KeptSet, Prompt, Rollout, Tokens, pad_to
 
 
 class Stopwatch:
@@ -74,12 +74,16 @@ class SequenceGenerator:
         )
         return self.models.policy.generate(self.read_prompts(prompts), sampling)
 
-    def tokenize(self, prompts: Sequence[str]) -> tuple[list[str], list[list[int]], Tensor]:
-        """Prompts with their ids, and which were cut to fit (B,). Refuses what would spoil the rollout."""
-        prompts = check_prompts(prompts)
+    def tokenize(self, prompts: Sequence[str], first: int = 0) -> tuple[list[str], list[list[int]], Tensor]:
+        """Prompts with their ids, and which were cut to fit (B,). Refuses what would spoil the rollout.
+
+        Args:
+            first: number of the first prompt, where these are a part of a set; errors count from it.
+        """
+        prompts = check_prompts(prompts, first)
         rows: list[list[int]] = self.tokenizer(prompts)["input_ids"]
         if empty := [i for i, row in enumerate(rows) if not row]:
-            raise ValueError(f"prompt {empty[0]} has no tokens: {prompts[empty[0]]!r}")
+            raise ValueError(f"prompt {first + empty[0]} has no tokens: {prompts[empty[0]]!r}")
         truncated = torch.zeros(len(rows), dtype=torch.bool)
         if self.models.context_length is not None:
             room = self.models.context_length - self.config.max_new_tokens
@@ -93,11 +97,11 @@ class SequenceGenerator:
                     continue
                 if not self.config.truncate_prompts:
                     raise ValueError(
-                        f"prompt {i} has {len(row)} tokens; with max_new_tokens ({self.config.max_new_tokens}) the context of "
-                        f"{self.models.context_length} leaves {room}. Shorten it, or set truncate_prompts"
+                        f"prompt {first + i} has {len(row)} tokens; with max_new_tokens ({self.config.max_new_tokens}) the "
+                        f"context of {self.models.context_length} leaves {room}. Shorten it, or set truncate_prompts"
                     )
                 rows[i] = row[-room:]
-                prompts[i] = self.tokenizer.decode(rows[i])
+                prompts[i] = Prompt(self.tokenizer.decode(rows[i]), getattr(prompts[i], "columns", None))
                 truncated[i] = True
         return prompts, rows, truncated
 
@@ -129,7 +133,7 @@ class SequenceGenerator:
 
         def measured() -> dict[str, Tensor]:
             parts: dict[str, list[Tensor]] = {}
-            for rows in micro_batches.rows(tokens, scoring=True):
+            for rows in micro_batches.rows(tokens):
                 part = tokens.select(rows)
                 states = policy.response_hidden(part), reference.response_hidden(part)
                 columns = by_chunks(self._measure, part, *states)
@@ -158,14 +162,14 @@ class SequenceGenerator:
 MEASURED = ("logprob_policy", "logprob_ref", "kl_exact", "entropy", "truncation_cost")
 
 
-def check_prompts(prompts: Sequence[str]) -> list[str]:
+def check_prompts(prompts: Sequence[str], first: int = 0) -> list[str]:
     """A non-empty list of non-empty texts, or an error that names the first bad one."""
     if isinstance(prompts, str):
         raise ValueError("prompts must be a list of texts, got one text; put it in a list")
     prompts = list(prompts)
     if not prompts:
         raise ValueError("there are no prompts; give at least one")
-    for i, prompt in enumerate(prompts):
+    for i, prompt in enumerate(prompts, first):
         if not isinstance(prompt, str):
             raise ValueError(f"prompt {i} is a {type(prompt).__name__}, not a text")
         if not prompt.strip():

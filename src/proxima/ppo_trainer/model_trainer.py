@@ -118,9 +118,8 @@ class ModelTrainer:
         """Ratio, loss and advantage (M,) of each response token."""
         config, tokens = self.config, part.tokens
         assert tokens is not None
-        states = [self.models.policy.response_hidden(tokens)]
-        if config.kl_loss_coef > 0:
-            states.append(self.models.sft.response_hidden(tokens))
+        reference = [self.models.sft.response_hidden(tokens)] if config.kl_loss_coef > 0 else []
+        states = [self.models.policy.response_hidden(tokens), *reference]  # the policy last: its backward follows
         logprobs, extra = by_chunks(self._chunk_losses, tokens, *states)
         old, advantages = (flatten_column(part.column(name), tokens) for name in ("logprob_policy", "advantage"))
         ratio = policy_ratio(logprobs, old)

@@ -22,14 +22,16 @@ from proxima.experience_buffer import BatchedData, ExperienceBuffer
 from proxima.metrics import advantage_metrics, is_defined, rollout_metrics, score_metrics, update_metrics
 from proxima.ops import whiten
 from proxima.pairs import SAPairs, rejoin
-from proxima.ppo_trainer.generator import SequenceGenerator, Stopwatch, check_prompts
+from proxima.ppo_trainer.generator import SequenceGenerator, Stopwatch
 from proxima.ppo_trainer.model_trainer import ModelTrainer
-from proxima.ppo_trainer.reward_computer import RewardComputer
+from proxima.ppo_trainer.reward_computer import RewardComputer, Scores
 from proxima.ppo_trainer.value_adder import ValueAdder
 from proxima.reward_kl import KLDivergence, RewardAdjuster, adapt_kl_coef, shape_scores
+from proxima.rewards import check_rewards
 from proxima.run_folder import RunFolder
 from proxima.training.schedule import learning_rate_factor
 
+CHECKED_AT_ONCE = 512  # prompts tokenised together before a run
 VALIDATION_STEP = -1  # its noise is a stream of its own, the same at every evaluation
 
 
@@ -54,6 +56,7 @@ class PPOTrainer:
 
     def __init__(self, config: PPOConfig):
         self.config = config
+        check_rewards(config)
         setup = BaseSetup(config)
         self.tokenizer, self.models = setup.tokenizer, setup.models
         workers = (self.models, self.tokenizer, config)
@@ -87,7 +90,7 @@ class PPOTrainer:
         clock.lap("score")
         scores = self.reward_computer.score_pairs(rollout)
         clock.lap("reward")
-        scored, rewards = self.leave_out_failed(rollout, scores.total)
+        scored, rewards = self.leave_out_failed(rollout, scores)
         pairs = self.kl_divergence.add_kl_to_sa_pairs(scored)
         pairs = self.reward_adjuster.adjust_rewards_with_kl(pairs, rewards, self.kl_coef)
         pairs = self.value_adder.add_values_to_sa_pairs(rejoin(pairs, scored))
@@ -117,20 +120,32 @@ class PPOTrainer:
             **metrics,
         }
 
-    def leave_out_failed(self, rollout: SAPairs, scores: Tensor) -> tuple[SAPairs, Tensor]:
-        """The sequences whose rewards came, and their scores as PPO sees them (penalty, normalisation, clipping)."""
+    def leave_out_failed(self, rollout: SAPairs, scores: Scores) -> tuple[SAPairs, Tensor]:
+        """The sequences whose rewards came, and their rewards as PPO sees them, (B,) or (B, R).
+
+        Penalty, normalisation and clipping act on the part that is one number a sequence; rewards a token stay as they are.
+        """
         assert rollout.tokens is not None
-        config = self.config
-        shaped = shape_scores(
-            scores, rollout.tokens.ended.cpu(), config.missing_eos_penalty, config.normalize_rewards, config.clip_rewards
-        )
-        good = (~shaped.isnan()).nonzero().flatten()
-        if not len(good):
+        config, count = self.config, rollout.batch_size
+        good = (~scores.total.isnan()).nonzero().flatten()
+        failed = count - len(good)
+        if not len(good) or failed > config.max_reward_failures * count:
+            many = f"all {count}" if not len(good) else f"{failed} of {count}"
+            limit = f" (max_reward_failures is {config.max_reward_failures:g})" if len(good) else ""
             raise RewardFailure(
-                f"all {len(scores)} rewards of step {self.step + 1} failed, nothing was trained on it; "
-                f"the last reason: {self.reward_computer.last_failure or 'no finite number came back'}"
+                f"{many} rewards of step {self.step + 1} failed{limit}, nothing was trained on it; "
+                f"the last reason: {self.reward_computer.last_failure}"
             )
-        return (rollout if len(good) == len(scores) else rollout.select(good)), shaped[good]
+        kept, chosen = (rollout if not failed else rollout.select(good)), scores.select(good)
+        assert kept.tokens is not None
+        shaped = shape_scores(
+            chosen.sequence,
+            kept.tokens.ended.cpu(),
+            config.missing_eos_penalty,
+            config.normalize_rewards,
+            config.clip_rewards,
+        )
+        return kept, chosen.placed(shaped, kept.mask)
 
     def add_advantages(self, pairs: SAPairs) -> tuple[SAPairs, dict[str, float]]:
         """TD errors, advantages and the configured value target; whitened last, so that targets and metrics are not."""
@@ -167,29 +182,30 @@ class PPOTrainer:
     def train(
         self, prompts: Sequence[str], num_epochs: int = 1, validation_prompts: Sequence[str] | None = None
     ) -> TrainingResults:
-        """PPO steps of `batch_size` prompts, shuffled anew each epoch, until all epochs are done or the evaluator says stop."""
-        prompts = check_prompts(prompts)
-        for given in (prompts, validation_prompts or []):
-            if len(given):
-                self.generator.tokenize(given)  # what is wrong is said before anything happens
+        """PPO steps of `batch_size` prompts, shuffled anew each epoch, until all epochs are done or the evaluator says stop.
+
+        Prompts may be a lazy Sequence (`proxima.data.read_prompts`): a step reads only its own.
+        """
+        self.check(prompts)  # what is wrong is said before anything happens
         if num_epochs < 1:
             raise ValueError(f"num_epochs ({num_epochs}) must be at least 1")
         validate = None
-        if validation_prompts is not None:
-            checked = check_prompts(validation_prompts)
-            validate = lambda: self.validate(checked)  # noqa: E731
+        if (held_out := validation_prompts) is not None:
+            self.check(held_out)
+            validate = lambda: self.validate(held_out)  # noqa: E731
         evaluator = Evaluator(self.models, self.tokenizer, self.config, validate)
-        plan = [
-            (epoch, [prompts[i] for i in rows])
+        plan = (
+            (epoch, [prompts[i] for i in rows.tolist()])
             for epoch in range(num_epochs)
             for rows in _permutation(len(prompts), self.config.seed, epoch).split(self.config.batch_size)
-        ]
-        self.total_steps = self.step + len(plan)
+        )
+        steps = num_epochs * math.ceil(len(prompts) / self.config.batch_size)
+        self.total_steps = self.step + steps
         results = TrainingResults(stop_reason="all epochs done")
         with (
             RunFolder(self.config) as run,
             self.saved_at_the_end(run.path),
-            tqdm(plan, desc="PPO", unit="step", disable=None) as bar,
+            tqdm(plan, desc="PPO", unit="step", total=steps, disable=None) as bar,
         ):
             results.run_folder = run.path
             for epoch, batch in bar:
@@ -210,19 +226,32 @@ class PPOTrainer:
                     break
         return results
 
+    def check(self, prompts: Sequence[str]) -> None:
+        """Refuse prompts that no step could read; a part at a time, nothing is kept."""
+        if isinstance(prompts, str) or not len(prompts):
+            self.generator.tokenize(prompts)
+        for first in range(0, len(prompts), CHECKED_AT_ONCE):
+            part = prompts[first : first + CHECKED_AT_ONCE]
+            self.generator.tokenize(part, first)
+            self.reward_computer.check_columns(part)
+
     @contextmanager
     def saved_at_the_end(self, folder: Path) -> Iterator[None]:
         """However the block ends, what was learned is on disk."""
         try:
             yield
+        except RewardFailure as failure:
+            raise RewardFailure(f"{failure}; the weights as they were before this step are in {folder}") from failure
         finally:
             self.save(folder)
 
     def validate(self, prompts: Sequence[str]) -> dict[str, float]:
-        """Score samples on held-out prompts; nothing is trained."""
+        """Score samples on held-out prompts; nothing is trained. Where too many rewards fail, the reward is nan: no verdict."""
         pairs, _ = self.generator.generate_sequences(prompts, VALIDATION_STEP)
         shown = rollout_metrics(pairs)
-        reward = float(self.reward_computer.score_pairs(pairs).total.nanmean())
+        total = self.reward_computer.score_pairs(pairs).total
+        too_many = float(total.isnan().double().mean()) > self.config.max_reward_failures
+        reward = math.nan if too_many else float(total.nanmean())
         return {"reward": reward, **{name: shown[name] for name in ("kl", "response_length", "eos_rate")}}
 
     def save(self, folder: str | Path) -> Path:

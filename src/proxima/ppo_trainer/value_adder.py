@@ -34,7 +34,7 @@ class ValueAdder:
         tokens, width = pairs.tokens, pairs.mask.shape[1]
 
         def measured() -> Tensor:
-            passes = [tokens.select(rows) for rows in self.models.micro_batches.rows(tokens, scoring=True)]
+            passes = [tokens.select(rows) for rows in self.models.micro_batches.rows(tokens)]
             return torch.cat([pad_to(self.models.value.response_values(part), width) for part in passes])
 
         return pairs.with_columns(value=self.models.micro_batches.run(measured, tokens.longest))

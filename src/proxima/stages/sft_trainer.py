@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from proxima.data import Demonstration
 from proxima.models import PolicyModel
 from proxima.sampling import token_logprobs
-from proxima.stages.examples import Demonstration, collate, encode
+from proxima.stages.examples import collate, encode
 from proxima.stages.stage_trainer import StageResults, StageTrainer
 
 Row = tuple[list[int], list[int]]
@@ -43,9 +44,12 @@ class SFTTrainer(StageTrainer[Demonstration]):
 
     def measure(self, rows: Sequence[Row]) -> dict[str, float]:
         size = self.config.micro_batch_size
-        summed = sum(float(self.loss(rows[i : i + size])) for i in range(0, len(rows), size))
-        loss = summed / sum(self.count(row) for row in rows)
-        return {"validation_loss": loss}
+        summed, tokens = 0.0, 0
+        for start in range(0, len(rows), size):
+            batch = rows[start : start + size]
+            summed += float(self.loss(batch))
+            tokens += sum(self.count(row) for row in batch)
+        return {"validation_loss": summed / tokens}
 
     def save(self, folder: Path, results: StageResults) -> None:
         super().save(folder, results)

@@ -1,6 +1,7 @@
-"""The loop that supervised fine-tuning and reward training share. In: encoded examples. Out: the best weights, and metrics.
+"""The loop that supervised fine-tuning and reward training share. In: examples. Out: the best weights, and metrics.
 
 Batches hold examples of similar length; the loss is divided by what the whole batch counts, so micro-batches do not change it.
+Of the data only lengths and an order stay in memory: an example is read and encoded when its batch is due.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import math
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +45,33 @@ class StageResults:
     """Examples longer than max_length."""
     folder: Path = Path()
     """The trained adapter or model."""
+
+
+class Encoded(Sequence[Any]):
+    """Examples as ids, encoded when asked for; a slice is a list."""
+
+    def __init__(self, examples: Sequence[Any], encode: Callable[[Any], Any], lengths: Iterable[tuple[int, int]]):
+        """
+        Args:
+            lengths: place and length of each example that is used.
+        """
+        self._examples, self._encode = examples, encode
+        self._places, self.lengths = array("Q"), array("Q")
+        for place, length in lengths:
+            self._places.append(place)
+            self.lengths.append(length)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self._encode(self._examples[place]) for place in self._places[index]]
+        return self._encode(self._examples[self._places[index]])
 
 
 class StageTrainer(ABC, Generic[Example]):
@@ -104,17 +133,20 @@ class StageTrainer(ABC, Generic[Example]):
 
     def train(self, examples: Sequence[Example], validation: Sequence[Example] | None = None) -> StageResults:
         """Train on examples, judge on validation (a share of the examples where none is given), save the best."""
-        examples = list(examples)
         if len(examples) < 2:
             raise ValueError(f"{self.name} needs at least 2 examples, got {len(examples)}")
+        order = array("Q", range(len(examples)))
+        held_out: Sequence[Example] = examples if validation is None else validation
+        places = array("Q", range(len(held_out)))
         if validation is None:
-            random.Random(f"validation {self.config.seed}").shuffle(examples)
+            random.Random(f"validation {self.config.seed}").shuffle(order)
             cut = max(1, round(self.config.validation_share * len(examples)))
-            examples, validation = examples[cut:], examples[:cut]
+            order, places = order[cut:], order[:cut]
         results = StageResults()
-        train_rows, results.left_out = self._encode_all(examples)
-        validation_rows, _ = self._encode_all(validation)
-        if not train_rows or not validation_rows:
+        self.prepare((examples[i] for i in order), (held_out[i] for i in places))
+        train_rows, validation_rows = self._fitting(examples, order), self._fitting(held_out, places)
+        results.left_out = len(order) - len(train_rows)
+        if not len(train_rows) or not len(validation_rows):
             raise ValueError(f"no example fits max_length ({self.config.max_length} tokens); raise it")
         with torch.random.fork_rng(devices=[self.role.device] if self.role.device.type == "cuda" else []):
             torch.manual_seed(self.config.seed)
@@ -124,6 +156,9 @@ class StageTrainer(ABC, Generic[Example]):
         self.save(results.folder, results)
         return results
 
+    def prepare(self, examples: Iterable[Example], held_out: Iterable[Example]) -> None:
+        """What a stage has to know of its data before it trains."""
+
     def finish(self, rows: Sequence[Any]) -> None:
         """What a stage does with its best weights before they are saved."""
 
@@ -132,7 +167,7 @@ class StageTrainer(ABC, Generic[Example]):
         self.tokenizer.save_pretrained(folder)
         self.config.to_yaml(folder / "stage.yaml")
 
-    def _fit(self, rows: list[Any], validation: list[Any], results: StageResults) -> None:
+    def _fit(self, rows: Encoded, validation: Encoded, results: StageResults) -> None:
         config, parameters = self.config, self.role.parameters()
         optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
         total = config.epochs * math.ceil(len(rows) / config.batch_size)
@@ -188,7 +223,7 @@ class StageTrainer(ABC, Generic[Example]):
         return summed
 
     @torch.no_grad()
-    def _measure(self, rows: list[Any]) -> dict[str, float]:
+    def _measure(self, rows: Sequence[Any]) -> dict[str, float]:
         self.backbone.network.eval()
         with self.role.active():
             return self.measure(rows)
@@ -199,18 +234,18 @@ class StageTrainer(ABC, Generic[Example]):
         new, old = measured[self.judged_by], best[self.judged_by]
         return new > old if self.higher_is_better else new < old
 
-    def _encode_all(self, examples: Sequence[Example]) -> tuple[list[Any], int]:
-        rows = [self.encode(example) for example in examples]
-        kept = [row for row in rows if self.length(row) <= self.config.max_length]
-        return kept, len(rows) - len(kept)
+    def _fitting(self, examples: Sequence[Example], places: Sequence[int]) -> Encoded:
+        """The examples at these places that are no longer than max_length."""
+        lengths = ((place, self.length(self.encode(examples[place]))) for place in places)
+        return Encoded(examples, self.encode, (pair for pair in lengths if pair[1] <= self.config.max_length))
 
-    def _batches(self, rows: list[Any], epoch: int) -> Iterator[list[Any]]:
+    def _batches(self, rows: Encoded, epoch: int) -> Iterator[list[Any]]:
         """Shuffled; within a bucket of batches sorted by length, so that little is padding."""
         size, rng = self.config.batch_size, random.Random(f"{self.name} {self.config.seed} {epoch}")
         order = rng.sample(range(len(rows)), len(rows))
         batches = []
         for start in range(0, len(order), size * BUCKET):
-            bucket = sorted(order[start : start + size * BUCKET], key=lambda i: self.length(rows[i]))
+            bucket = sorted(order[start : start + size * BUCKET], key=lambda i: rows.lengths[i])
             batches += [bucket[i : i + size] for i in range(0, len(bucket), size)]
         rng.shuffle(batches)
         return ([rows[i] for i in batch] for batch in batches)

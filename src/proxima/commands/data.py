@@ -1,0 +1,41 @@
+"""`proxima data check`: look at data before training on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+
+@dataclass
+class Data:
+    """Say what a file, a folder or a Hugging Face dataset holds and which commands take it: `proxima data check FILE`."""
+
+    words: ClassVar[tuple[str, ...]] = ("action", "source")
+
+    action: Literal["check"]
+    """`check` reads all rows: what was recognised, counts, lengths, duplicates, bad rows, three examples."""
+    source: str
+    """A file, a folder or OWNER/NAME[/CONFIG][:SPLIT]; docs/data.md lists the forms."""
+    model_name: str = ""
+    """Measure lengths in this model's tokens, render conversations by its chat template; without it, characters and words."""
+    max_length: int = 1024
+    """Longest example in tokens, as `sft` and `reward` will have it."""
+    limit: int = 0
+    """Look at the first so many rows only; 0 = all."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the tokenizer. Off: such tokenizers are refused."""
+
+    def run(self) -> None:
+        from proxima.data import check, show
+
+        tokenizer, context = None, None
+        if self.model_name:
+            from proxima.base_setup.loading import load_context_length
+            from proxima.base_setup.tokenizer_setup import load_tokenizer
+
+            tokenizer = load_tokenizer(self.model_name, self.trust_remote_code)
+            context = load_context_length(self.model_name, self.trust_remote_code)
+        report = check(self.source, tokenizer, context, self.max_length, self.limit)
+        show(report)
+        if not report.usable:
+            raise SystemExit(1)

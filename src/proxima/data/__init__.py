@@ -1,0 +1,25 @@
+"""Before every stage: reading data. In: a file, a folder or a Hub id. Out: a lazy Sequence of records."""
+
+from proxima.data.check import DataReport, check
+from proxima.data.read import Records, kinds_of, read_demonstrations, read_preferences, read_prompts, read_ratings
+from proxima.data.records import Demonstration, Preference, Rating
+from proxima.data.rows import BrokenData
+from proxima.data.show import show
+from proxima.data.sources import open_rows
+
+__all__ = [
+    "BrokenData",
+    "DataReport",
+    "Demonstration",
+    "Preference",
+    "Rating",
+    "Records",
+    "check",
+    "kinds_of",
+    "open_rows",
+    "read_demonstrations",
+    "read_preferences",
+    "read_prompts",
+    "read_ratings",
+    "show",
+]

@@ -1,0 +1,33 @@
+"""Records that training reads (`Prompt` is in `proxima.types`). In: nothing. Out: one dataclass a kind of example."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """How a prompt should be answered."""
+
+    prompt: str
+    completion: str
+
+
+@dataclass(frozen=True)
+class Preference:
+    """Which of two answers is better; `*_ended` false for an answer that was cut off."""
+
+    prompt: str
+    chosen: str
+    rejected: str
+    chosen_ended: bool = True
+    rejected_ended: bool = True
+
+
+@dataclass(frozen=True)
+class Rating:
+    """How good an answer is: any number, more is better."""
+
+    prompt: str
+    completion: str
+    rating: float

@@ -1,0 +1,186 @@
+"""A reward model behind HTTP. In: a model's folder or Hub id. Out: a server that speaks the form of `proxima.rewards.endpoint`.
+
+    POST /score   {"prompts": [...], "completions": [...]}  ->  {"rewards": [number or null, ...]}
+    GET  /health  {"name": ..., "ready": true}
+
+With `completion_ids` and `ended` in the request a reward model of this package scores those very ids, EOS included.
+"""
+
+import asyncio
+import hmac
+import json
+import math
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from proxima.base_setup.loading import load_network, pick_device
+from proxima.base_setup.micro_batches import MicroBatches
+from proxima.base_setup.model_setup import has_head, load_reward
+from proxima.base_setup.tokenizer_setup import load_tokenizer
+from proxima.config import PPOConfig
+from proxima.models import Backbone
+from proxima.rewards.endpoint import is_loopback
+from proxima.rewards.model import ClassifierSource, TrainedReward
+from proxima.rewards.options import check_options, keyword_options
+from proxima.rewards.samples import Samples, tokens_of
+
+MAX_BODY_BYTES = 16 * 2**20
+MAX_SAMPLES = 1024
+MAX_CONNECTIONS = 64  # more are told to come back later
+LOADING_SECONDS = 5  # after which a client may ask again
+
+Scorer = Callable[[dict[str, Any]], list[float]]
+
+
+class BadRequest(Exception):  # noqa: N818
+    """What a client sent cannot be scored."""
+
+    def __init__(self, status: int, reason: str):
+        super().__init__(reason)
+        self.status = status
+
+
+class RewardServer:
+    """One model, one call at a time; it listens while the model is still loading and says so."""
+
+    def __init__(self, name: str, load: Callable[[], Scorer], token: str = ""):
+        self.name, self._load, self._token = name, load, token
+        self._scorer: Scorer | None = None
+        self._failure: Exception | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self._scorer is not None
+
+    def app(self) -> Any:
+        from fastapi import FastAPI, Request
+        from fastapi.responses import JSONResponse
+
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        one_at_a_time = asyncio.Lock()
+
+        @app.get("/health")
+        async def health() -> Any:
+            return {"name": self.name, "ready": self.ready}
+
+        @app.post("/score")
+        async def score(request: Request) -> Any:
+            try:
+                self._check_caller(request.headers)
+                batch = read_batch(await _body(request))
+                if self._scorer is None:
+                    return JSONResponse({"error": "still loading"}, 503, {"Retry-After": str(LOADING_SECONDS)})
+                async with one_at_a_time:
+                    rewards = await asyncio.to_thread(self._scorer, batch)
+            except BadRequest as problem:
+                return JSONResponse({"error": str(problem)}, problem.status)
+            return {"rewards": [None if math.isnan(reward) else reward for reward in rewards]}
+
+        return app
+
+    def _check_caller(self, headers: Any) -> None:
+        given = headers.get("authorization", "").encode()
+        if self._token and not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+            raise BadRequest(401, "a bearer token is needed")
+        if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            raise BadRequest(415, "send application/json")  # a web page cannot, without asking first
+
+    def serve(self, host: str, port: int, announce: Callable[[str], None] = print) -> None:
+        """Listen until interrupted; raises what went wrong in loading."""
+        import uvicorn
+
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
+        settings = uvicorn.Config(self.app(), log_level="warning", limit_concurrency=MAX_CONNECTIONS)
+        server = uvicorn.Server(settings)
+
+        def load() -> None:
+            try:
+                self._scorer = self._load()
+                announce("ready")
+            except Exception as error:
+                self._failure, server.should_exit = error, True
+
+        shown = f"[{host}]" if ":" in host else host
+        announce(f"reward {self.name} at http://{shown}:{listener.getsockname()[1]}/score, loading")
+        threading.Thread(target=load, daemon=True).start()
+        server.run(sockets=[listener])
+        if self._failure:
+            raise self._failure
+
+
+def check_exposure(host: str, token: str) -> None:
+    """Other machines may only reach a server that asks for a token."""
+    if not is_loopback(host) and not token:
+        raise ValueError(f"host {host!r} can be reached from other machines; name a token with --token-env, or use 127.0.0.1")
+
+
+def load_scorer(config: PPOConfig) -> Scorer:
+    """The config's one reward, a trained model of this package on its base or a classifier, alone in memory."""
+    [spec] = config.rewards
+    source, device = str(spec.source), pick_device(config.device)
+    if not has_head(source):
+        classifier = ClassifierSource(source, config, device, **check_options(spec, keyword_options(ClassifierSource)))
+        return lambda batch: classifier(_samples(batch)).sequence
+    check_options(spec, {})
+    tokenizer = load_tokenizer(config.model_name, config.trust_remote_code)
+    model = load_reward(config, Backbone(load_network(config, config.model_name, device)))
+    trained = TrainedReward(model, tokenizer, MicroBatches.of(config))
+
+    def score(batch: dict[str, Any]) -> list[float]:
+        if "completion_ids" not in batch:
+            return trained(_samples(batch)).sequence
+        _check_ids(batch, tokenizer)
+        tokens = tokens_of(batch["prompts"], batch["completion_ids"], batch["ended"], tokenizer, device)
+        return trained(Samples.of_tokens(tokens)).sequence
+
+    return score
+
+
+def read_batch(body: bytes) -> dict[str, Any]:
+    """The request, checked: texts, and ids where there are any."""
+    try:
+        batch = json.loads(body)
+    except (ValueError, RecursionError):
+        raise BadRequest(400, "the body is not JSON") from None
+    if not isinstance(batch, dict):
+        raise BadRequest(422, 'send {"prompts": [...], "completions": [...]}')
+    count = len(batch["prompts"]) if isinstance(batch.get("prompts"), list) else 0
+    if not 0 < count <= MAX_SAMPLES:
+        raise BadRequest(413 if count else 422, f"send 1 to {MAX_SAMPLES} prompts")
+    kinds: dict[str, Callable[[Any], bool]] = {
+        "prompts": lambda item: isinstance(item, str) and item != "",
+        "completions": lambda item: isinstance(item, str),
+    }
+    if "completion_ids" in batch:
+        kinds["completion_ids"] = lambda item: isinstance(item, list) and all(type(token) is int for token in item)
+        kinds["ended"] = lambda item: isinstance(item, bool)
+    for name, is_right in kinds.items():
+        items = batch.get(name)
+        if not isinstance(items, list) or len(items) != count or not all(map(is_right, items)):
+            raise BadRequest(422, f"{name} must be a list of {count}, as many as prompts, each of its kind")
+    return batch
+
+
+def _check_ids(batch: dict[str, Any], tokenizer: Any) -> None:
+    """Ids of another tokenizer would be scored as other words."""
+    size = len(tokenizer)
+    for ids, text in zip(batch["completion_ids"], batch["completions"], strict=True):
+        if not all(0 <= token < size for token in ids) or tokenizer.decode(ids, skip_special_tokens=True) != text:
+            raise BadRequest(422, "completion_ids are not this model's tokens for completions; leave them out")
+
+
+def _samples(batch: dict[str, Any]) -> Samples:
+    count = len(batch["prompts"])
+    return Samples(batch["prompts"], batch["completions"], [[] for _ in range(count)], [True] * count)
+
+
+async def _body(request: Any) -> bytes:
+    received = bytearray()
+    async for piece in request.stream():
+        received += piece
+        if len(received) > MAX_BODY_BYTES:
+            raise BadRequest(413, f"the body is longer than {MAX_BODY_BYTES} bytes")
+    return bytes(received)
