@@ -104,7 +104,7 @@ def test_padding_does_not_change_a_sample_or_its_numbers(make_config, prompts):
     assert [pair["action_id"] for pair in row] == [pair["action_id"] for pair in alone]
     for name in ("logprob_policy", "logprob_ref", "value", "kl_exact", "entropy"):
         assert [pair[name] for pair in row] == pytest.approx([pair[name] for pair in alone], abs=2e-5), name
-    own = TrainedReward(trainer.models.reward, trainer.tokenizer, 8)
+    own = TrainedReward(trainer.models.reward, trainer.tokenizer, trainer.models.micro_batches)
     scores = [own(Samples.of_tokens(pairs.tokens)).sequence for pairs in (alone, beside)]
     assert scores[0][0] == pytest.approx(scores[1][1], abs=2e-5)
 
@@ -120,8 +120,8 @@ def test_what_a_sequence_samples_depends_on_nothing_but_itself(make_config, prom
 def test_a_response_ends_with_its_first_eos_which_is_scored_and_trained_on(make_config):
     trainer = PPOTrainer(make_config(max_new_tokens=12, temperature=5.0, top_k=0, top_p=1.0))
     seen = []
-    trainer.models.reward.scores = lambda ids, mask: seen.append((ids, mask)) or torch.zeros(len(ids))
-    own = TrainedReward(trainer.models.reward, trainer.tokenizer, 8)
+    trainer.models.reward.token_scores = lambda tokens: seen.append(tokens) or torch.zeros(len(tokens.prompts))
+    own = TrainedReward(trainer.models.reward, trainer.tokenizer, trainer.models.micro_batches)
     trainer.reward_computer.rewards = [(trainer.config.rewards[0], own)]
     results = trainer.ppo_step([f"prompt {i}" for i in range(64)])
     tokens = results["sa_pairs"].tokens
@@ -132,7 +132,7 @@ def test_a_response_ends_with_its_first_eos_which_is_scored_and_trained_on(make_
         assert (eos in row) == bool(ended)
         assert eos not in row[:-1]
         assert ended or len(row) == 12
-    scored = torch.cat([((ids == eos) & mask).any(1) for ids, mask in seen])
+    scored = torch.cat([((part.response_ids == eos) & part.mask).any(1) for part in seen])
     assert torch.equal(scored, tokens.ended)
 
 

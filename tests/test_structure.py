@@ -14,11 +14,12 @@ SOURCE = ROOT / "src" / "proxima"
 LEVELS = [
     {"errors", "types", "ops", "sampling", "pairs", "config"},
     {"token_attribution", "reward_kl", "advantage", "training", "metrics"},
+    {"engine"},
     {"models", "tiny", "data", "tracking", "run_folder", "web"},
     {"base_setup"},
     {"experience_buffer", "evaluator", "rewards"},
     {"ppo_trainer"},
-    {"stages", "export", "evaluation"},
+    {"stages", "export", "evaluation", "bench"},
     {"label"},
     {"world"},
     {"demo"},

@@ -126,7 +126,7 @@ class SAPairs(Sequence[PairView]):
         """The sequences of these rows, cut to their own longest response."""
         tokens = None if self.tokens is None else self.tokens.select(rows)
         mask = self.mask[rows.to(self.mask.device)] if tokens is None else tokens.mask
-        width = int(mask.sum(1).max()) if len(rows) else 0
+        width = (int(mask.sum(1).max()) if tokens is None else mask.shape[1]) if len(rows) else 0
         columns = {name: column[rows.to(column.device)][:, :width] for name, column in self.columns.items()}
         if not self._dicts:
             return SAPairs(mask[:, :width], columns, tokens)

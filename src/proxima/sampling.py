@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,6 +20,20 @@ from proxima.ops import at_least_float32
 from proxima.types import KeptSet
 
 WORD = 0xFFFFFFFF
+SALTS = (0x9E3779B9, 0x85EBCA6B)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample, and the counters of its noise."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    eos_ids: tuple[int, ...]
+    seed: int
+    step: int
 
 
 def mix(x: Tensor) -> Tensor:
@@ -31,13 +46,15 @@ def mix(x: Tensor) -> Tensor:
 
 def hash_words(keys: Tensor, *words: int) -> Tensor:
     """Two 32-bit hashes (N, 2) of int64 keys (N,) and some small integers."""
-    lanes = []
-    for salt in (0x9E3779B9, 0x85EBCA6B):
-        state = mix(keys ^ salt)
-        for word in (keys >> 32, *(torch.tensor(word, device=keys.device) for word in words)):
-            state = mix(state ^ mix(word + salt))
-        lanes.append(state)
-    return torch.stack(lanes, -1)
+    lanes = torch.stack([mix(keys ^ salt) for salt in SALTS], -1)
+    for word in (keys >> 32, *(torch.tensor(word, device=keys.device) for word in words)):
+        lanes = fold(lanes, word)
+    return lanes
+
+
+def fold(lanes: Tensor, word: Tensor) -> Tensor:
+    """The hashes (N, 2) after one more word, (N,) or the same for all."""
+    return torch.stack([mix(lanes[:, i] ^ mix(word + salt)) for i, salt in enumerate(SALTS)], -1)
 
 
 def gumbel_noise(draw_keys: Tensor, token_ids: Tensor) -> Tensor:

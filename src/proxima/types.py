@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, overload
 
 import torch
@@ -75,7 +76,23 @@ class Tokens:
     truncated: Tensor  # (B,) bool, True = the prompt was cut on the left to fit the context
     keys: Tensor  # (B,) int64, the sequence's identity: its sample and its place in a shuffle follow from it
     kept: KeptSet | None = None  # None = sampled from the whole vocabulary
+    sampled_logprobs: Tensor | None = None  # (B, R) float32, by the arithmetic of whatever sampled them
     tokenizer: Any = None
+
+    @cached_property
+    def prompt_sizes(self) -> Tensor:
+        """(B,) prompt tokens, on the CPU; asking for it waits for the device once."""
+        return self.prompt_mask.sum(1).cpu()
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """(B,) response tokens, on the CPU; asking for it waits for the device once."""
+        return self.mask.sum(1).cpu()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, prompt and response."""
+        return int((self.prompt_sizes + self.sizes).max())
 
     @property
     def input_ids(self) -> Tensor:
@@ -89,15 +106,19 @@ class Tokens:
         """Apply a function to every tensor (to a device, to a row selection, to disk)."""
         names = ("prompt_ids", "prompt_mask", "response_ids", "mask", "ended", "truncated", "keys")
         changed: dict[str, Any] = {name: function(getattr(self, name)) for name in names}
-        return replace(self, **changed, kept=None if self.kept is None else self.kept.map(function))
+        sampled = None if self.sampled_logprobs is None else function(self.sampled_logprobs)
+        return replace(self, **changed, kept=None if self.kept is None else self.kept.map(function), sampled_logprobs=sampled)
 
     def select(self, rows: Tensor) -> Tokens:
         """Some rows, with the columns that only they leave empty cut away."""
-        chosen = self.map(lambda tensor: tensor[rows.to(tensor.device)])
-        prompts = int(chosen.prompt_mask.sum(1).max()) if len(rows) else 0
-        responses = int(chosen.mask.sum(1).max()) if len(rows) else 0
+        rows = rows.cpu()
+        here = rows.to(self.mask.device, non_blocking=True)
+        chosen = self.map(lambda tensor: tensor[here])
+        prompt_sizes, sizes = self.prompt_sizes[rows], self.sizes[rows]
+        prompts = int(prompt_sizes.max()) if len(rows) else 0
+        responses = int(sizes.max()) if len(rows) else 0
         first = chosen.prompt_ids.shape[1] - prompts
-        return replace(
+        selected = replace(
             chosen,
             prompts=[self.prompts[row] for row in rows.tolist()],
             prompt_ids=chosen.prompt_ids[:, first:],
@@ -105,7 +126,10 @@ class Tokens:
             response_ids=chosen.response_ids[:, :responses],
             mask=chosen.mask[:, :responses],
             kept=None if chosen.kept is None else chosen.kept.resized(responses),
+            sampled_logprobs=None if chosen.sampled_logprobs is None else chosen.sampled_logprobs[:, :responses],
         )
+        selected.__dict__.update(prompt_sizes=prompt_sizes, sizes=sizes)
+        return selected
 
     @staticmethod
     def cat(parts: Sequence[Tokens]) -> Tokens:
@@ -124,6 +148,7 @@ class Tokens:
             if ids and bits:
                 raise ValueError("cannot join rollouts sampled with top-k and with top-p alone")
             kept = KeptSet(ids=torch.cat(ids)) if ids else KeptSet(bits=torch.cat(bits))
+        sampled = [pad_to(part.sampled_logprobs, responses) for part in parts if part.sampled_logprobs is not None]
         return Tokens(
             prompts=[text for part in parts for text in part.prompts],
             prompt_ids=torch.cat([pad_to(part.prompt_ids, prompts, left=True) for part in parts]),
@@ -134,6 +159,7 @@ class Tokens:
             truncated=torch.cat([part.truncated for part in parts]),
             keys=torch.cat([part.keys for part in parts]),
             kept=kept,
+            sampled_logprobs=torch.cat(sampled) if len(sampled) == len(parts) else None,
             tokenizer=parts[0].tokenizer,
         )
 

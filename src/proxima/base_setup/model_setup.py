@@ -17,10 +17,11 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from proxima.base_setup.loading import ModelSettings, explain_loading, load_network, model_path, pick_device
 from proxima.base_setup.lora_setup import add_adapter, copy_adapter, is_adapter, load_adapter, lora_config
+from proxima.base_setup.micro_batches import MicroBatches
 from proxima.base_setup.tokenizer_setup import PAD_TOKEN, eos_token_ids
 from proxima.config import PPOConfig
 from proxima.models import Backbone, PolicyModel, RewardModel, SFTModel, ValueModel
-from proxima.models.base_model import HEAD_FILE, scalar_head
+from proxima.models.base_model import HEAD_FILE, EngineSettings, scalar_head
 
 
 @dataclass
@@ -33,6 +34,7 @@ class ModelSet:
     reward: RewardModel
     eos_ids: tuple[int, ...]
     context_length: int | None
+    micro_batches: MicroBatches
 
     @property
     def device(self) -> torch.device:
@@ -53,7 +55,12 @@ def build_models(config: PPOConfig, tokenizer: Any) -> ModelSet:
         reward = load_reward(config, base)
         policy = _policy(config, base, sft)
         value = _value(config, base, sft, reward, policy)
-    return ModelSet(policy, sft, value, reward, eos_token_ids(tokenizer, base.network), base.context_length)
+    for role in (policy, sft, value, reward):
+        role.backbone.settings = EngineSettings(
+            fast=config.engine != "plain", compiled=config.compile_layers, checkpointing=config.gradient_checkpointing
+        )
+    ends = eos_token_ids(tokenizer, base.network)
+    return ModelSet(policy, sft, value, reward, ends, base.context_length, MicroBatches.of(config))
 
 
 def _reference(config: PPOConfig, base: Backbone) -> SFTModel:

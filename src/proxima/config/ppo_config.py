@@ -79,8 +79,16 @@ class PPOConfig(Settings):
     """Passes over a rollout (reference value for TL;DR: 4)."""
     minibatch_size: int = 8
     """Sequences in one optimiser step; the last may be short."""
-    micro_batch_size: int = 8
-    """Sequences in one forward pass. Memory only: results do not depend on it."""
+    micro_batch_size: int = 64
+    """Most sequences in one forward pass with gradients. Memory only: results do not depend on it."""
+    micro_batch_tokens: int = 8192
+    """Most prompt and response tokens in one; halved by itself when a GPU's memory runs out. Memory only."""
+    gradient_checkpointing: bool = False
+    """Compute a layer's inside again in the backward pass instead of keeping it: less memory, more time. Memory only."""
+    engine: Literal["auto", "plain"] = "auto"
+    """`auto` = the package's own fast forward pass and generation where it knows the architecture; `plain` = transformers'."""
+    compile_layers: bool = True
+    """On a GPU, compile the fast engine's layers (half a minute at the start)."""
     value_clip: float = 0.0
     """Hold new values this near the old ones in the value loss (reference value 0.2); 0 = off."""
     value_coef: float = 0.1

@@ -90,6 +90,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "ppo_epochs": (1, math.inf, "[)"),
     "minibatch_size": (1, math.inf, "[)"),
     "micro_batch_size": (1, math.inf, "[)"),
+    "micro_batch_tokens": (1, math.inf, "[)"),
     "value_clip": (0, math.inf, "[)"),
     "value_coef": (0, math.inf, "[)"),
     "entropy_coef": (0, math.inf, "[)"),

@@ -1,10 +1,11 @@
 """The four roles: policy, frozen reference, value, reward. In: token ids and masks. Out: logits, values, scores, samples."""
 
 from proxima.models.base_model import Backbone, BaseModel
-from proxima.models.policy_model import PolicyModel, Sampling
+from proxima.models.policy_model import PolicyModel
 from proxima.models.reward_model import ClassifierReward, RewardModel
 from proxima.models.sft_model import SFTModel
 from proxima.models.value_model import ValueModel
+from proxima.sampling import Sampling
 
 __all__ = [
     "Backbone",

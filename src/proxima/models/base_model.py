@@ -7,8 +7,10 @@ backward ends before another adapter is switched on, which `BaseModel.active` ma
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,56 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from proxima.engine import Decoder, Generation, Layout, pack, supports
+from proxima.engine.layout import cells
+from proxima.types import Tokens
+
+
+def unpack(flat: Tensor, tokens: Tokens) -> Tensor:
+    """(M, ...) numbers of response tokens at their places in (B, R, ...), 0 on padding."""
+    rows, width = tokens.mask.shape
+    place = cells(tokens.sizes, width, flat.device)
+    return flat.new_zeros(rows * width, *flat.shape[1:]).index_copy(0, place, flat).unflatten(0, (rows, width))
+
+
+def flatten_column(column: Tensor, tokens: Tokens) -> Tensor:
+    """(B, R) numbers as (M,): the opposite of `unpack`."""
+    return column.flatten()[cells(tokens.sizes, tokens.mask.shape[1], column.device)]
+
+
+def by_chunks(function: Callable[..., tuple[Tensor, ...]], tokens: Tokens, *hidden: Tensor) -> tuple[Tensor, ...]:
+    """function(hidden states..., ids, kept set) -> numbers (M,) each, over so few rows at once that their logits stay small.
+
+    With gradients, logits are computed again in the backward pass: no more than a chunk of them exists at any time.
+    """
+    place = cells(tokens.sizes, tokens.mask.shape[1], hidden[0].device)
+    ids = tokens.response_ids.flatten()[place]
+    kept = None if tokens.kept is None else tokens.kept.map(lambda part: part.flatten(0, 1)[place].unsqueeze(1))
+    whole = len(ids) <= CHUNK
+    parts = []
+    for rows in range(0, len(ids), CHUNK):
+        here = slice(rows, rows + CHUNK)
+        given = [*(states[here] for states in hidden), ids[here], None if kept is None else kept.map(itemgetter(here))]
+        recompute = torch.is_grad_enabled() and not whole
+        parts.append(checkpoint(function, *given, use_reentrant=False) if recompute else function(*given))
+    return tuple(torch.cat(columns) for columns in zip(*parts, strict=True))
+
+
+CHUNK = 1024  # response positions whose logits exist at once
 HEAD_FILE = "head.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
+
+
+@dataclass
+class EngineSettings:
+    """How a backbone computes; results do not depend on it."""
+
+    fast: bool = True
+    compiled: bool = True
+    checkpointing: bool = False
 
 
 class Backbone:
@@ -31,6 +79,53 @@ class Backbone:
         self.network = network.eval().requires_grad_(False)
         self.peft: PeftModel | None = None
         self._active: str | None = None
+        self.settings = EngineSettings()
+        self._supported: bool | None = None
+        self._decoder: Decoder | None = None
+        self._generation: Generation | None = None
+
+    @property
+    def decoder(self) -> Decoder | None:
+        """The fast road, made when first asked for; None where this network is not one it knows, or dropout is on."""
+        if not self.settings.fast or self.network.training:
+            return None
+        if self._supported is None:
+            self._supported = supports(self.network)
+        if not self._supported:
+            return None
+        if self._decoder is None:
+            self._decoder = Decoder(self.network, self.settings.compiled and self.device.type == "cuda")
+            self._decoder.checkpointing = self.settings.checkpointing
+        return self._decoder
+
+    @property
+    def generation(self) -> Generation | None:
+        if self.decoder is None:
+            return None
+        if self._generation is None:
+            self._generation = Generation(self.decoder)
+        return self._generation
+
+    def hidden(self, ids: Tensor, layout: Layout, adapter: str | None) -> Tensor:
+        """Last hidden states (M, D) at the layout's places of padded ids (B, T), with one adapter on."""
+        if self.decoder is not None:
+            return self.decoder.hidden(ids, layout, adapter)
+        mask = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device).flatten()
+        mask[layout.source] = True
+        with self.using(adapter):
+            return self.hidden_states(ids, mask.view(ids.shape)).flatten(0, 1)[layout.source[layout.read]]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits (M, V) of hidden states (M, D)."""
+        config = self.network.config.get_text_config()
+        logits = self.network.get_output_embeddings()(hidden)
+        if getattr(config, "logit_scale", None):
+            logits = logits * config.logit_scale
+        if getattr(config, "logits_scaling", None):
+            logits = logits / config.logits_scaling
+        if cap := getattr(config, "final_logit_softcapping", None):
+            logits = cap * torch.tanh(logits / cap)
+        return logits
 
     @property
     def device(self) -> torch.device:
@@ -48,6 +143,7 @@ class Backbone:
     def attach(self, peft: PeftModel) -> None:
         """Take over a PeftModel that wraps this network; all its adapters start switched off."""
         self.peft = peft
+        self._supported = None
         self.network.eval()
         self._switch(None)
 
@@ -121,6 +217,28 @@ class BaseModel:
     def active(self) -> Iterator[None]:
         with self.backbone.using(self.adapter):
             yield
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Gradients reach this role's own weights inside the block. (The fast road needs no adapter switched on.)"""
+        if self.backbone.decoder is None:
+            with self.active():
+                yield
+            return
+        own = self.parameters()
+        for parameter in own:
+            parameter.requires_grad_(True)
+        yield
+
+    def response_hidden(self, tokens: Tokens) -> Tensor:
+        """Hidden states (M, D) that chose each response token, sequence by sequence; no padding among them."""
+        layout = pack(tokens.prompt_sizes, tokens.sizes, tokens.prompt_ids.shape[1], self.device)
+        return self.backbone.hidden(tokens.input_ids, layout, self.adapter)
+
+    def response_logits(self, tokens: Tokens) -> Tensor:
+        """Logits (B, R, V) that chose each response token, 0 on padding. All at once: for looking, not for training."""
+        logits = self.backbone.head(self.response_hidden(tokens))
+        return unpack(logits, tokens)
 
     def parameters(self) -> list[nn.Parameter]:
         """What training this role may change."""

@@ -3,45 +3,33 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from proxima.models.base_model import BaseModel
-from proxima.sampling import choose, hash_words, truncate
+from proxima.sampling import Sampling, choose, hash_words, truncate
 from proxima.types import KeptSet, Tokens
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How to sample, and the counters of its noise."""
-
-    max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    eos_ids: tuple[int, ...]
-    seed: int
-    step: int
 
 
 class PolicyModel(BaseModel):
     """Base plus the policy's adapter, or a trainable copy of the base."""
 
-    def response_logits(self, tokens: Tokens) -> Tensor:
-        """Logits (B, R, V) that chose each response token."""
-        with self.active():
-            return self.backbone.logits(tokens.input_ids, tokens.input_mask, tokens.prompt_ids.shape[1])
-
     @torch.no_grad()
     def generate(self, prompts: Tokens, sampling: Sampling) -> Tokens:
-        """Sample one response a prompt, with a key-value cache, until its first EOS or `max_new_tokens`.
+        """Sample one response a prompt, until its first EOS or `max_new_tokens`.
 
         Args:
             prompts: its prompt side is read; its response side is replaced.
         """
+        if self.backbone.generation is not None:
+            return self.backbone.generation.generate(prompts, sampling, self.adapter)
+        return self.generate_plainly(prompts, sampling)
+
+    @torch.no_grad()
+    def generate_plainly(self, prompts: Tokens, sampling: Sampling) -> Tokens:
+        """The same through `transformers`' own forward pass and cache, for any architecture."""
         network = self.backbone.network
         eos = torch.tensor(sampling.eos_ids, device=self.device, dtype=torch.long)
         mask, ids = prompts.prompt_mask, prompts.prompt_ids.masked_fill(~prompts.prompt_mask, 0)

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from proxima.engine import pack, pack_mask
 from proxima.models.base_model import Backbone, BaseModel
+from proxima.types import Tokens
 
 REPORT_FILE = "reward.json"
 NEAR_CHANCE = 0.55
@@ -36,13 +38,14 @@ class RewardModel(BaseModel):
         self.source = source
         """Folder it was loaded from, or `untrained`."""
 
+    def token_scores(self, tokens: Tokens) -> Tensor:
+        """Scores (B,) of a rollout."""
+        layout = pack(tokens.prompt_sizes, tokens.sizes, tokens.prompt_ids.shape[1], self.device, read_last=True)
+        return self.head_values(self.backbone.hidden(tokens.input_ids, layout, self.adapter))
+
     def scores(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Scores (B,) of sequences (B, T), padded on either side."""
-        with self.active():
-            hidden = self.backbone.hidden_states(ids, mask)
-        columns = torch.arange(ids.shape[1], device=ids.device)
-        last = torch.where(mask, columns, -1).max(1).values
-        return self.head_values(hidden[torch.arange(len(ids), device=ids.device), last])
+        return self.head_values(self.backbone.hidden(ids, pack_mask(mask), self.adapter))
 
 
 class ClassifierReward:

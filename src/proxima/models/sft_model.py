@@ -16,7 +16,5 @@ class SFTModel(BaseModel):
         return []
 
     @torch.no_grad()
-    def response_logits(self, tokens: Tokens) -> Tensor:
-        """Logits (B, R, V) over each response token."""
-        with self.active():
-            return self.backbone.logits(tokens.input_ids, tokens.input_mask, tokens.prompt_ids.shape[1])
+    def response_hidden(self, tokens: Tokens) -> Tensor:
+        return super().response_hidden(tokens)

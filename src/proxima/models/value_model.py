@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from proxima.models.base_model import BaseModel
+from proxima.engine import pack_mask
+from proxima.models.base_model import BaseModel, unpack
 from proxima.types import Tokens
 
 
@@ -21,12 +22,8 @@ class ValueModel(BaseModel):
 
     def response_values(self, tokens: Tokens) -> Tensor:
         """Values (B, R) of the states in which each response token was chosen."""
-        with self.active():
-            hidden = self.backbone.hidden_states(tokens.input_ids, tokens.input_mask)
-        return self.head_values(hidden[:, tokens.prompt_ids.shape[1] - 1 : -1])
+        return unpack(self.head_values(self.response_hidden(tokens)), tokens)
 
     def last_values(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Value (B,) of each left-padded state, read at its last token."""
-        with self.active():
-            hidden = self.backbone.hidden_states(ids, mask)
-        return self.head_values(hidden[:, -1])
+        """Value (B,) of each padded state, read at its last token."""
+        return self.head_values(self.backbone.hidden(ids, pack_mask(mask), self.adapter))

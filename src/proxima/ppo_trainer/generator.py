@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,11 +12,31 @@ from torch import Tensor
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
 from proxima.models import Sampling
+from proxima.models.base_model import by_chunks, unpack
 from proxima.ops import entropy, exact_kl
 from proxima.pairs import SAPairs
 from proxima.sampling import kept_logits, log_kept_mass, sequence_keys, token_logprobs
 from proxima.token_attribution import TokenAttributor
-from proxima.types import Prompt, Rollout, Tokens, pad_to
+from proxima.types import KeptSet, Prompt, Rollout, Tokens, pad_to
+
+
+class Stopwatch:
+    """Seconds between laps; a lap on a GPU ends when its work has ended."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start = self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now = time.perf_counter()
+        self._laps[f"seconds/{name}"] = now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        return {**self._laps, "seconds": time.perf_counter() - self._start}
 
 
 class SequenceGenerator:
@@ -25,14 +46,18 @@ class SequenceGenerator:
         self.models, self.tokenizer, self.config = models, tokenizer, config
         self.attributor = TokenAttributor(tokenizer)
 
-    def generate_sequences(self, prompts: Sequence[str], step: int = 0) -> tuple[SAPairs, list[str]]:
+    def generate_sequences(
+        self, prompts: Sequence[str], step: int = 0, clock: Stopwatch | None = None
+    ) -> tuple[SAPairs, list[str]]:
         """Pairs and texts, one sequence a prompt. Noise follows from (seed, step, prompt): the same call, the same sample."""
-        texts, rollout = self.generate(prompts, step)
+        texts, rollout = self.generate(prompts, step, clock)
         return self.attributor.extract_pairs(texts, rollout), texts
 
-    def generate(self, prompts: Sequence[str], step: int = 0) -> tuple[list[str], Rollout]:
+    def generate(self, prompts: Sequence[str], step: int = 0, clock: Stopwatch | None = None) -> tuple[list[str], Rollout]:
         """Texts, and the record of their tokens and log-probabilities."""
         tokens = self.sample(prompts, step)
+        if clock is not None:
+            clock.lap("generate")
         return tokens.texts(), Rollout(tokens, self.score(tokens))
 
     def sample(self, prompts: Sequence[str], step: int = 0) -> Tokens:
@@ -104,20 +129,37 @@ class SequenceGenerator:
     @torch.no_grad()
     def score(self, tokens: Tokens) -> dict[str, Tensor]:
         """The columns of a rollout: log-probabilities of policy and reference, exact KL, entropy, truncation's cost."""
+        policy, reference, micro_batches = self.models.policy, self.models.sft, self.models.micro_batches
+
+        def measured() -> dict[str, Tensor]:
+            parts: dict[str, list[Tensor]] = {}
+            for rows in micro_batches.rows(tokens):
+                part = tokens.select(rows)
+                states = policy.response_hidden(part), reference.response_hidden(part)
+                columns = by_chunks(self._measure, part, *states)
+                for name, column in zip(MEASURED, columns, strict=True):
+                    parts.setdefault(name, []).append(pad_to(unpack(column, part), tokens.mask.shape[1]))
+            return {name: torch.cat(columns) for name, columns in parts.items()}
+
+        return micro_batches.run(measured, tokens.longest)
+
+    def _measure(self, hidden: Tensor, ref_hidden: Tensor, ids: Tensor, kept: KeptSet | None) -> tuple[Tensor, ...]:
+        """Numbers (M,) of each response token, from its hidden states."""
         temperature = self.config.temperature
-        parts: dict[str, list[Tensor]] = {}
-        for part in micro_batches(tokens, self.config.micro_batch_size):
-            logits, ref_logits = self.models.policy.response_logits(part), self.models.sft.response_logits(part)
-            columns = {
-                "logprob_policy": token_logprobs(logits, part.response_ids, part.kept, temperature),
-                "logprob_ref": token_logprobs(ref_logits, part.response_ids, None, temperature),
-                "kl_exact": exact_kl(logits.float() / temperature, ref_logits.float() / temperature),
-                "entropy": entropy(kept_logits(logits.float() / temperature, part.kept)),
-                "truncation_cost": -log_kept_mass(logits, part.kept, temperature),
-            }
-            for name, column in columns.items():
-                parts.setdefault(name, []).append(pad_to(column, tokens.mask.shape[1]))
-        return {name: torch.cat(columns).masked_fill(~tokens.mask, 0) for name, columns in parts.items()}
+        logits = self.models.policy.backbone.head(hidden).unsqueeze(1)
+        ref_logits = self.models.sft.backbone.head(ref_hidden).unsqueeze(1)
+        ids = ids.unsqueeze(1)
+        columns = (
+            token_logprobs(logits, ids, kept, temperature),
+            token_logprobs(ref_logits, ids, None, temperature),
+            exact_kl(logits.float() / temperature, ref_logits.float() / temperature),
+            entropy(kept_logits(logits.float() / temperature, kept)),
+            -log_kept_mass(logits, kept, temperature),
+        )
+        return tuple(column.squeeze(1) for column in columns)
+
+
+MEASURED = ("logprob_policy", "logprob_ref", "kl_exact", "entropy", "truncation_cost")
 
 
 def check_prompts(prompts: Sequence[str], first: int = 0) -> list[str]:
@@ -133,9 +175,3 @@ def check_prompts(prompts: Sequence[str], first: int = 0) -> list[str]:
         if not prompt.strip():
             raise ValueError(f"prompt {i} is empty")
     return prompts
-
-
-def micro_batches(tokens: Tokens, size: int) -> Iterator[Tokens]:
-    """The rows in order, `size` at a time, each part cut to its own width."""
-    for rows in torch.arange(len(tokens.prompts)).split(size):
-        yield tokens.select(rows)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
 from proxima.experience_buffer import BatchedData
+from proxima.models.base_model import by_chunks, flatten_column
 from proxima.ops import entropy, exact_kl, masked_mean
 from proxima.pairs import SAPairs, as_pairs
 from proxima.sampling import kept_logits, token_logprobs
@@ -76,15 +77,16 @@ class ModelTrainer:
 
     def _minibatch(self, batch: SAPairs, policy: bool = True, value: bool = True) -> dict[str, Tensor]:
         """Backward over all micro-batches, then the optimiser steps. Above kl_stop: no step, and "stopped" is set."""
-        self.policy_optimizer.zero_grad()
-        self.value_optimizer.zero_grad()
+        assert batch.tokens is not None
+        longest = batch.tokens.longest
         stats: dict[str, Tensor] = {}
         if policy:
-            stats |= self._policy_backward(batch)
+            stats |= self.models.micro_batches.run(lambda: self._policy_backward(batch), longest)
             if 0 < self.config.kl_stop < stats["approx_kl"]:
                 return stats | {"stopped": torch.tensor(True)}
         if value:
-            stats |= self._value_backward(batch)
+            keep_trunk = policy and self.models.value.shares_policy
+            stats |= self.models.micro_batches.run(lambda: self._value_backward(batch, keep_trunk), longest)
         if policy:
             stats["grad_norm_policy"] = self._step(self.policy_optimizer, self.policy_parameters)
         if value:
@@ -95,48 +97,68 @@ class ModelTrainer:
         config, total = self.config, batch.mask.sum()
         sums: dict[str, Tensor] = {}
         peaks: dict[str, Tensor] = {}
-        for part in self._micro_batches(batch):
-            tokens, mask = part.tokens, part.mask
-            assert tokens is not None
-            with self.models.policy.active():
-                logits = self.models.policy.response_logits(tokens)
-                logprobs = token_logprobs(logits, tokens.response_ids, tokens.kept, config.temperature)
-                ratio = policy_ratio(logprobs, part.column("logprob_policy"))
-                ratio = torch.where(mask, ratio, torch.ones_like(ratio))
-                advantages = part.column("advantage")
-                losses = policy_loss(ratio, advantages, config.clip_epsilon, config.dual_clip)
-                if config.entropy_coef > 0:
-                    acting = kept_logits(logits.float() / config.temperature, tokens.kept)
-                    losses = losses - config.entropy_coef * entropy(acting)
-                if config.kl_loss_coef > 0:
-                    ref_logits = self.models.sft.response_logits(tokens)
-                    scaled, ref_scaled = logits.float() / config.temperature, ref_logits.float() / config.temperature
-                    losses = losses + config.kl_loss_coef * exact_kl(scaled, ref_scaled)
-                loss = masked_mean(losses, mask, total)
+        self.policy_optimizer.zero_grad()
+        with self.models.policy.training():
+            for part in self._micro_batches(batch):
+                ratio, losses, advantages = self._policy_losses(part)
+                loss = losses.sum() / total
                 loss.backward()
-            with torch.no_grad():
-                measured = {
-                    "policy_loss": loss.detach(),
-                    "approx_kl": masked_mean(approximate_kl(ratio), mask, total),
-                    "clip_fraction": masked_mean(clipped(ratio, advantages, config.clip_epsilon).float(), mask, total),
-                }
-                sums = {name: sums.get(name, 0) + number for name, number in measured.items()}
-                worst = {"ratio_max": ratio[mask].max(), "ratio_error": (ratio[mask] - 1).abs().max()}
-                peaks = {name: torch.maximum(peaks.get(name, peak), peak) for name, peak in worst.items()}
+                with torch.no_grad():
+                    measured = {
+                        "policy_loss": loss.detach(),
+                        "approx_kl": approximate_kl(ratio).sum() / total,
+                        "clip_fraction": clipped(ratio, advantages, config.clip_epsilon).float().sum() / total,
+                    }
+                    sums = {name: sums.get(name, 0) + number for name, number in measured.items()}
+                    worst = {"ratio_max": ratio.max(), "ratio_error": (ratio - 1).abs().max()}
+                    peaks = {name: torch.maximum(peaks.get(name, peak), peak) for name, peak in worst.items()}
         return sums | peaks
 
-    def _value_backward(self, batch: SAPairs) -> dict[str, Tensor]:
+    def _policy_losses(self, part: SAPairs) -> tuple[Tensor, Tensor, Tensor]:
+        """Ratio, loss and advantage (M,) of each response token."""
+        config, tokens = self.config, part.tokens
+        assert tokens is not None
+        reference = [self.models.sft.response_hidden(tokens)] if config.kl_loss_coef > 0 else []
+        states = [self.models.policy.response_hidden(tokens), *reference]  # the policy last: its backward follows
+        logprobs, extra = by_chunks(self._chunk_losses, tokens, *states)
+        old, advantages = (flatten_column(part.column(name), tokens) for name in ("logprob_policy", "advantage"))
+        ratio = policy_ratio(logprobs, old)
+        return ratio, policy_loss(ratio, advantages, config.clip_epsilon, config.dual_clip) + extra, advantages
+
+    def _chunk_losses(self, hidden: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (m,), and the loss terms that need whole distributions."""
+        *ref_hidden, ids, kept = given
+        config = self.config
+        logits = self.models.policy.backbone.head(hidden).unsqueeze(1)
+        logprobs = token_logprobs(logits, ids.unsqueeze(1), kept, config.temperature)
+        extra = torch.zeros_like(logprobs)
+        if config.entropy_coef > 0:
+            extra = extra - config.entropy_coef * entropy(kept_logits(logits.float() / config.temperature, kept))
+        if ref_hidden:
+            ref_logits = self.models.sft.backbone.head(ref_hidden[0]).unsqueeze(1)
+            kl = exact_kl(logits.float() / config.temperature, ref_logits.float() / config.temperature)
+            extra = extra + config.kl_loss_coef * kl
+        return logprobs.squeeze(1), extra.squeeze(1)
+
+    def _value_backward(self, batch: SAPairs, keep_trunk: bool = False) -> dict[str, Tensor]:
         total, value = batch.mask.sum(), self.models.value
         weight = self.config.value_coef if value.shares_policy else 1.0
         summed = torch.zeros((), device=batch.mask.device)
-        for part in self._micro_batches(batch):
-            assert part.tokens is not None
-            with value.active():
-                values = value.response_values(part.tokens)
-                losses = value_loss(values, part.column("return"), part.columns.get("value"), self.config.value_clip)
-                loss = masked_mean(losses, part.mask, total)
-                (weight * loss).backward()
-            summed = summed + loss.detach()
+        self.value_optimizer.zero_grad()
+        trunk = [] if not keep_trunk else [None if p.grad is None else p.grad.clone() for p in self.policy_parameters]
+        try:
+            with value.training() if not value.shares_policy else self.models.policy.training():
+                for part in self._micro_batches(batch):
+                    assert part.tokens is not None
+                    values = value.response_values(part.tokens)
+                    losses = value_loss(values, part.column("return"), part.columns.get("value"), self.config.value_clip)
+                    loss = masked_mean(losses, part.mask, total)
+                    (weight * loss).backward()
+                    summed = summed + loss.detach()
+        except torch.cuda.OutOfMemoryError:
+            for parameter, gradient in zip(self.policy_parameters, trunk, strict=False):
+                parameter.grad = gradient
+            raise
         return {"value_loss": summed}
 
     def _step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Tensor:
@@ -147,9 +169,11 @@ class ModelTrainer:
         return norm.detach()
 
     def _micro_batches(self, batch: SAPairs) -> Iterator[SAPairs]:
-        for rows in torch.arange(batch.batch_size).split(self.config.micro_batch_size):
+        assert batch.tokens is not None
+        for rows in self.models.micro_batches.rows(batch.tokens):
             yield batch.select(rows)
 
 
 def _adamw(parameters: list[nn.Parameter], rate: float) -> torch.optim.AdamW:
-    return torch.optim.AdamW(parameters, lr=rate, eps=ADAM_EPS, weight_decay=0.0)
+    fused = all(parameter.is_cuda for parameter in parameters)
+    return torch.optim.AdamW(parameters, lr=rate, eps=ADAM_EPS, weight_decay=0.0, fused=fused)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from proxima.experience_buffer import BatchedData, ExperienceBuffer
 from proxima.metrics import advantage_metrics, is_defined, rollout_metrics, score_metrics, update_metrics
 from proxima.ops import whiten
 from proxima.pairs import SAPairs, rejoin
-from proxima.ppo_trainer.generator import SequenceGenerator
+from proxima.ppo_trainer.generator import SequenceGenerator, Stopwatch
 from proxima.ppo_trainer.model_trainer import ModelTrainer
 from proxima.ppo_trainer.reward_computer import RewardComputer, Scores
 from proxima.ppo_trainer.value_adder import ValueAdder
@@ -86,9 +85,9 @@ class PPOTrainer:
         Returns: every metric of the glossary by name, and `generated_texts`, `rewards` (nan where one failed),
         `reward_source` and the `sa_pairs` that were trained on.
         """
-        clock = Stopwatch()
-        rollout, texts = self.generator.generate_sequences(prompts, self.step)
-        clock.lap("generate")
+        clock = Stopwatch(self.models.device)
+        rollout, texts = self.generator.generate_sequences(prompts, self.step, clock)
+        clock.lap("score")
         scores = self.reward_computer.score_pairs(rollout)
         clock.lap("reward")
         scored, rewards = self.leave_out_failed(rollout, scores)
@@ -267,22 +266,6 @@ class PPOTrainer:
         """Take over policy and value model from a folder that `save` wrote."""
         self.models.policy.load(Path(folder) / "policy")
         self.models.value.load(Path(folder) / "value")
-
-
-class Stopwatch:
-    """Seconds between laps."""
-
-    def __init__(self) -> None:
-        self._start = self._last = time.perf_counter()
-        self._laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self._laps[f"seconds/{name}"] = now - self._last
-        self._last = now
-
-    def seconds(self) -> dict[str, float]:
-        return {**self._laps, "seconds": time.perf_counter() - self._start}
 
 
 def step_line(metrics: dict[str, float]) -> str:

@@ -60,12 +60,14 @@ class RewardComputer:
     def __init__(self, models: ModelSet, tokenizer: Any, config: PPOConfig):
         self.models, self.tokenizer, self.config = models, tokenizer, config
         self.last_failure = ""
-        self.rewards = [(spec, open_reward(spec, models.reward, tokenizer, config)) for spec in config.rewards]
+        self.rewards = [
+            (spec, open_reward(spec, models.reward, tokenizer, config, models.micro_batches)) for spec in config.rewards
+        ]
         if not self.rewards:
             warnings.warn(
                 "no reward is configured: scores come from an untrained head and mean nothing; set `rewards`", stacklevel=2
             )
-            self.rewards = [(RewardSpec("untrained"), TrainedReward(models.reward, tokenizer, config.micro_batch_size))]
+            self.rewards = [(RewardSpec("untrained"), TrainedReward(models.reward, tokenizer, models.micro_batches))]
 
     @property
     def reward_source(self) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
 from proxima.pairs import SAPairs, as_pairs
-from proxima.ppo_trainer.generator import check_prompts, micro_batches
+from proxima.ppo_trainer.generator import check_prompts
 from proxima.types import pad_to
 
 
@@ -30,20 +31,21 @@ class ValueAdder:
                 self.add_values([pair["state"] for pair in pairs]), dtype=torch.float64
             )
             return pairs.with_columns(value=values)
-        width = pairs.mask.shape[1]
-        parts = [
-            pad_to(self.models.value.response_values(part), width)
-            for part in micro_batches(pairs.tokens, self.config.micro_batch_size)
-        ]
-        return pairs.with_columns(value=torch.cat(parts).masked_fill(~pairs.mask, 0))
+        tokens, width = pairs.tokens, pairs.mask.shape[1]
+
+        def measured() -> Tensor:
+            passes = [tokens.select(rows) for rows in self.models.micro_batches.rows(tokens)]
+            return torch.cat([pad_to(self.models.value.response_values(part), width) for part in passes])
+
+        return pairs.with_columns(value=self.models.micro_batches.run(measured, tokens.longest))
 
     @torch.no_grad()
     def add_values(self, states: Sequence[str]) -> list[float]:
         """The value of each state given as text."""
         states = check_prompts(states)
         values: list[float] = []
-        for start in range(0, len(states), self.config.micro_batch_size):
-            chunk = states[start : start + self.config.micro_batch_size]
+        for start in range(0, len(states), self.models.micro_batches.size):
+            chunk = states[start : start + self.models.micro_batches.size]
             batch = self.tokenizer(chunk, return_tensors="pt", padding=True, padding_side="left").to(self.models.device)
             values += self.models.value.last_values(batch["input_ids"], batch["attention_mask"].bool()).tolist()
         return values

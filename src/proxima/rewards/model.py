@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from proxima.base_setup.micro_batches import MicroBatches
 from proxima.base_setup.model_setup import load_classifier
 from proxima.config import PPOConfig
 from proxima.models import ClassifierReward, RewardModel
@@ -25,8 +27,8 @@ class TrainedReward:
 
     attempts = 2
 
-    def __init__(self, model: RewardModel, tokenizer: Any, micro_batch_size: int):
-        self.model, self.tokenizer, self.size = model, tokenizer, micro_batch_size
+    def __init__(self, model: RewardModel, tokenizer: Any, micro_batches: MicroBatches):
+        self.model, self.tokenizer, self.micro_batches = model, tokenizer, micro_batches
         if model.source != "untrained" and (message := reward_warning(model.source)):
             warnings.warn(message, stacklevel=2)
 
@@ -35,12 +37,18 @@ class TrainedReward:
 
     @torch.no_grad()
     def __call__(self, samples: Samples) -> Outcome:
-        if samples.tokens is None:
-            batch = self.tokenizer(samples.full_texts, return_tensors="pt", padding=True, padding_side="left")
-            ids, mask = batch["input_ids"].to(self.model.device), batch["attention_mask"].bool().to(self.model.device)
-        else:
-            ids, mask = samples.tokens.input_ids, samples.tokens.input_mask
-        scores = [self.model.scores(ids[i : i + self.size], mask[i : i + self.size]) for i in range(0, len(ids), self.size)]
+        if samples.tokens is not None:
+            tokens = samples.tokens
+
+            def measured() -> list[Tensor]:
+                return [self.model.token_scores(tokens.select(rows)) for rows in self.micro_batches.rows(tokens)]
+
+            scores = self.micro_batches.run(measured, tokens.longest)
+            return read_rewards(torch.cat(scores), samples.lengths)
+        batch = self.tokenizer(samples.full_texts, return_tensors="pt", padding=True, padding_side="left")
+        ids, mask = batch["input_ids"].to(self.model.device), batch["attention_mask"].bool().to(self.model.device)
+        size = self.micro_batches.size
+        scores = [self.model.scores(ids[i : i + size], mask[i : i + size]) for i in range(0, len(ids), size)]
         return read_rewards(torch.cat(scores), samples.lengths)
 
 

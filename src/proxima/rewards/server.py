@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from proxima.base_setup.loading import load_network, pick_device
+from proxima.base_setup.micro_batches import MicroBatches
 from proxima.base_setup.model_setup import has_head, load_reward
 from proxima.base_setup.tokenizer_setup import load_tokenizer
 from proxima.config import PPOConfig
@@ -126,7 +127,7 @@ def load_scorer(config: PPOConfig) -> Scorer:
     check_options(spec, {})
     tokenizer = load_tokenizer(config.model_name, config.trust_remote_code)
     model = load_reward(config, Backbone(load_network(config, config.model_name, device)))
-    trained = TrainedReward(model, tokenizer, config.micro_batch_size)
+    trained = TrainedReward(model, tokenizer, MicroBatches.of(config))
 
     def score(batch: dict[str, Any]) -> list[float]:
         if "completion_ids" not in batch:

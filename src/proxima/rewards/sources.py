@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from proxima.base_setup.micro_batches import MicroBatches
 from proxima.base_setup.model_setup import has_head
 from proxima.config import PPOConfig, RewardSpec
 from proxima.models import RewardModel
@@ -37,13 +38,15 @@ def check_rewards(config: PPOConfig) -> None:
             check_options(spec, {} if has_head(str(spec.source)) else keyword_options(ClassifierSource))
 
 
-def open_reward(spec: RewardSpec, model: RewardModel, tokenizer: Any, config: PPOConfig) -> RewardSource:
+def open_reward(
+    spec: RewardSpec, model: RewardModel, tokenizer: Any, config: PPOConfig, micro_batches: MicroBatches | None = None
+) -> RewardSource:
     """
     Args:
         model: the system's own reward model, for the spec that names its folder; others share its device.
     """
     if spec.source == model.source:
-        return TrainedReward(model, tokenizer, config.micro_batch_size)
+        return TrainedReward(model, tokenizer, micro_batches or MicroBatches.of(config))
     if light := _open_light(spec):
         return light
     return ClassifierSource(str(spec.source), config, model.device, **check_options(spec, keyword_options(ClassifierSource)))

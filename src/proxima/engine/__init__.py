@@ -1,0 +1,10 @@
+"""The fast road through a decoder: no padding, fused weights, static cache, CUDA graphs. Equal to the plain road by test.
+
+In: a `transformers` network with its adapters, whose own live weights it reads. Out: hidden states, and sampled responses.
+"""
+
+from proxima.engine.decoder import Decoder, supports
+from proxima.engine.generation import Generation
+from proxima.engine.layout import Layout, pack, pack_mask
+
+__all__ = ["Decoder", "Generation", "Layout", "pack", "pack_mask", "supports"]

@@ -1,0 +1,86 @@
+"""Sequences laid end to end. In: lengths. Out: where every token lies, with no padding between.
+
+N = all real tokens of the batch, M = the positions whose hidden states are wanted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tokens of B sequences lie in one row of N, and which M of them are read out."""
+
+    source: Tensor  # (N,) int64, the token's place in the flattened (B, T) input
+    rows: Tensor  # (N,) int64, its sequence
+    positions: Tensor  # (N,) int64, its position in the sequence
+    starts: Tensor  # (B + 1,) int32, where sequences begin
+    read: Tensor  # (M,) int64, the wanted places among the N
+    lengths: tuple[int, ...]  # B, on the host
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    @property
+    def total(self) -> int:
+        return sum(self.lengths)
+
+
+def pack(prompts: Tensor, responses: Tensor | None, width: int, device: torch.device, read_last: bool = False) -> Layout:
+    """Prompts padded on the left to `width`, responses on the right; what chose each response token is read out.
+
+    Args:
+        prompts: (B,) lengths, on the CPU: nothing here waits for the device.
+        responses: the same; None for prompts alone.
+        read_last: read out the last token of each sequence instead.
+    """
+    lengths = prompts if responses is None else prompts + responses
+    columns = width if responses is None else width + int(responses.max())
+    rows, positions, starts = _ragged(lengths)
+    source = rows * columns + (width - prompts)[rows] + positions
+    if responses is None or read_last:
+        read = starts[1:] - 1
+    else:
+        which, step, _ = _ragged(responses)
+        read = starts[which] + prompts[which] - 1 + step
+    return _placed(source, rows, positions, starts, read, lengths, device)
+
+
+def pack_mask(mask: Tensor) -> Layout:
+    """Any padding; the last real token of each sequence is read out. Waits for the device once."""
+    here = mask.cpu()
+    lengths = here.sum(1)
+    rows, positions, starts = _ragged(lengths)
+    return _placed(here.flatten().nonzero().flatten(), rows, positions, starts, starts[1:] - 1, lengths, mask.device)
+
+
+def cells(responses: Tensor, width: int, device: torch.device) -> Tensor:
+    """(M,) places of the response tokens in the flattened (B, width) response columns."""
+    which, step, _ = _ragged(responses)
+    return _send(which * width + step, device)
+
+
+def _ragged(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and positions of every element, and where rows start."""
+    starts = torch.zeros(len(lengths) + 1, dtype=torch.long)
+    torch.cumsum(lengths, 0, out=starts[1:])
+    rows = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    return rows, torch.arange(len(rows)) - starts[rows], starts
+
+
+def _placed(
+    source: Tensor, rows: Tensor, positions: Tensor, starts: Tensor, read: Tensor, lengths: Tensor, device: torch.device
+) -> Layout:
+    sizes = [len(source), len(rows), len(positions), len(read)]
+    sent = _send(torch.cat([source, rows, positions, read, starts]), device)  # one copy instead of five
+    parts = sent.split([*sizes, len(starts)])
+    return Layout(parts[0], parts[1], parts[2], parts[4].int(), parts[3], tuple(lengths.tolist()))
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -1,0 +1,115 @@
+"""Matrix products with a LoRA adapter folded in. In: inputs (N, in). Out: outputs (N, out) and, backward, adapter gradients.
+
+Written out, y = x W' + s (x A') B' reads and writes y twice. Here A x is appended to x and s B to W, so that one product does
+both, and the backward product of the inputs yields the adapter's inner gradient for free. Only the adapter is ever trained.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+
+class Lora(NamedTuple):
+    """One adapter's live parameters on the members of a projection (all float32); a member without one has rank 0."""
+
+    down: tuple[Tensor, ...]  # (r, in) each
+    up: tuple[Tensor, ...]  # (out, r) each
+    scales: tuple[float, ...]
+
+
+class Projection(NamedTuple):
+    """Linear maps of one input: in one tensor with room for an adapter, or one each where they are trained themselves."""
+
+    weights: tuple[Tensor, ...]  # one (sum out, in + room), or (out, in) each
+    biases: tuple[Tensor | None, ...]
+    sizes: tuple[int, ...]  # outputs of each member
+    inputs: int
+    down: Tensor | None  # (room, in), the loaded adapter's A in the base's type; None where there is no room
+
+    @property
+    def room(self) -> int:
+        """Inner size left for an adapter."""
+        return 0 if self.down is None else len(self.down)
+
+
+@torch.no_grad()
+def load_lora(p: Projection, lora: Lora | None) -> None:
+    """Put an adapter's weights, as they are now, where the products read them; None = no adapter."""
+    if p.down is None:
+        return
+    outside = p.weights[0][:, p.inputs :]
+    if lora is None:
+        outside.zero_()
+        return
+    row, rank = 0, 0
+    width = sum(down.shape[0] for down in lora.down)
+    whole = len(lora.up) == 1
+    if width < p.room or not whole:
+        outside.zero_()
+    for down, up, scale in zip(lora.down, lora.up, lora.scales, strict=True):
+        rows, inner = up.shape
+        if inner:
+            p.down[rank : rank + inner].copy_(down)
+            torch.mul(up, scale, out=outside[row : row + rows, rank : rank + inner])
+        row, rank = row + rows, rank + inner
+
+
+def product(x: Tensor, p: Projection, lora: Lora | None) -> Tensor:
+    """(N, in), or (N, in + room) with anything in the last columns -> (N, sum out). The adapter must be loaded.
+
+    Args:
+        lora: its parameters, for gradients; None = no gradients are wanted.
+    """
+    if p.down is None:
+        parts = [linear(x, weight, bias) for weight, bias in zip(p.weights, p.biases, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    if lora is not None and torch.is_grad_enabled():
+        return _LoraProduct.apply(x, p, lora, *lora.down, *lora.up)
+    return _forward(x, p)[0]
+
+
+def _forward(x: Tensor, p: Projection) -> tuple[Tensor, Tensor]:
+    """Outputs (N, sum out), and the adapter's inner values (N, room)."""
+    weight, bias, down = p.weights[0], p.biases[0], p.down
+    assert down is not None
+    if x.shape[1] > p.inputs:  # there is room beside the inputs: one product does both
+        inner = x.data[:, p.inputs :]
+        torch.mm(x.data[:, : p.inputs], down.t(), out=inner)
+        return linear(x.data, weight, bias), inner
+    inner = torch.mm(x, down.t())
+    y = linear(x, weight[:, : p.inputs], bias)
+    return y.addmm_(inner, weight[:, p.inputs :].t()), inner
+
+
+class _LoraProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: Projection, lora: Lora, *_parameters: Tensor) -> Tensor:
+        y, inner = _forward(x, p)
+        ctx.p, ctx.lora, ctx.beside = p, lora, x.shape[1] > p.inputs
+        ctx.save_for_backward(x.data, inner)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (dy,), p, lora = gradients, ctx.p, ctx.lora
+        x, inner = ctx.saved_tensors
+        dy = dy.contiguous()
+        if ctx.beside:
+            dx = torch.mm(dy, p.weights[0])  # (N, in + room)
+            d_inner = dx[:, p.inputs :]
+            dx[:, : p.inputs].addmm_(d_inner, p.down)
+        else:
+            d_inner = torch.mm(dy, p.weights[0][:, p.inputs :])
+            dx = torch.mm(dy, p.weights[0][:, : p.inputs]).addmm_(d_inner, p.down)
+        d_up, d_down = torch.mm(dy.t(), inner), torch.mm(d_inner.t(), x[:, : p.inputs])
+        downs, ups, row, rank = [], [], 0, 0
+        for up, scale in zip(lora.up, lora.scales, strict=True):
+            rows, size = up.shape
+            downs.append(d_down[rank : rank + size].float())
+            ups.append(scale * d_up[row : row + rows, rank : rank + size].float())
+            row, rank = row + rows, rank + size
+        return dx, None, None, *downs, *ups

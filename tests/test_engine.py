@@ -1,0 +1,208 @@
+"""The fast engine equals the plain road: tokens, log-probabilities, gradients; for every architecture it knows."""
+
+import pytest
+import torch
+
+from proxima.engine import supports
+from proxima.models import Sampling, base_model
+from proxima.ppo_trainer import PPOTrainer
+from tests.helpers import difference, shake, weights
+
+ARCHITECTURES = ("qwen3", "llama", "gpt2")
+PROMPTS = ["a", "the second prompt is longer", "third one", "x y z"] * 2 + ["the last is the longest of them all, by far"]
+SAMPLINGS = {"all": (1.0, 0, 1.0), "top-k": (2.0, 30, 1.0), "top-p": (1.3, 0, 0.8), "both": (1.0, 20, 0.9)}
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def roads(request, tiny_folders, make_config):
+    """Two trainers with the same weights, one on each road."""
+
+    def make(**settings):
+        both = [
+            shake(PPOTrainer(make_config(model_name=tiny_folders[request.param], engine=engine, **settings)))
+            for engine in ("auto", "plain")
+        ]
+        assert both[0].models.policy.backbone.decoder is not None
+        assert both[1].models.policy.backbone.decoder is None
+        return both
+
+    return make
+
+
+def sampling_of(trainer, name, length=12, step=0, eos=()):
+    return Sampling(length, *SAMPLINGS[name], eos, seed=5, step=step)
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora_r": 0}, {"lora_targets": "first"}], ids=["lora", "full", "some"])
+def test_hidden_states_logits_values_and_gradients_are_those_of_transformers(roads, settings, request):
+    if "lora_targets" in settings:
+        settings = {"lora_targets": "c_attn" if "gpt2" in request.node.name else "q_proj,down_proj"}
+    fast, plain = roads(**settings)
+    tokens = fast.models.policy.generate_plainly(fast.generator.read_prompts(PROMPTS), sampling_of(fast, "all"))
+    for role in ("policy", "sft"):
+        torch.testing.assert_close(
+            *(getattr(trainer.models, role).response_logits(tokens) for trainer in (fast, plain)), rtol=1e-4, atol=1e-5
+        )
+    torch.testing.assert_close(
+        *(trainer.models.value.response_values(tokens) for trainer in (fast, plain)), rtol=1e-4, atol=1e-5
+    )
+    gradients = []
+    for trainer in (fast, plain):
+        policy = trainer.models.policy
+        with policy.training():
+            policy.response_logits(tokens).square().mean().backward()
+        gradients.append([parameter.grad for parameter in policy.parameters() if parameter.grad is not None])
+    assert len(gradients[0]) == len(gradients[1]) > 0
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
+
+
+def test_a_whole_step_is_the_same_on_both_roads(roads):
+    fast, plain = roads(max_new_tokens=8, batch_size=9, minibatch_size=4)
+    results = [trainer.ppo_step(PROMPTS) for trainer in (fast, plain)]
+    assert results[0]["generated_texts"] == results[1]["generated_texts"]
+    for name in ("kl", "policy_loss", "value_loss", "entropy", "grad_norm_policy", "grad_norm_value"):
+        assert results[0][name] == pytest.approx(results[1][name], rel=1e-3, abs=1e-6)
+    assert results[0]["first_ratio_error"] < 1e-5
+    assert difference(weights(fast), weights(plain)) < 2e-4
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize("slots", [256, 3], ids=["all at once", "refilled"])
+def test_samples_do_not_depend_on_the_road_nor_on_slots(roads, name, slots):
+    fast, plain = roads()
+    prompts = fast.generator.read_prompts(PROMPTS)
+    free = plain.models.policy.generate(prompts, sampling_of(plain, name))
+    eos = tuple(free.response_ids[[0, 1, 2], [2, 4, 7]].tolist())
+    sampling = sampling_of(plain, name, eos=eos)
+    expected = plain.models.policy.generate(prompts, sampling)
+    assert len(set(expected.sizes.tolist())) > 2
+    engine = fast.models.policy.backbone.generation
+    engine.max_slots = slots
+    for _ in range(2):  # buffers are used again
+        found = fast.models.policy.generate(prompts, sampling)
+        assert torch.equal(found.response_ids, expected.response_ids)
+        assert torch.equal(found.mask, expected.mask)
+        assert torch.equal(found.ended, expected.ended)
+        for ours, theirs in ((found.kept, expected.kept),):
+            assert (ours is None) == (theirs is None)
+            if ours is not None and ours.ids is not None:
+                assert torch.equal(ours.ids[found.mask].sort(-1).values, theirs.ids[found.mask].sort(-1).values)
+            if ours is not None and ours.bits is not None:
+                assert torch.equal(ours.bits[found.mask], theirs.bits[found.mask])
+
+
+def test_what_the_engine_thinks_of_its_tokens_is_what_the_training_pass_thinks(roads):
+    fast, _ = roads(max_new_tokens=10)
+    tokens = fast.generator.sample(PROMPTS)
+    scored = fast.generator.score(tokens)["logprob_policy"]
+    torch.testing.assert_close(tokens.sampled_logprobs, scored, rtol=1e-4, atol=1e-4)
+
+
+def test_greedy_tokens_are_those_of_generate(roads):
+    fast, plain = roads()
+    prompts = fast.generator.read_prompts(PROMPTS)
+    ours = fast.models.policy.generate(prompts, Sampling(10, 1.0, 1, 1.0, fast.models.eos_ids, 0, 0))
+    backbone = plain.models.policy.backbone
+    with plain.models.policy.active():
+        theirs = backbone.network.generate(
+            input_ids=prompts.prompt_ids.masked_fill(~prompts.prompt_mask, 0),
+            attention_mask=prompts.prompt_mask.long(),
+            max_new_tokens=10,
+            do_sample=False,
+            eos_token_id=list(fast.models.eos_ids),
+            pad_token_id=0,
+        )[:, prompts.prompt_ids.shape[1] :]
+    width = ours.response_ids.shape[1]
+    assert torch.equal(ours.response_ids, theirs[:, :width].masked_fill(~ours.mask, 0))
+
+
+def test_the_adapter_is_read_anew_at_every_call(roads):
+    fast, _ = roads()
+    before = fast.generator.sample(PROMPTS).texts()
+    shake(fast, 0.3, seed=9)
+    assert fast.generator.sample(PROMPTS).texts() != before
+
+
+def test_a_larger_batch_a_longer_prompt_and_other_settings_grow_the_buffers(roads):
+    fast, plain = roads()
+    for texts, length in ((["a"], 2), (PROMPTS, 5), (["word " * 40], 3), (["a", "b"], 9)):
+        for name in ("all", "top-k"):
+            answers = [
+                trainer.models.policy.generate(trainer.generator.read_prompts(texts), sampling_of(trainer, name, length))
+                for trainer in (fast, plain)
+            ]
+            assert torch.equal(answers[0].response_ids, answers[1].response_ids)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+def test_logits_in_chunks_change_neither_scores_nor_gradients(roads, monkeypatch, chunk):
+    results = []
+    for size in (10**6, chunk):
+        monkeypatch.setattr(base_model, "CHUNK", size)
+        trainer = roads(kl_loss_coef=0.1, entropy_coef=0.01, top_k=4, max_new_tokens=6)[0]
+        trainer.ppo_step(PROMPTS[:4])
+        results.append(weights(trainer))
+    assert difference(*results) < 1e-5
+
+
+def test_gradient_checkpointing_changes_nothing(roads):
+    results = []
+    for on in (False, True):
+        trainer = roads(gradient_checkpointing=on)[0]
+        trainer.ppo_step(PROMPTS[:4])
+        results.append(weights(trainer))
+    assert difference(*results) < 1e-6
+
+
+def test_the_base_is_not_copied(roads):
+    fast, plain = roads()
+    sizes = []
+    for trainer in (fast, plain):
+        network = trainer.models.policy.backbone.network
+        if trainer is fast:
+            blocks = trainer.models.policy.backbone.decoder.blocks
+        storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in network.parameters()}
+        sizes.append(sum(storages.values()))
+    projections = [part for block in blocks for part in block if hasattr(part, "room")]
+    room = sum(part.room * len(part.weights[0]) for part in projections)
+    assert sizes[0] == sizes[1] + 4 * room  # what adapters need beside it, no more
+
+
+def test_what_the_engine_does_not_know_takes_the_plain_road(tiny_folders, make_config):
+    trainer = PPOTrainer(make_config(model_name=tiny_folders["qwen3"]))
+    network = trainer.models.policy.backbone.network
+    assert supports(network)
+    for name, value in (("model_type", "falcon"), ("hidden_act", "gelu"), ("layer_types", ["sliding_attention"])):
+        before = getattr(network.config, name)
+        setattr(network.config, name, value)
+        assert not supports(network)
+        setattr(network.config, name, before)
+    assert not supports(PPOTrainer(make_config(lora_targets="q_proj,lm_head")).models.policy.backbone.network)
+
+
+def test_out_of_memory_halves_the_micro_batch_and_repeats_the_step(make_config, prompts, monkeypatch, caplog):
+    def run(failures):
+        trainer = shake(PPOTrainer(make_config(micro_batch_size=4, minibatch_size=4)))
+        original, calls = base_model.BaseModel.response_hidden, []
+
+        def sometimes(self, tokens):
+            calls.append(len(tokens.prompts))
+            if len(calls) in failures:
+                raise torch.cuda.OutOfMemoryError("made up")
+            return original(self, tokens)
+
+        monkeypatch.setattr(base_model.BaseModel, "response_hidden", sometimes)
+        trainer.ppo_step(prompts)
+        monkeypatch.undo()
+        return weights(trainer), trainer.models.micro_batches
+
+    plain, _ = run(())
+    for failures in ((1,), (3,), (5,), (6, 9)):
+        with caplog.at_level("WARNING"):
+            split, budget = run(failures)
+        assert difference(plain, split) < 1e-6
+        assert budget.size == 4 // 2 ** len(failures)
+        assert "micro-batches are now" in caplog.text
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        run(range(100))
