@@ -89,6 +89,7 @@ def _timed(trainer: PPOTrainer, case: Case, machine: Machine, steps: int) -> dic
         "decode_step": phases["generate"] / max(case.response[1], 1),
         "warm_up": warm_up,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if gpu else None,
+        "held_gib": torch.cuda.memory_reserved() / 2**30 if gpu else None,
         "graph_replays": after[0] - before[0],
         "eager_decode_steps": after[1] - before[1],
         "first_ratio_error": max(result["first_ratio_error"] for result in results),

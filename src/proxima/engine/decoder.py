@@ -138,6 +138,8 @@ class Functions(NamedTuple):
     activate: Callable[..., Tensor] = activate
 
     def compiled(self, dynamic: bool) -> Functions:
+        """Backward passes compute again what is between a function's inputs and outputs: it is cheap, and memory is not."""
+        torch._functorch.config.activation_memory_budget = 0.0
         return Functions(*(torch.compile(_copy_of(function), dynamic=dynamic) for function in self))
 
 
@@ -188,7 +190,8 @@ class Decoder:
         self.config = network.config.get_text_config()
         self.is_gpt2 = self.config.model_type == "gpt2"
         self.layers = self.inner.h if self.is_gpt2 else self.inner.layers
-        self.trained = any(parameter.requires_grad for parameter in network.parameters() if parameter.dim() > 1)
+        members = [module for group in self._members(self.layers[0]) for module in group]
+        self.trained = any(_base(module).weight.requires_grad for module in members)
         size = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
         self.shape = Shape(
             heads=self.config.num_attention_heads,
@@ -228,12 +231,18 @@ class Decoder:
         if self.graphed:
             return self._graphed(layout, adapter)(ids, layout)
         self.load(adapter)
-        return self.run(ids.flatten()[layout.source], layout, self.loras(adapter))[layout.read]
+        return self.run(ids.flatten()[layout.source], layout, self.loras(adapter), read=layout.read)
 
     def run(
-        self, flat: Tensor, layout: Layout, loras: list[Loras], attend: Attend | None = None, train: bool = False
+        self,
+        flat: Tensor,
+        layout: Layout,
+        loras: list[Loras],
+        attend: Attend | None = None,
+        read: Tensor | None = None,
+        train: bool = False,
     ) -> Tensor:
-        """Normed last hidden states (N, hidden) of (N,) ids, with the adapter that is loaded.
+        """Normed last hidden states (N, hidden) of (N,) ids, or (M, hidden) of those in `read`; of the adapter that is loaded.
 
         Args:
             loras: the parameters that gradients go to.
@@ -247,7 +256,8 @@ class Decoder:
             return packed_attention(q, k, v, layout, self.shape.scale)
 
         for number, lora in enumerate(loras):
-            given = (number, x, normed, lora, cos, sin, attend or by_layout, functions)
+            wanted = read if number + 1 == len(loras) else None
+            given = (number, x, normed, lora, cos, sin, attend or by_layout, functions, wanted)
             if self.checkpointing and torch.is_grad_enabled():
                 x, normed = checkpoint(self._layer, *given, use_reentrant=False)
             else:
@@ -255,14 +265,18 @@ class Decoder:
         return normed
 
     def _layer(
-        self, number: int, x: Tensor, normed: Tensor, lora: Loras, cos: Any, sin: Any, attend: Attend, functions: Functions
-    ) -> tuple[Tensor, Tensor]:
-        """The residual stream after this layer, and its norm as the next layer wants it."""
+        self, number: int, x: Tensor, normed: Tensor, lora: Loras, cos: Any, sin: Any, attend: Attend, functions: Functions,
+        read: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """The residual stream after this layer, and its norm as the next layer wants it; of all tokens, or those in `read`."""
         block, shape = self.blocks[number], self.shape
         qkv = product(normed, block.qkv, lora.qkv)
         q, k, v = functions.split_heads(qkv, block.qkv.sizes, block.q_norm, block.k_norm, cos, sin, shape)
-        attended = product(attend(number, q, k, v).flatten(1), block.out, lora.out)
-        x, normed = functions.add_and_norm(x, attended, block.mlp_norm, block.widen.room, shape.eps)
+        attended = attend(number, q, k, v).flatten(1)
+        if read is not None:  # the last layer's other outputs are nobody's input
+            x, attended = x[read], attended[read]
+        out = product(attended, block.out, lora.out)
+        x, normed = functions.add_and_norm(x, out, block.mlp_norm, block.widen.room, shape.eps)
         wide = functions.activate(product(normed, block.widen, lora.widen), block.widen.sizes, shape.activation)
         narrow = product(wide, block.narrow, lora.narrow)
         last = number + 1 == len(self.blocks)
@@ -305,7 +319,7 @@ class Decoder:
 
             def run(flat: Tensor, layout: Layout) -> Tensor:
                 self.load(adapter)
-                return self.run(flat, layout, loras, train=True)[layout.read]
+                return self.run(flat, layout, loras, read=layout.read, train=True)
 
             pool = next(iter(self._passes.values())).pool if self._passes else None
             self._passes[adapter] = GraphedPass(run, parameters, self._sizes, layout.read.device, pool)
@@ -365,14 +379,15 @@ class Decoder:
         if self.trained:
             return Projection(tuple(weights), tuple(base.bias for base in bases), shown, inputs, None)
         names = {name for module in modules if isinstance(module, LoraLayer) for name in module.lora_A}
-        ranks = [sum(len(module.lora_A[name].weight) for module in modules if _has(module, name)) for name in names]
-        room = -(-max(ranks, default=0) // ROOM_STEP) * ROOM_STEP
+        ranks = {tuple(len(module.lora_A[name].weight) if _has(module, name) else 0 for module in modules) for name in names}
+        room = -(-max(map(sum, ranks), default=0) // ROOM_STEP) * ROOM_STEP
         whole = weights[0].new_zeros(sum(sizes), inputs + room)
         for base, weight, window in zip(bases, weights, whole[:, :inputs].split(sizes), strict=True):
             window.copy_(weight.detach())
             base.weight.data = window.t() if isinstance(base, Conv1D) else window  # from now on: there is no second copy
         bias = None if not given else torch.cat([bias.detach() for bias in given])
-        return Projection((whole,), (bias,), shown, inputs, whole.new_zeros(room, inputs) if room else None)
+        down = whole.new_zeros(room, inputs) if room else None
+        return Projection((whole,), (bias,), shown, inputs, down, uniform=len(ranks) <= 1)
 
     def loras(self, adapter: str | None) -> list[Loras]:
         """The adapter's live parameters, layer by layer."""

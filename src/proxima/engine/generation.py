@@ -198,8 +198,8 @@ class Generation:
             slots.values[layer].flatten(0, 1).index_copy_(0, place, v)
             return packed_attention(q, k, v, layout, self.decoder.shape.scale)
 
-        states = self.decoder.run(ids.flatten()[layout.source], layout, self._silent, attend)
-        logits = self.decoder.head(states[layout.read])
+        states = self.decoder.run(ids.flatten()[layout.source], layout, self._silent, attend, read=layout.read)
+        logits = self.decoder.head(states)
         start = torch.zeros(len(rows), dtype=torch.long, device=device)
         row = chosen.to(device)
         running = torch.ones(len(rows), dtype=torch.bool, device=device)

@@ -84,6 +84,8 @@ class GraphedPass:
                 out = run(self._ids, self._layout)
                 torch.autograd.grad(out, self.parameters, torch.zeros_like(out), allow_unused=True)
         torch.cuda.current_stream().wait_stream(side)
+        del out
+        torch.cuda.empty_cache()  # what warming up took; the graphs have memory of their own
         self.gradients = [torch.zeros_like(parameter) for parameter in self.parameters]
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.enable_grad():
@@ -140,11 +142,9 @@ class GraphedPass:
         return torch.zeros((), device=self.device, requires_grad=True)
 
     def _fill(self, ids: Tensor, layout: Layout) -> None:
-        self._source.zero_()
+        self._inputs.zero_()
         self._source[: layout.total] = layout.source
-        self._positions.zero_()
         self._positions[: layout.total] = layout.positions
-        self._read.zero_()
         self._read[: len(layout.read)] = layout.read
         torch.index_select(ids.flatten(), 0, self._source, out=self._ids)
         self._fill_sizes(layout.lengths)
@@ -178,12 +178,15 @@ class _Replayed(torch.autograd.Function):
 @contextmanager
 def _deterministic() -> Iterator[None]:
     """Kernels that add in a fixed order, where there is a choice."""
-    before = torch.are_deterministic_algorithms_enabled()
+    settings: Any = torch.utils.deterministic
+    before, filled = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
+    settings.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
+        settings.fill_uninitialized_memory = filled
 
 
 def _up(number: int, step: int) -> int:

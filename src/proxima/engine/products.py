@@ -29,6 +29,7 @@ class Projection(NamedTuple):
     sizes: tuple[int, ...]  # outputs of each member
     inputs: int
     down: Tensor | None  # (room, in), the loaded adapter's A in the base's type; None where there is no room
+    uniform: bool = True  # every adapter here has the same ranks, so none leaves anything behind in another's place
 
     @property
     def room(self) -> int:
@@ -46,9 +47,7 @@ def load_lora(p: Projection, lora: Lora | None) -> None:
         outside.zero_()
         return
     row, rank = 0, 0
-    width = sum(down.shape[0] for down in lora.down)
-    whole = len(lora.up) == 1
-    if width < p.room or not whole:
+    if not p.uniform:
         outside.zero_()
     for down, up, scale in zip(lora.down, lora.up, lora.scales, strict=True):
         rows, inner = up.shape
@@ -98,7 +97,10 @@ class _LoraProduct(torch.autograd.Function):
         (dy,), p, lora = gradients, ctx.p, ctx.lora
         x, inner = ctx.saved_tensors
         dy = dy.contiguous()
-        if ctx.beside:
+        dx = None
+        if not ctx.needs_input_grad[0]:
+            d_inner = torch.mm(dy, p.weights[0][:, p.inputs :])
+        elif ctx.beside:
             dx = torch.mm(dy, p.weights[0])  # (N, in + room)
             d_inner = dx[:, p.inputs :]
             dx[:, : p.inputs].addmm_(d_inner, p.down)

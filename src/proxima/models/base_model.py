@@ -81,6 +81,7 @@ class Backbone:
         self._active: str | None = None
         self.settings = EngineSettings()
         self._supported: bool | None = None
+        self._parameters: dict[str, list[nn.Parameter]] = {}
         self._decoder: Decoder | None = None
         self._generation: Generation | None = None
 
@@ -144,6 +145,7 @@ class Backbone:
         """Take over a PeftModel that wraps this network; all its adapters start switched off."""
         self.peft = peft
         self._supported = None
+        self._parameters.clear()
         self.network.eval()
         self._switch(None)
 
@@ -168,7 +170,9 @@ class Backbone:
                 self._switch(before)
 
     def adapter_parameters(self, adapter: str) -> list[nn.Parameter]:
-        found = []
+        if adapter in self._parameters:
+            return self._parameters[adapter]
+        found: list[nn.Parameter] = []
         for layer in self.network.modules():
             if isinstance(layer, BaseTunerLayer):
                 for name in layer.adapter_layer_names:
@@ -176,6 +180,7 @@ class Backbone:
                     if adapter in group:
                         item = group[adapter]
                         found += [item] if isinstance(item, nn.Parameter) else list(item.parameters())
+        self._parameters[adapter] = found
         return found
 
     def inputs(self, module: nn.Module, ids: Tensor, mask: Tensor) -> dict[str, Any]:
