@@ -38,8 +38,27 @@ class Case:
     top_p: float = 1.0
 
 
+CASES = {
+    case.name: case
+    for case in (
+        Case(),
+        Case("user's default", batch=32, response=(10, 10), minibatches=4, top_k=50, top_p=0.95),
+        Case("large batch", batch=256, minibatches=4),
+        Case("mixed prompts", prompt=(64, 512)),
+        Case("mixed responses", response=(8, 256)),
+        Case("small", size="tiny", batch=32, prompt=(128, 128), response=(53, 53)),
+    )
+}
+"""The shapes that are reported; `small` is for a CPU."""
+
+
 def run_case(case: Case, machine: Machine, steps: int = 3, folder: str | Path | None = None, **settings: Any) -> dict[str, Any]:
-    """Build, warm up, then time `steps` PPO steps; the median of each phase."""
+    """Build, warm up, then time `steps` PPO steps; the median of each phase.
+
+    Args:
+        folder: where a model of random weights is kept for the next case; by default it goes with this one.
+        settings: of `PPOConfig`, beside what the case says.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with tempfile.TemporaryDirectory() as home:
         model = Path(folder or home) / case.size

@@ -240,7 +240,7 @@ class Decoder:
         loras: list[Loras],
         attend: Attend | None = None,
         read: Tensor | None = None,
-        train: bool = False,
+        functions: Functions | None = None,
     ) -> Tensor:
         """Normed last hidden states (N, hidden) of (N,) ids, or (M, hidden) of those in `read`; of the adapter that is loaded.
 
@@ -248,7 +248,7 @@ class Decoder:
             loras: the parameters that gradients go to.
             attend: (layer, q, k, v) -> attended; by default each sequence of the layout to itself.
         """
-        functions = self.train_functions if train else self.functions
+        functions = functions or self.functions
         x, cos, sin = self.embed(flat, layout.positions)
         normed = functions.first_norm(x, self.blocks[0].norm, self.blocks[0].qkv.room, self.shape.eps)
 
@@ -313,16 +313,19 @@ class Decoder:
             self._sizes = self._sizes.grown(layout)
             self._passes.clear()
         if adapter not in self._passes:
-            loras = self.loras(adapter) if adapter is not None else self._silent_loras()
+            given = self.loras(adapter) if adapter is not None else self._silent_loras()
+            loras = [Loras(*(group and _with_sinks(group) for group in lora)) for lora in given]
             groups = [group for lora in loras for group in lora if group is not None]
-            parameters = [weight for group in groups for weight in (*group.down, *group.up) if isinstance(weight, nn.Parameter)]
+            pairs = [pair for group in groups for pair in zip((*group.down, *group.up), group.sinks, strict=True)]
+            parameters = [weight for weight, _ in pairs if isinstance(weight, nn.Parameter)]
+            gradients = [sink for weight, sink in pairs if isinstance(weight, nn.Parameter)]
 
             def run(flat: Tensor, layout: Layout) -> Tensor:
                 self.load(adapter)
-                return self.run(flat, layout, loras, read=layout.read, train=True)
+                return self.run(flat, layout, loras, read=layout.read, functions=self.train_functions)
 
             pool = next(iter(self._passes.values())).pool if self._passes else None
-            self._passes[adapter] = GraphedPass(run, parameters, self._sizes, layout.read.device, pool)
+            self._passes[adapter] = GraphedPass(run, parameters, gradients, self._sizes, layout.read.device, pool)
         return self._passes[adapter]
 
     def _silent_loras(self) -> list[Loras]:
@@ -402,6 +405,10 @@ class Decoder:
         for block, loras in zip(self.blocks, self.loras(adapter), strict=True):
             for projection, lora in zip((block.qkv, block.out, block.widen, block.narrow), loras, strict=True):
                 load_lora(projection, lora)
+
+
+def _with_sinks(lora: Lora) -> Lora:
+    return lora._replace(sinks=tuple(torch.zeros_like(weight) for weight in (*lora.down, *lora.up)))
 
 
 def _lora(modules: list[Any], adapter: str) -> Lora | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from proxima.engine.attention import cached_attention, packed_attention
-from proxima.engine.decoder import Decoder, Loras
+from proxima.engine.decoder import Decoder, Functions, Loras
 from proxima.engine.layout import Layout, pack
 from proxima.sampling import Sampling, choose, fold, hash_words, token_logprobs, truncate
 from proxima.types import KeptSet, Tokens
@@ -85,6 +85,7 @@ class Generation:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._made_for: Any = None
         self._kernel = _decode_kernel(decoder) if self.on_gpu else None
+        self._functions = _small_functions(decoder) if self._kernel is not None else decoder.functions
         self._silent = [Loras()] * len(decoder.blocks)  # no gradients are wanted
         self._pick: Callable[..., Any] = torch.compile(pick, dynamic=True) if decoder.compiled else pick
 
@@ -102,14 +103,17 @@ class Generation:
         slots.running.zero_()
         slots.rows.fill_(count)
         free = list(range(min(used, slots.count)))
+        left = 0  # steps until the youngest sequence must have ended
         while True:
             if waiting and free:
                 taken, waiting = waiting[: len(free)], waiting[len(free) :]
                 for group in _by_tokens(taken, sizes.tolist(), PREFILL_TOKENS):
                     self._prefill(group, free[: len(group)], prompts, lanes, slots, outputs, sampling, eos)
                     free = free[len(group) :]
-            for _ in range(STRIDE if self.on_gpu else 1):
+                left = sampling.max_new_tokens - 1
+            for _ in range(min(STRIDE, left) if self.on_gpu else 1):
                 step(used)
+                left -= 1
             alive = slots.running[:used].nonzero().flatten().tolist()
             if not alive and not waiting:
                 break
@@ -227,7 +231,7 @@ class Generation:
                 return cached_attention(q, keys, values, now, slots.starts[:, : n + 1], scale)
 
             here = replace(_NOWHERE, positions=lengths)
-            logits = self.decoder.head(self.decoder.run(tokens, here, self._silent, attend))
+            logits = self.decoder.head(self.decoder.run(tokens, here, self._silent, attend, functions=self._functions))
             rows, columns, running = slots.rows[:n], slots.columns[:n], slots.running[:n]
             drawn = self._pick(logits, slots.lanes[:n], columns, sampling.temperature, sampling.top_k, sampling.top_p)
             going = write(drawn, rows, columns, running, outputs, eos, sampling.max_new_tokens)
@@ -304,6 +308,15 @@ def _decode_kernel(decoder: Decoder) -> Callable[..., Tensor] | None:
     shape = decoder.shape
     half = decoder.blocks[0].norm.weight.dtype in (torch.bfloat16, torch.float16)
     return decode_attention if half and fits(shape.heads, shape.kv_heads, shape.head_size) else None
+
+
+def _small_functions(decoder: Decoder) -> Functions:
+    """The functions of a layer for few tokens: two by hand, for compiled ones are made for many."""
+    from proxima.engine.kernels import add_and_rms_norm, gate
+
+    if decoder.is_gpt2:
+        return decoder.functions
+    return decoder.functions._replace(add_and_norm=add_and_rms_norm, activate=gate)
 
 
 def pick(

@@ -53,13 +53,16 @@ class Sizes:
 class GraphedPass:
     """One adapter's pass. A backward must follow its own forward directly, for both use the same memory."""
 
-    def __init__(self, run: Pass, parameters: list[nn.Parameter], sizes: Sizes, device: torch.device, pool: Any = None):
+    def __init__(
+        self, run: Pass, parameters: list[nn.Parameter], gradients: list[Tensor], sizes: Sizes, device: torch.device, pool: Any
+    ):
         """
         Args:
-            run: (ids (N,), layout) -> hidden states (M, D); it reads `parameters` where they lie.
+            run: (ids (N,), layout) -> hidden states (M, D); it reads `parameters` where they lie, and its backward adds to
+                `gradients`.
             pool: memory shared with other passes; they never run at the same time.
         """
-        self.sizes, self.parameters, self.device = sizes, parameters, device
+        self.sizes, self.parameters, self.gradients, self.device = sizes, parameters, gradients, device
         whole = torch.zeros(2 * sizes.tokens + sizes.sequences + 1 + sizes.reads, dtype=torch.long, device=device)
         self._inputs = whole
         parts = whole.split([sizes.tokens, sizes.tokens, sizes.sequences + 1, sizes.reads])
@@ -86,16 +89,13 @@ class GraphedPass:
         torch.cuda.current_stream().wait_stream(side)
         del out
         torch.cuda.empty_cache()  # what warming up took; the graphs have memory of their own
-        self.gradients = [torch.zeros_like(parameter) for parameter in self.parameters]
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.enable_grad():
             with torch.cuda.graph(self._forward, pool=pool):
                 out = run(self._ids, self._layout)
             self._grad = torch.zeros_like(out)
             with torch.cuda.graph(self._backward, pool=self._forward.pool()):
-                found = torch.autograd.grad(out, self.parameters, self._grad, allow_unused=True)
-                pairs = [(kept, new) for kept, new in zip(self.gradients, found, strict=True) if new is not None]
-                torch._foreach_add_([kept for kept, _ in pairs], [new for _, new in pairs])
+                torch.autograd.grad(out, self.parameters, self._grad, allow_unused=True)
         self._out = out.detach()
         for parameter in self.parameters:
             parameter.requires_grad_(False)

@@ -19,6 +19,7 @@ class Lora(NamedTuple):
     down: tuple[Tensor, ...]  # (r, in) each
     up: tuple[Tensor, ...]  # (out, r) each
     scales: tuple[float, ...]
+    sinks: tuple[Tensor, ...] = ()  # where gradients are added up, downs then ups; empty = autograd collects them
 
 
 class Projection(NamedTuple):
@@ -109,9 +110,14 @@ class _LoraProduct(torch.autograd.Function):
             dx = torch.mm(dy, p.weights[0][:, : p.inputs]).addmm_(d_inner, p.down)
         d_up, d_down = torch.mm(dy.t(), inner), torch.mm(d_inner.t(), x[:, : p.inputs])
         downs, ups, row, rank = [], [], 0, 0
-        for up, scale in zip(lora.up, lora.scales, strict=True):
+        for up in lora.up:
             rows, size = up.shape
-            downs.append(d_down[rank : rank + size].float())
-            ups.append(scale * d_up[row : row + rows, rank : rank + size].float())
+            downs.append(d_down[rank : rank + size])
+            ups.append(d_up[row : row + rows, rank : rank + size])
             row, rank = row + rows, rank + size
-        return dx, None, None, *downs, *ups
+        if lora.sinks:
+            for sink, gradient, scale in zip(lora.sinks, downs + ups, (1.0,) * len(downs) + lora.scales, strict=True):
+                sink.add_(gradient, alpha=scale)
+            return dx, None, None, *[None] * len(lora.sinks)
+        scaled = [scale * part.float() for scale, part in zip(lora.scales, ups, strict=True)]
+        return dx, None, None, *(part.float() for part in downs), *scaled
