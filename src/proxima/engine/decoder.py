@@ -24,7 +24,7 @@ from transformers.pytorch_utils import Conv1D
 from proxima.engine.attention import packed_attention
 from proxima.engine.graphs import GraphedPass, Sizes
 from proxima.engine.layout import Layout
-from proxima.engine.products import Lora, Projection, load_lora, product
+from proxima.engine.products import Lora, Projection, load_lora, product, windows
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +100,16 @@ def add_and_norm(x: Tensor, change: Tensor, norm: Norm, room: int, eps: float) -
     """The residual stream after a change, and its norm as `first_norm` gives it."""
     x = x + change
     return x, first_norm(x, norm, room, eps)
+
+
+def add_then_norm(norm_function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The same in two steps, for training: only the sum is kept for the backward pass, not both of its parts."""
+
+    def both(x: Tensor, change: Tensor, norm: Norm, room: int, eps: float) -> tuple[Tensor, Tensor]:
+        x = x + change
+        return x, norm_function(x, norm, room, eps)
+
+    return both
 
 
 def split_heads(
@@ -210,7 +220,8 @@ class Decoder:
         self.compiled = compiled and self._can_compile()
         if self.compiled:  # any number of tokens for generation, one fixed number for training
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 32)
-            self.functions, self.train_functions = Functions().compiled(dynamic=True), Functions().compiled(dynamic=False)
+            self.functions, trained = Functions().compiled(dynamic=True), Functions().compiled(dynamic=False)
+            self.train_functions = trained._replace(add_and_norm=add_then_norm(trained.first_norm))
 
     def _can_compile(self) -> bool:
         try:
@@ -320,13 +331,32 @@ class Decoder:
             parameters = [weight for weight, _ in pairs if isinstance(weight, nn.Parameter)]
             gradients = [sink for weight, sink in pairs if isinstance(weight, nn.Parameter)]
 
+            load = self._loader(adapter)
+
             def run(flat: Tensor, layout: Layout) -> Tensor:
-                self.load(adapter)
+                load()
                 return self.run(flat, layout, loras, read=layout.read, functions=self.train_functions)
 
             pool = next(iter(self._passes.values())).pool if self._passes else None
             self._passes[adapter] = GraphedPass(run, parameters, gradients, self._sizes, layout.read.device, pool)
         return self._passes[adapter]
+
+    def _loader(self, adapter: str | None) -> Callable[[], None]:
+        """`load` for a graph: all matrices in one launch, where Triton is there."""
+        projections = [part for block in self.blocks for part in (block.qkv, block.out, block.widen, block.narrow)]
+        groups = [group for loras in self.loras(adapter) for group in loras]
+        plain = all(part.uniform for part in projections) and projections[0].weights[0].dtype == torch.bfloat16
+        plain = plain and all(weight.dtype == torch.float32 for group in groups if group for weight in (*group.down, *group.up))
+        if adapter is None or not plain or not all(groups):
+            return lambda: self.load(adapter)
+        try:
+            from proxima.engine.kernels import copy_all, copy_table
+        except ImportError:
+            return lambda: self.load(adapter)
+        table = copy_table(
+            [copy for part, group in zip(projections, groups, strict=True) if group for copy in windows(part, group)]
+        )
+        return lambda: copy_all(table)
 
     def _silent_loras(self) -> list[Loras]:
         """For a role without an adapter: parameters that are never loaded, so that it runs the same code as the others."""

@@ -7,8 +7,7 @@ the same bits whatever stands beside it, in scoring and in training alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,8 +69,7 @@ class GraphedPass:
         self._starts = torch.zeros(sizes.sequences + 1, dtype=torch.int32, device=device)
         self._ids = torch.zeros(sizes.tokens, dtype=torch.long, device=device)
         self._layout = Layout(parts[0], parts[0], parts[1], self._starts, parts[3], (sizes.longest,))
-        with _deterministic():
-            self._capture(run, pool)
+        self._capture(run, pool)
 
     def _capture(self, run: Pass, pool: Any) -> None:
         self._fill_sizes((self.sizes.longest,) * (self.sizes.tokens // self.sizes.longest))
@@ -173,20 +171,6 @@ class _Replayed(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[None, None, None]:  # type: ignore[no-untyped-def]
         ctx.graph.backward(gradient, ctx.stamp)
         return None, None, None
-
-
-@contextmanager
-def _deterministic() -> Iterator[None]:
-    """Kernels that add in a fixed order, where there is a choice."""
-    settings: Any = torch.utils.deterministic
-    before, filled = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    settings.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-        settings.fill_uninitialized_memory = filled
 
 
 def _up(number: int, step: int) -> int:

@@ -101,6 +101,38 @@ def gate(wide: Tensor, sizes: tuple[int, ...], activation: str) -> Tensor:
     return out
 
 
+@triton.jit
+def _copy_all(table, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Row i of the table: source, target, rows, columns, target's row stride, bits of the factor; all int64."""
+    entry = table + tl.program_id(0) * 6
+    source = tl.load(entry).to(tl.pointer_type(tl.float32))
+    target = tl.load(entry + 1).to(tl.pointer_type(tl.bfloat16))
+    columns = tl.load(entry + 3)
+    count, stride = tl.load(entry + 2) * columns, tl.load(entry + 4)
+    factor = tl.load(entry + 5).to(tl.int32).to(tl.float32, bitcast=True)
+    for start in range(tl.program_id(1) * block, count, tl.num_programs(1) * block):
+        at = start + tl.arange(0, block)
+        values = tl.load(source + at, mask=at < count, other=0.0) * factor
+        tl.store(target + (at // columns) * stride + at % columns, values.to(tl.bfloat16), mask=at < count)
+
+
+def copy_table(copies: list[tuple[Tensor, Tensor, float]]) -> Tensor:
+    """What `copy_all` is to do: (float32 source, bfloat16 window that takes it, factor) each. Both must stay where they are."""
+    rows = [
+        [
+            source.data_ptr(), target.data_ptr(), source.shape[0], source.shape[1], target.stride(0),
+            int(torch.tensor(factor).view(torch.int32)),
+        ]
+        for source, target, factor in copies
+    ]  # fmt: skip
+    return torch.tensor(rows, dtype=torch.int64, device=copies[0][0].device)
+
+
+def copy_all(table: Tensor) -> None:
+    """All copies of a table in one launch."""
+    _copy_all[(len(table), 4)](table, 1024, num_warps=4)
+
+
 def fits(heads: int, kv_heads: int, head_size: int) -> bool:
     """Whether the kernel can do these shapes."""
     return heads // kv_heads <= 16 and head_size in (16, 32, 64, 128, 256)

@@ -38,24 +38,30 @@ class Projection(NamedTuple):
         return 0 if self.down is None else len(self.down)
 
 
+def windows(p: Projection, lora: Lora) -> list[tuple[Tensor, Tensor, float]]:
+    """Each of an adapter's matrices, the window of the projection that takes it, and the factor it takes it with."""
+    if p.down is None:
+        return []
+    found, row, rank = [], 0, 0
+    for down, up, scale in zip(lora.down, lora.up, lora.scales, strict=True):
+        rows, inner = up.shape
+        if inner:
+            found.append((down, p.down[rank : rank + inner], 1.0))
+            found.append((up, p.weights[0][row : row + rows, p.inputs + rank : p.inputs + rank + inner], scale))
+        row, rank = row + rows, rank + inner
+    return found
+
+
 @torch.no_grad()
 def load_lora(p: Projection, lora: Lora | None) -> None:
     """Put an adapter's weights, as they are now, where the products read them; None = no adapter."""
     if p.down is None:
         return
-    outside = p.weights[0][:, p.inputs :]
-    if lora is None:
-        outside.zero_()
-        return
-    row, rank = 0, 0
-    if not p.uniform:
-        outside.zero_()
-    for down, up, scale in zip(lora.down, lora.up, lora.scales, strict=True):
-        rows, inner = up.shape
-        if inner:
-            p.down[rank : rank + inner].copy_(down)
-            torch.mul(up, scale, out=outside[row : row + rows, rank : rank + inner])
-        row, rank = row + rows, rank + inner
+    if lora is None or not p.uniform:
+        p.weights[0][:, p.inputs :].zero_()
+    if lora is not None:
+        for source, window, scale in windows(p, lora):
+            torch.mul(source, scale, out=window)
 
 
 def product(x: Tensor, p: Projection, lora: Lora | None) -> Tensor:
