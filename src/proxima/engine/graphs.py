@@ -69,6 +69,7 @@ class GraphedPass:
         self._starts = torch.zeros(sizes.sequences + 1, dtype=torch.int32, device=device)
         self._ids = torch.zeros(sizes.tokens, dtype=torch.long, device=device)
         self._layout = Layout(parts[0], parts[0], parts[1], self._starts, parts[3], (sizes.longest,))
+        self._run = run  # what it holds must live as long as the graphs that read it
         self._capture(run, pool)
 
     def _capture(self, run: Pass, pool: Any) -> None:
