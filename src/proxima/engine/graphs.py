@@ -146,6 +146,7 @@ class GraphedPass:
         self._positions[: layout.total] = layout.positions
         self._read[: len(layout.read)] = layout.read
         torch.index_select(ids.flatten(), 0, self._source, out=self._ids)
+        self._ids[layout.total :] = 0  # a pad id may lie outside the vocabulary
         self._fill_sizes(layout.lengths)
 
     def _fill_sizes(self, lengths: tuple[int, ...]) -> None:
