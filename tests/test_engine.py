@@ -97,6 +97,7 @@ def test_what_the_engine_thinks_of_its_tokens_is_what_the_training_pass_thinks(r
     tokens = fast.generator.sample(PROMPTS)
     scored = fast.generator.score(tokens)["logprob_policy"]
     torch.testing.assert_close(tokens.sampled_logprobs, scored, rtol=1e-4, atol=1e-4)
+    assert fast.ppo_step(PROMPTS)["sampling_gap"] < 1e-4
 
 
 def test_greedy_tokens_are_those_of_generate(roads):
