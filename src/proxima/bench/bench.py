@@ -105,7 +105,7 @@ def _timed(trainer: PPOTrainer, case: Case, machine: Machine, steps: int) -> dic
         "ratio_to_floor": seconds / floor["step"],
         "tokens_per_second": tokens / seconds,
         "response_tokens": tokens,
-        "decode_step": phases["generate"] / max(case.response[1], 1),
+        "decode_step": engine.clock.seconds() if engine else float("nan"),
         "warm_up": warm_up,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if gpu else None,
         "held_gib": torch.cuda.memory_reserved() / 2**30 if gpu else None,

@@ -8,8 +8,12 @@ depend on its slot, so none of this can be seen in the results.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 import torch
@@ -78,6 +82,7 @@ class Generation:
     def __init__(self, decoder: Decoder, max_slots: int = 256):
         self.decoder, self.max_slots = decoder, max_slots
         self.on_gpu = next(decoder.network.parameters()).is_cuda
+        self.clock = Clock(self.on_gpu)
         self.replays = self.eager_steps = 0
         """Decode steps by graph and without one since the start."""
         self._slots: Slots | None = None
@@ -111,9 +116,10 @@ class Generation:
                     self._prefill(group, free[: len(group)], prompts, lanes, slots, outputs, sampling, eos)
                     free = free[len(group) :]
                 left = sampling.max_new_tokens - 1
-            for _ in range(min(STRIDE, left) if self.on_gpu else 1):
-                step(used)
-                left -= 1
+            with self.clock.lap(min(STRIDE, left) if self.on_gpu else 1) as steps:
+                for _ in range(steps):
+                    step(used)
+            left -= steps
             alive = slots.running[:used].nonzero().flatten().tolist()
             if not alive and not waiting:
                 break
@@ -297,6 +303,34 @@ class Generation:
             kept=kept,
             sampled_logprobs=outputs.logprobs[:count, :width].masked_fill(~mask[:, :width], 0),
         )
+
+
+class Clock:
+    """Seconds of a decode step, by the device's own clock: reading it waits, stopping it does not."""
+
+    def __init__(self, on_gpu: bool):
+        self.on_gpu = on_gpu
+        self._laps: list[tuple[Any, Any, int]] = []
+
+    @contextmanager
+    def lap(self, steps: int) -> Iterator[int]:
+        start = self._now()
+        yield steps
+        self._laps = [*self._laps[-99:], (start, self._now(), steps)]
+
+    def _now(self) -> Any:
+        if not self.on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self) -> float:
+        """The median over the last laps; nan where there was none."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        laps = [((a.elapsed_time(b) / 1000 if self.on_gpu else b - a), steps) for a, b, steps in self._laps if steps]
+        return median(spent / steps for spent, steps in laps) if laps else math.nan
 
 
 def _decode_kernel(decoder: Decoder) -> Callable[..., Tensor] | None:
