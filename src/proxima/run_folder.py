@@ -213,5 +213,10 @@ def _last_step(path: Path) -> int:
 
 def _write_line(file: IO[str], record: Mapping[str, Any]) -> None:
     """One JSON object a line."""
-    file.write(json.dumps(plain(record), ensure_ascii=False) + "\n")
-    file.flush()
+    try:
+        file.write(json.dumps(plain(record), ensure_ascii=False) + "\n")
+        file.flush()
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to {file.name}: {error.strerror}; make room or mend the folder, then --resume"
+        ) from error

@@ -9,6 +9,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 MANIFEST = "manifest.json"
 FORMAT = 1
 
@@ -35,8 +37,10 @@ def write_folder(target: Path, fill: Callable[[Path], object], manifest: bool = 
         remove_folder(target)
         part.rename(target)
         sync(target.parent)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
+        if isinstance(error, SafetensorError):  # it hides the system's own error, a full disk for example
+            raise OSError(str(error)) from error
         raise
     return target
 

@@ -23,9 +23,10 @@ from proxima.ops import whiten
 from proxima.pairs import SAPairs, rejoin
 from proxima.ppo_trainer.generator import SequenceGenerator, Stopwatch
 from proxima.ppo_trainer.model_trainer import ModelTrainer
+from proxima.ppo_trainer.plan import Plan
 from proxima.ppo_trainer.reward_computer import RewardComputer, Scores
 from proxima.ppo_trainer.signals import StopSignals
-from proxima.ppo_trainer.training_run import Plan, TrainingResults, TrainingRun
+from proxima.ppo_trainer.training_run import TrainingResults, TrainingRun
 from proxima.ppo_trainer.value_adder import ValueAdder
 from proxima.reward_kl import KLDivergence, RewardAdjuster, adapt_kl_coef, shape_scores
 from proxima.rewards import check_rewards

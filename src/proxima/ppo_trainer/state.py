@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from proxima.checkpoint import Checkpoint
 from proxima.checkpoint.tensors import (
     load_optimizer,
     load_random_state,
@@ -15,9 +17,12 @@ from proxima.checkpoint.tensors import (
     save_random_tensors,
 )
 from proxima.config import PPOConfig
+from proxima.ppo_trainer.plan import Plan
 
 if TYPE_CHECKING:
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer
+
+log = logging.getLogger(__name__)
 
 # What a resumed run may change: where, how fast, how carefully and until when, but not what is computed.
 _FREE = """run_dir run_name trackers device engine compile_layers gradient_checkpointing micro_batch_size micro_batch_tokens
@@ -72,3 +77,29 @@ def load_state(trainer: PPOTrainer, folder: Path, state: Mapping[str, Any]) -> N
     if not {"micro_batch_size", "micro_batch_tokens"} & set(changed):
         budget = trainer.models.micro_batches
         budget.size, budget.tokens = state["micro_batches"]
+
+
+def check_resumable(checkpoint: Checkpoint, config: PPOConfig, plan: Plan, total: int, force: bool) -> bool:
+    """Refuse to go on with other prompts or, unless forced, with settings that alter what is computed; whether any changed."""
+    state, now = checkpoint.state, plan.fingerprints
+    then = state["fingerprints"]
+    if then["prompts"] != now["prompts"]:
+        counts = f"{then['prompts']['count']} then, {now['prompts']['count']} now"
+        raise ValueError(f"{checkpoint.path} was trained on other prompts ({counts}); give the same data or start a new run")
+    changed = changed_settings(state["config"], config)
+    refused = [
+        f"{name} ({state['config'][name]!r} then, {getattr(config, name)!r} now)" for name in changed if name not in FREE
+    ]
+    if then["validation"] != now["validation"]:
+        refused.append("the validation prompts")
+    if total != state["total_steps"] and config.lr_schedule != "constant":
+        refused.append(
+            f"the number of epochs, which shapes the learning rates ({state['total_steps']} steps then, {total} now)"
+        )
+    if refused and not force:
+        raise ValueError(
+            f"resuming with other settings would be another run: {'; '.join(refused)}; change them back or add --force"
+        )
+    if refused:
+        log.warning("resumed with other settings: %s", "; ".join(refused))
+    return bool(set(changed) - {"run_dir", "run_name", "trackers"}) or bool(refused) or total != state["total_steps"]

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from proxima.checkpoint import Checkpoint
@@ -23,8 +19,9 @@ from proxima.errors import Interrupted, RewardFailure
 from proxima.evaluator import Evaluator
 from proxima.guards import MAX_ROLLBACKS, Alarm, alarms
 from proxima.metrics import is_defined
+from proxima.ppo_trainer.plan import Plan
 from proxima.ppo_trainer.signals import StopSignals
-from proxima.ppo_trainer.state import FREE, changed_settings, load_state, plain_state, save_tensors
+from proxima.ppo_trainer.state import check_resumable, load_state, plain_state, save_tensors
 from proxima.run_folder import RunFolder, plain
 
 if TYPE_CHECKING:
@@ -49,28 +46,6 @@ class TrainingResults:
     """The evaluator's last word: performance and convergence."""
     run_folder: Path = Path()
     """Config, metrics, samples, checkpoints and the trained adapters."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which prompts each step trains on: all of them an epoch, shuffled by (seed, epoch)."""
-
-    prompts: Sequence[str]
-    batch_size: int
-    epochs: int
-    seed: int
-    fingerprints: dict[str, Any]
-    """Of prompts and validation prompts: how many, and a hash of all."""
-
-    @property
-    def steps_an_epoch(self) -> int:
-        return math.ceil(len(self.prompts) / self.batch_size)
-
-    def at(self, position: int) -> tuple[int, list[str]]:
-        """The epoch and the batch of a step, both counted from 0."""
-        epoch, batch = divmod(position, self.steps_an_epoch)
-        order = _permutation(len(self.prompts), self.seed, epoch)
-        return epoch, [self.prompts[i] for i in order[batch * self.batch_size : (batch + 1) * self.batch_size].tolist()]
 
 
 class TrainingRun:
@@ -115,7 +90,7 @@ class TrainingRun:
             return
         state = checkpoint.state
         total = state["first_step"] + steps
-        changed = check_resumable(checkpoint, self.trainer, self.plan, total, force)
+        changed = check_resumable(checkpoint, self.config, self.plan, total, force)
         self.results.metrics = self.run.begin(checkpoint.step, state["warnings"])
         self.run.checkpoints.forget_after(checkpoint)
         self.restore(checkpoint)
@@ -264,42 +239,8 @@ class TrainingRun:
         return results
 
 
-def check_resumable(checkpoint: Checkpoint, trainer: PPOTrainer, plan: Plan, total: int, force: bool) -> bool:
-    """Refuse to go on with other prompts or, unless forced, with settings that alter what is computed; whether any changed."""
-    state, now = checkpoint.state, plan.fingerprints
-    then = state["fingerprints"]
-    if then["prompts"] != now["prompts"]:
-        counts = f"{then['prompts']['count']} then, {now['prompts']['count']} now"
-        raise ValueError(f"{checkpoint.path} was trained on other prompts ({counts}); give the same data or start a new run")
-    changed = changed_settings(state["config"], trainer.config)
-    refused = [
-        f"{name} ({state['config'][name]!r} then, {getattr(trainer.config, name)!r} now)"
-        for name in changed
-        if name not in FREE
-    ]
-    if then["validation"] != now["validation"]:
-        refused.append("the validation prompts")
-    if total != state["total_steps"] and trainer.config.lr_schedule != "constant":
-        refused.append(
-            f"the number of epochs, which shapes the learning rates ({state['total_steps']} steps then, {total} now)"
-        )
-    if refused and not force:
-        raise ValueError(
-            f"resuming with other settings would be another run: {'; '.join(refused)}; change them back or add --force"
-        )
-    if refused:
-        log.warning("resumed with other settings: %s", "; ".join(refused))
-    return bool(set(changed) - {"run_dir", "run_name", "trackers"}) or bool(refused) or total != state["total_steps"]
-
-
 def step_line(metrics: dict[str, float]) -> str:
     """One line a step."""
     shown = {"reward": "avg_reward", "kl": "kl", "policy": "policy_loss", "value": "value_loss", "length": "response_length"}
     numbers = "  ".join(f"{label} {metrics[name]:.4g}" for label, name in shown.items() if not math.isnan(metrics[name]))
     return f"step {metrics['step']:>4.0f}  {numbers}  {metrics['seconds']:.1f} s"
-
-
-@lru_cache(maxsize=1)
-def _permutation(count: int, seed: int, epoch: int) -> Tensor:
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    return torch.randperm(count, generator=generator)
