@@ -1,30 +1,27 @@
-"""The kill test. In: a number of kills. Out: whether a run that was killed so often equals one that never was, bit for bit.
+"""The kill test. In: a number of kills. Out: whether runs that were killed so often equal one that never was, bit for bit.
 
 `python -m tests.kill_harness --kills 30 --log FILE` (or `make kill`) trains a tiny model in processes of its own, kills them
 with SIGKILL at random moments, resumes until the run ends, and compares weights, metrics and samples with an undisturbed run.
 
-Some of the processes are made slow where a checkpoint is written (each flush of the disk waits first, in this wrapper, not in
-the product), so that many kills fall inside a write.
+A third of the processes are made slow where a checkpoint is written (each flush to the disk waits first, by a change made in
+that process, not in the product), so that many kills fall inside a write.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
 PROMPTS = [f"prompt number {i} about {'abcdefgh'[i % 8]}" for i in range(24)]
-EPOCHS = 5  # of 6 steps each, where nobody says otherwise
+EPOCHS = 5  # of 6 steps each
 SETTINGS: dict[str, Any] = {
     "rewards": ["tests.conftest:count_e"],
     "batch_size": 4,
@@ -41,8 +38,11 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def child(model: str, runs: str, name: str, slow: float, epochs: int) -> None:
-    """The process that is killed: train or go on; where asked, wait before every flush to the disk."""
+def child(model: str, runs: str, name: str, epochs: int, slow: float, output: str) -> None:
+    """The process that is killed: begin the run or go on with it; where asked, wait before every flush to the disk."""
+    number = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(number, stream)
     import torch
 
     from proxima.config import PPOConfig
@@ -70,82 +70,70 @@ class Report:
     kills: int = 0
     in_a_write: int = 0
     starts: int = 0
-
     seconds: float = 0.0
-    same: bool = False
+    same: bool = True
 
 
 @dataclass
 class Harness:
     """One model, one folder of runs, one seed for the moments of death."""
 
-    model: str
-    runs: Path
+    home: Path
     epochs: int
     choose: random.Random
+    context: Any
     say: Any
     report: Report = field(default_factory=Report)
 
-    def start(self, name: str, slow: float = 0.0) -> subprocess.Popen[str]:
-        """A process that trains this run, or goes on with it."""
-        paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
-        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, "-u", "-m", "tests.kill_harness", "--child", self.model, str(self.runs), name, str(slow)]
+    def start(self, name: str, slow: float = 0.0) -> Any:
+        """A process that begins this run or goes on with it; what it prints goes to a file."""
         self.report.starts += 1
-        return subprocess.Popen(
-            [*command, str(self.epochs)], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        self.output.unlink(missing_ok=True)
+        given = (str(self.home / "model"), str(self.home / "runs"), name, self.epochs, slow, str(self.output))
+        process = self.context.Process(target=child, args=given)
+        process.start()
+        return process
+
+    @property
+    def output(self) -> Path:
+        return self.home / "output.txt"
 
     def finish(self, name: str) -> None:
         process = self.start(name)
-        output = await_line(process, "no such line")
-        if process.wait():
-            raise RuntimeError(f"{name} failed:\n{output}")
+        process.join()
+        if process.exitcode:
+            raise RuntimeError(f"{name} failed:\n{self.output.read_text()}")
 
-    def kill_and_resume(self, name: str, kills: int) -> bool:
-        """One run from its start to its end, killed on the way while kills are left; whether it equals the whole one."""
-        report, run = self.report, self.runs / name
+    def kill(self, process: Any, aim: str, wait: float) -> bool:
+        """SIGKILL so many seconds after `aim` was printed; whether it was still alive then."""
+        while process.is_alive() and not (self.output.exists() and aim in self.output.read_text()):
+            time.sleep(0.02)
+        process.join(wait)
+        alive = process.is_alive()
+        process.kill()
+        process.join()
+        if process.exitcode not in (0, -9):
+            raise RuntimeError(f"a process failed before it was killed:\n{self.output.read_text()}")
+        return alive
+
+    def kill_and_resume(self, name: str, kills: int) -> None:
+        """One run from its start to its end, killed on the way while kills are left; then compared."""
+        report, run = self.report, self.home / "runs" / name
         while report.kills < kills:
             slow = self.choose.choice([0.0, 0.0, 0.05])
             aim = "writing" if slow else self.choose.choice(["ready", "step"])
-            if not kill_once(self.start(name, slow), self.choose.uniform(0, 1.5), aim):
+            if not self.kill(self.start(name, slow), aim, self.choose.uniform(0, 2)):
                 break  # it ended first
             report.kills += 1
-            report.in_a_write += half_written(run)
+            left = [path for path in [*run.glob(".*"), *(run / "checkpoints").glob(".*")] if path.suffix in (".part", ".gone")]
+            report.in_a_write += bool(left)
             steps = sorted(path.name for path in (run / "checkpoints").glob("step-*"))
-            newest = steps[-1] if steps else "none"
-            self.say(f"kill {report.kills}: {name}, newest checkpoint {newest}" + ", half-written" * half_written(run))
+            half = f", half-written: {left[0].name}" if left else ""
+            self.say(f"kill {report.kills}: {name}, newest checkpoint {steps[-1] if steps else 'none'}{half}")
         self.finish(name)
-        same = compare(self.runs / "whole", run)
+        same = compare(self.home / "runs" / "whole", run)
+        report.same &= same
         self.say(f"{name} ended: {'the same bits' if same else 'NOT THE SAME'} as the run that was never killed")
-        return same
-
-
-def await_line(process: subprocess.Popen[str], word: str) -> str:
-    """Output up to the first line with this word in it, or to the process's end."""
-    assert process.stdout is not None
-    seen = ""
-    for line in process.stdout:
-        seen += line
-        if word in line:
-            break
-    return seen
-
-
-def kill_once(process: subprocess.Popen[str], wait: float, aim: str) -> bool:
-    """Kill it so many seconds after `aim` was seen; whether it was still alive."""
-    await_line(process, aim)
-    time.sleep(wait)
-    alive = process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    assert process.stdout is not None
-    process.stdout.close()
-    process.wait()
-    return alive
-
-
-def half_written(run: Path) -> bool:
-    return any(path.suffix in (".part", ".gone") for path in [*run.glob(".*"), *(run / "checkpoints").glob(".*")])
 
 
 def compare(left: Path, right: Path) -> bool:
@@ -160,28 +148,33 @@ def compare(left: Path, right: Path) -> bool:
     return metrics(left) == metrics(right) and all((left / name).read_bytes() == (right / name).read_bytes() for name in exact)
 
 
-def run_kills(kills: int, home: Path, seed: int = 0, epochs: int = EPOCHS, say: Any = print) -> Report:
-    """Kill so many times, over as many runs as that takes, let each end, and compare."""
+def run_kills(kills: int, home: Path, seed: int = 0, epochs: int = EPOCHS, quick: bool = False, say: Any = print) -> Report:
+    """Kill so many times, over as many runs as that takes, let each end, and compare.
+
+    Args:
+        quick: processes are forked from one that has imported everything, instead of beginning as new interpreters.
+    """
     from proxima.tiny import make_tiny_model
 
-    harness = Harness(str(make_tiny_model(home / "model")), home / "runs", epochs, random.Random(seed), say)
-    report, began, number = harness.report, time.perf_counter(), 0
+    make_tiny_model(home / "model")
+    context = multiprocessing.get_context("forkserver" if quick else "spawn")
+    if quick:
+        context.set_forkserver_preload(["proxima.ppo_trainer", "tests.kill_harness"])
+    harness = Harness(home, epochs, random.Random(seed), context, say)
+    began, number = time.perf_counter(), 0
     harness.finish("whole")
-    report.same = True
-    while report.kills < kills:
+    while harness.report.kills < kills:
         number += 1
-        report.same &= harness.kill_and_resume(f"killed-{number}", kills)
-    report.seconds = time.perf_counter() - began
-    return report
+        harness.kill_and_resume(f"killed-{number}", kills)
+    harness.report.seconds = time.perf_counter() - began
+    return harness.report
 
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        child(*sys.argv[2:5], float(sys.argv[5]), int(sys.argv[6]))
-        raise SystemExit
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--log", type=Path, default=Path("runs/kill.log"))
     given = parser.parse_args()
     given.log.parent.mkdir(parents=True, exist_ok=True)
@@ -189,11 +182,15 @@ if __name__ == "__main__":
 
         def say(text: str) -> None:
             print(text, flush=True)
-            file.write(text + "\n")
+            print(text, file=file, flush=True)
 
-        outcome = run_kills(given.kills, Path(home), given.seed, say=say)
+        report = run_kills(given.kills, Path(home), given.seed, quick=given.quick, say=say)
         say(
-            f"{outcome.kills} kills, {outcome.in_a_write} of them with something half-written, {outcome.starts} starts, "
-            f"{outcome.seconds:.0f} s: {'every run the same bits' if outcome.same else 'DIFFERENT'}"
+            f"{report.kills} kills, {report.in_a_write} of them with something half-written on disk, {report.starts} starts, "
+            f"{report.seconds:.0f} s: {'every run the same bits' if report.same else 'DIFFERENT'}"
         )
-    raise SystemExit(0 if outcome.same else 1)
+    raise SystemExit(0 if report.same else 1)
+
+
+if __name__ == "__main__":
+    main()

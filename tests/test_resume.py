@@ -301,7 +301,7 @@ def test_what_a_kill_left_half_written_is_never_read_and_swept_away(finished, co
 
 @pytest.mark.parametrize(
     "change",
-    [{"learning_rate": 1e-2}, {"seed": 5}, {"top_k": 3}, {"rewards": ("length_band,low=1",)}, {"batch_size": 4}],
+    [{"learning_rate": 1e-2}, {"seed": 5}, {"top_k": 3}, {"rewards": ("length_band,low=1,high=2",)}, {"batch_size": 4}],
 )
 def test_settings_that_alter_the_maths_are_refused_by_name(copied, change):
     config, folder = copied
