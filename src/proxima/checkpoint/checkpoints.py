@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,13 +63,13 @@ class Checkpoints:
         """Oldest first."""
         return sorted(path for path in self.folder.glob(f"{PREFIX}*") if path.is_dir())
 
-    def newest(self) -> Checkpoint | None:
-        """The newest that is undamaged; every damaged one on the way is named. None where there is not one at all."""
-        return self._first_good(reversed(self.paths()))
+    def newest(self, last: float = math.inf) -> Checkpoint | None:
+        """The newest undamaged one up to step `last`, or None; every damaged one on the way is named."""
+        return self._first_good(path for path in reversed(self.paths()) if _step(path) <= last)
 
-    def best(self) -> Checkpoint | None:
-        """The undamaged one with the best verdict; None where none has a verdict."""
-        return self._first_good(self.by_verdict())
+    def best(self, last: float = math.inf) -> Checkpoint | None:
+        """The undamaged one with the best verdict up to step `last`; None where none has a verdict."""
+        return self._first_good(path for path in self.by_verdict() if _step(path) <= last)
 
     def by_verdict(self) -> list[Path]:
         """Those with a verdict, the best first, the earliest of equals first."""
@@ -104,6 +105,10 @@ class Checkpoints:
         name = f"{PREFIX}{step:08d}"
         taken = [path for path in self.paths() if path.name.startswith(name)]
         return self.folder / (f"{name}-{len(taken)}" if taken else name)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.split("-")[1])
 
 
 def _verdict(path: Path) -> float | None:

@@ -158,9 +158,12 @@ class TrainingRun:
         return False
 
     def go_back(self, alarm: Alarm) -> bool:
-        """To the best checkpoint (the newest where updates were not finite), and on from there with smaller learning rates."""
-        checkpoints = self.run.checkpoints
-        found = (None if alarm.guard == "nonfinite" else checkpoints.best()) or checkpoints.newest()
+        """To the best checkpoint (the newest where updates were not finite), and on from there with smaller learning rates.
+
+        What a step samples shows what the update before it did, so the checkpoint before this step is the one that went wrong.
+        """
+        checkpoints, last = self.run.checkpoints, self.trainer.step - 2
+        found = checkpoints.newest() if alarm.guard == "nonfinite" else checkpoints.best(last) or checkpoints.newest(last)
         if found is None:
             self.results.stop_reason = f"guard {alarm.guard}: {alarm.message}; there is no checkpoint to go back to"
             return False
