@@ -3,7 +3,7 @@
 `python -m tests.kill_harness --kills 30 --log FILE` (or `make kill`) trains a tiny model in processes of its own, kills them
 with SIGKILL at random moments, resumes until the run ends, and compares weights, metrics and samples with an undisturbed run.
 
-A third of the processes are made slow where a checkpoint is written (each flush to the disk waits first, by a change made in
+Half of the processes are made slow where a checkpoint is written (each flush to the disk waits first, by a change made in
 that process, not in the product), so that many kills fall inside a write.
 """
 
@@ -53,7 +53,6 @@ def child(model: str, runs: str, name: str, epochs: int, slow: float, output: st
         flush = os.fsync
 
         def slow_flush(file: Any) -> None:
-            print("writing", flush=True)
             time.sleep(slow)
             flush(file)
 
@@ -120,9 +119,9 @@ class Harness:
         """One run from its start to its end, killed on the way while kills are left; then compared."""
         report, run = self.report, self.home / "runs" / name
         while report.kills < kills:
-            slow = self.choose.choice([0.0, 0.0, 0.05])
-            aim = "writing" if slow else self.choose.choice(["ready", "step"])
-            if not self.kill(self.start(name, slow), aim, self.choose.uniform(0, 2)):
+            slow = self.choose.choice([0.0, 0.1])
+            aim = self.choose.choice(["ready", "step  "])
+            if not self.kill(self.start(name, slow), aim, self.choose.uniform(0, 3 if slow else 1.5)):
                 break  # it ended first
             report.kills += 1
             left = [path for path in [*run.glob(".*"), *(run / "checkpoints").glob(".*")] if path.suffix in (".part", ".gone")]
