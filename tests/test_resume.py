@@ -331,6 +331,17 @@ def test_with_force_the_new_settings_hold(copied):
     assert results.metrics[4]["learning_rate"] == pytest.approx(0.5 / 3)
 
 
+def test_what_force_cannot_mend_leaves_the_run_as_it_is(copied):
+    config, folder = copied
+    before = files(folder / "checkpoints") | {"metrics": (folder / "metrics.jsonl").read_bytes()}
+    with pytest.raises(ValueError, match="cannot load the weights"):
+        PPOTrainer(PPOConfig(**{**vars(config), "lora_r": 3})).train(PROMPTS[:4], 2, resume=True, force=True)
+    (folder / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match="already holds a run"):
+        PPOTrainer(config).train(PROMPTS[:4], 2)
+    assert files(folder / "checkpoints") == {name: data for name, data in before.items() if name != "metrics"}
+
+
 def test_other_prompts_are_refused_even_by_force(copied):
     config, _ = copied
     for prompts in (PROMPTS[:3], PROMPTS[1:5], PROMPTS[3::-1], [Prompt(text, {"answer": 1}) for text in PROMPTS[:4]]):

@@ -47,10 +47,10 @@ class RunFolder:
             raise ValueError(f"cannot write to the run folder under {config.run_dir}: {error.strerror or error}") from error
         with ExitStack() as undo:
             undo.push(self._stack)
-            if not resume and (self.path / METRICS).exists():
+            self.checkpoints = Checkpoints(self.path / "checkpoints", config.keep_checkpoints)
+            if not resume and ((self.path / METRICS).exists() or self.checkpoints.paths()):
                 raise ValueError(f"{self.path} already holds a run; continue it with --resume or choose another run_name")
             self._stack.enter_context(_log_file(self.path / "log.txt"))
-            self.checkpoints = Checkpoints(self.path / "checkpoints", config.keep_checkpoints)
             self.checkpoint = self._find_checkpoint() if resume else None
             undo.pop_all()
 

@@ -45,7 +45,7 @@ class Checkpoints:
 
         def fill_all(folder: Path) -> None:
             fill(folder)
-            (folder / STATE).write_text(json.dumps(state, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+            (folder / STATE).write_text(json.dumps(state, allow_nan=False), encoding="utf-8")
 
         target = self._free_name(state["step"])
         try:

@@ -91,9 +91,9 @@ class TrainingRun:
         state = checkpoint.state
         total = state["first_step"] + steps
         changed = check_resumable(checkpoint, self.config, self.plan, total, force)
+        self.restore(checkpoint)
         self.results.metrics = self.run.begin(checkpoint.step, state["warnings"])
         self.run.checkpoints.forget_after(checkpoint)
-        self.restore(checkpoint)
         self.trainer.total_steps = total
         if not changed:  # an ended run stays ended
             self.results.stop_reason = state["stop_reason"]
