@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-gpu bench peer format learn frontier embedded clean
+.PHONY: demo test test-gpu bench peer format kill learn frontier embedded clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
@@ -41,6 +41,9 @@ learn: $(VENV)/.installed  ## the long proof: five seeds to convergence (within 
 
 frontier: $(VENV)/.installed  ## gold and reward-model score against KL, for KL coefficients from 0 to 0.3
 	$(BIN)/python -m proxima.demo.learn --frontier
+
+kill: $(VENV)/.installed  ## kill -9 a training run 30 times, resume, compare every bit (log: runs/kill.log)
+	$(BIN)/python -m tests.kill_harness --kills 30 --log runs/kill.log
 
 embedded: $(VENV)/.installed  ## build the shipped model, tokenizer and preferences anew (20 minutes on two cores)
 	$(BIN)/python -m proxima.world.build

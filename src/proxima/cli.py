@@ -16,7 +16,7 @@ from proxima import __version__
 from proxima.commands import COMMANDS
 from proxima.config import PPOConfig, RewardSpec, StageConfig
 from proxima.config.settings import read_yaml
-from proxima.errors import RewardFailure
+from proxima.errors import Interrupted, RewardFailure
 
 CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "stage": StageConfig}
 
@@ -32,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         print(f"proxima: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except Interrupted as stop:
+        print(f"proxima: {stop}", file=sys.stderr)
+        raise SystemExit(stop.exit_code) from None
     except KeyboardInterrupt:
         print("proxima: interrupted", file=sys.stderr)
         raise SystemExit(130) from None

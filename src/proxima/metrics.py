@@ -43,6 +43,8 @@ GLOSSARY: dict[str, str] = {
     "learning_rate": "Policy learning rate of the step.",
     "value_learning_rate": "Value learning rate of the step.",
     "optimizer_steps": "Optimiser steps taken (0 where a stop came first).",
+    "skipped_updates": "Updates skipped because a loss or gradient was not finite; no other number counts them in.",
+    "alarms": "Guards that raise an alarm at this step; warnings.jsonl names them (in `train`).",
     "kl_stopped": "1 if kl_stop ended the update early, else 0.",
     "buffer_bytes": "Bytes the experience buffer held in memory.",
     "seconds/generate": "Time of sampling.",

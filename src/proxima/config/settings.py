@@ -112,6 +112,14 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "validation_share": (0, 1, "()"),
     "patience": (0, math.inf, "[)"),
     "min_improvement": (0, math.inf, "[)"),
+    "checkpoint_every": (0, math.inf, "[)"),
+    "keep_checkpoints": (1, math.inf, "[)"),
+    "max_skipped_updates": (0, math.inf, "[)"),
+    "kl_limit": (0, math.inf, "[)"),
+    "min_entropy": (0, math.inf, "[)"),
+    "length_limit": (0, math.inf, "[)"),
+    "max_falling_verdicts": (0, math.inf, "[)"),
+    "rollback_rate_factor": (0, 1, "(]"),
 }
 
 

@@ -301,9 +301,11 @@ def save_adapter(peft: PeftModel, adapter: str, folder: Path) -> None:
     state = get_peft_model_state_dict(peft, adapter_name=adapter)
     save_file({name: value.detach().cpu().contiguous() for name, value in state.items()}, folder / ADAPTER_FILE)
     config = peft.peft_config[adapter]
-    trained, config.inference_mode = config.inference_mode, True
+    before, config.inference_mode = (config.inference_mode, config.target_modules), True
+    if isinstance(config.target_modules, set):
+        config.target_modules = sorted(config.target_modules)  # the same file in every process
     config.save_pretrained(str(folder))
-    config.inference_mode = trained
+    config.inference_mode, config.target_modules = before
 
 
 def scalar_head(size: int, deviation: float, device: torch.device) -> nn.Linear:
