@@ -79,11 +79,15 @@ def load_network(
     return network.to(device)
 
 
+def load_config(name: str, trust_remote_code: bool = False) -> Any:
+    """A model's config, without its weights."""
+    with explain_loading("model's config", name):
+        return AutoConfig.from_pretrained(model_path(name), trust_remote_code=trust_remote_code)
+
+
 def load_context_length(name: str, trust_remote_code: bool = False) -> int | None:
     """Most tokens a model can read, from its config alone; None where that names no limit."""
-    with explain_loading("model's config", name):
-        config = AutoConfig.from_pretrained(model_path(name), trust_remote_code=trust_remote_code)
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
+    return getattr(load_config(name, trust_remote_code).get_text_config(), "max_position_embeddings", None)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 
 from proxima.commands.data import Data
 from proxima.commands.demo import Demo
+from proxima.commands.doctor import Doctor
 from proxima.commands.evaluate import Eval
 from proxima.commands.export import Export
 from proxima.commands.generate import Generate
@@ -21,6 +22,7 @@ COMMANDS: dict[str, Any] = {
     "sft": Sft,
     "label": Label,
     "reward": Reward,
+    "doctor": Doctor,
     "train": Train,
     "eval": Eval,
     "generate": Generate,

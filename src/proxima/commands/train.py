@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from proxima.config import PPOConfig
 
@@ -20,6 +23,8 @@ class Train:
     """Use only the first so many rows of the data; 0 = all."""
     epochs: int = 1
     """Passes over the prompts."""
+    skip_checks: bool = False
+    """Start even where the quick part of `proxima doctor` finds what would spoil the run."""
 
     def run(self) -> None:
         from proxima.base_setup.tokenizer_setup import load_tokenizer
@@ -35,5 +40,17 @@ class Train:
         tokenizer = load_tokenizer(self.ppo.model_name, self.ppo.trust_remote_code)
         prompts = read_prompts(rows, tokenizer)
         held_out = read_prompts(held_out_rows, tokenizer) if held_out_rows is not None else None
+        if not self.skip_checks:
+            self._check(prompts, tokenizer)
         results = PPOTrainer(self.ppo).train(prompts, self.epochs, held_out)
         print(f"stopped: {results.stop_reason}; best step {results.best_step}; results in {results.run_folder}")
+
+    def _check(self, prompts: Sequence[str], tokenizer: Any) -> None:
+        """Say what the quick checks warn of; refuse to start where one fails."""
+        from proxima.doctor import quick_findings
+
+        for finding in quick_findings(self.ppo, prompts, tokenizer, self.epochs):
+            if finding.level == "fail":
+                raise ValueError(f"{finding.sentence} (--skip-checks starts all the same)")
+            if finding.level == "warn":
+                print(f"proxima: warning: {finding.sentence}", file=sys.stderr)
