@@ -29,10 +29,11 @@ from proxima.base_setup.model_setup import has_head
 from proxima.config import PPOConfig
 from proxima.models.base_model import CHUNK
 
-KEPT = 1.0  # numbers kept for the backward pass, as a share of the inputs and outputs of all maps
-LOGITS = 6  # float32 tables of logits, probabilities and gradients that exist at once
+KEPT = 1.2  # numbers kept for the backward pass, as a share of the inputs and outputs of all maps (measured: 1.17)
+BACKWARD = 4  # the same of one layer, while it is computed backwards
+LOGITS = 8  # float32 tables of logits, probabilities and gradients that exist at once
 SLOTS = 256  # sequences generated at once, at most
-OVERHEAD = {"cuda": 3 * 2**29, "cpu": 2**29}
+OVERHEAD = {"cuda": 3 * 2**29, "cpu": 3 * 2**28}
 GIB = 2**30
 
 
@@ -135,13 +136,14 @@ def estimate_memory(
     longest = longest_prompt + config.max_new_tokens
     sequences = 1 if smallest else min(config.batch_size, config.minibatch_size, config.micro_batch_size)
     tokens = max(longest, min(sequences * longest, config.micro_batch_tokens))
-    inside = size.widths if not config.gradient_checkpointing else size.widths // size.layers + 2 * size.layers * size.hidden
+    layer = size.widths / size.layers
+    kept = KEPT * layer + 2 * size.layers * size.hidden if config.gradient_checkpointing else KEPT * size.widths
     positions = min(CHUNK, max(1, tokens // longest) * config.max_new_tokens)
     return MemoryEstimate(
         weights=own * width + (4 * trained if full else 0),
         adapters=4 * ((0 if full else trained) + frozen * config.lora_r * size.adapted),
         optimizer=12 * trained,
-        activations=int(KEPT * tokens * inside * (4 if full else width)),
+        activations=int(tokens * (kept + BACKWARD * layer) * (4 if full else width)),
         cache=min(config.batch_size, SLOTS) * longest * size.cached * width,
         logits=LOGITS * positions * size.vocabulary * 4,
         overhead=OVERHEAD["cuda" if on_gpu else "cpu"],
