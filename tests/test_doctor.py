@@ -329,7 +329,7 @@ def test_a_dead_endpoint_is_found(ask):
     findings = ask(rewards=(url,))
     assert findings["endpoint score"].level == "fail"
     assert "ConnectError" in findings["endpoint score"].text
-    assert "no usable token" in ask(rewards=(f"{url},token_env=NO_SUCH_TOKEN",))["endpoint score"].text
+    assert "no usable token" in ask(rewards=(f"{url},token_env=NO_SUCH_TOKEN",))["setup"].text
 
 
 def test_a_reward_model_near_chance_is_found(ask, make_config, tmp_path):

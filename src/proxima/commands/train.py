@@ -49,8 +49,10 @@ class Train:
         """Say what the quick checks warn of; refuse to start where one fails."""
         from proxima.doctor import quick_findings
 
-        for finding in quick_findings(self.ppo, prompts, tokenizer, self.epochs):
+        findings = quick_findings(self.ppo, prompts, tokenizer, self.epochs)
+        for finding in findings:
             if finding.level == "fail":
                 raise ValueError(f"{finding.sentence} (--skip-checks starts all the same)")
+        for finding in findings:
             if finding.level == "warn":
                 print(f"proxima: warning: {finding.sentence}", file=sys.stderr)

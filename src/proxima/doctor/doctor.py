@@ -37,7 +37,7 @@ from proxima.doctor.tokenizer_checks import (
 )
 from proxima.errors import RewardFailure
 from proxima.ppo_trainer import PPOTrainer
-from proxima.rewards import Samples
+from proxima.rewards import Samples, check_rewards
 
 QUICK_PROMPTS = 2048  # measured at the start of a run, which checks all of them itself
 
@@ -87,7 +87,11 @@ def context_of(config: PPOConfig) -> int | None:
 def quick_findings(
     config: PPOConfig, prompts: Sequence[str], tokenizer: Any, epochs: int = 1, measured: int = QUICK_PROMPTS
 ) -> list[Finding]:
-    """What can be seen without weights: settings, tokenizer, prompts, memory, disk, endpoints, reports of reward models."""
+    """What can be seen without weights: settings, tokenizer, prompts, memory, disk, endpoints, reports of reward models.
+
+    Raises a ValueError where a reward cannot be opened at all.
+    """
+    check_rewards(config)
     network = load_config(config.model_name, config.trust_remote_code)
     lengths = prompt_lengths(prompts[:measured], tokenizer)
     context = getattr(network.get_text_config(), "max_position_embeddings", None)

@@ -28,10 +28,7 @@ HUGE = 100.0
 def check_endpoint(spec: RewardSpec, prompt: str, tokenizer: Any) -> Finding:
     """Send one sample and see that a score comes back."""
     name = f"endpoint {spec.label}"
-    try:
-        source = EndpointReward(str(spec.source), **check_options(spec, keyword_options(EndpointReward)))
-    except ValueError as error:
-        return fail(name, str(error), "correct the reward's options")
+    source = EndpointReward(str(spec.source), **check_options(spec, keyword_options(EndpointReward)))
     outcome = source(Samples.of_texts([prompt], ["A test."], tokenizer))
     if outcome.failures:
         return fail(name, f"one sample was sent and no score came back: {outcome.reason}", "start it, or correct its address")
