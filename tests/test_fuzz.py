@@ -28,7 +28,7 @@ from proxima.rewards.samples import Samples
 from proxima.rewards.server import BadRequest, read_batch
 
 quick = settings(
-    max_examples=150,
+    max_examples=100,
     deadline=2000,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
     derandomize=True,
@@ -226,7 +226,7 @@ def read_all(path, tokenizer):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".tsv", ".txt", ".jsonl.gz"])
 def test_data_files_of_any_bytes(tmp_path, chat_tokenizer, ending, capsys):
-    @settings(quick, max_examples=60)
+    @settings(quick, max_examples=40)
     @given(st.one_of(st.binary(max_size=200), JSON_LINES, ROWS.map(lambda rows: b"[" + b",".join(map(dump, rows)) + b"]")))
     def run(content):
         path = tmp_path / f"data{ending}"
@@ -350,7 +350,7 @@ NAMES = ["adapter_config.json", "adapter_model.safetensors", "head.safetensors"]
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("role", ["sft_adapter", "value_model", "rewards"])
 def test_damaged_adapters(tiny_folders, adapter, tmp_path, role):
-    @settings(quick, max_examples=25, deadline=10_000)
+    @settings(quick, max_examples=15, deadline=10_000)
     @given(
         st.sampled_from(NAMES),
         st.sampled_from(["cut", "flip", "fill", "empty", "length"]),
@@ -382,7 +382,7 @@ CONFIG_KEYS = [
 
 @pytest.mark.filterwarnings("ignore")
 def test_adapters_with_any_settings(tiny_folders, adapter, tmp_path):
-    @settings(quick, max_examples=40, deadline=10_000)
+    @settings(quick, max_examples=25, deadline=10_000)
     @given(st.dictionaries(st.sampled_from(CONFIG_KEYS), VALUES, min_size=1, max_size=2))
     def run(changes):
         folder = tmp_path / "adapter"
