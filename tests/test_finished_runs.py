@@ -11,7 +11,7 @@ from proxima.cli import main
 from proxima.config import PPOConfig
 from proxima.evaluation import evaluate_run
 from proxima.evaluator import win_rate
-from proxima.export import export
+from proxima.export import export, model_card
 from proxima.ppo_trainer import PPOTrainer
 from tests.helpers import difference, weights
 
@@ -121,6 +121,13 @@ def test_what_cannot_be_exported_is_said(tmp_path, settings, message):
         export(tmp_path, tmp_path / "out")
     with pytest.raises(ValueError, match="not the folder of a finished"):
         evaluate_run(tmp_path, ["x"])
+
+
+def test_a_card_names_no_folder_of_this_machine(tmp_path):
+    config = PPOConfig(str(tmp_path / "base"), rewards=[str(tmp_path / "judge"), "a:b"], sft_adapter=str(tmp_path / "sft"))
+    card = model_card(tmp_path, config, whole=True)
+    assert str(tmp_path) not in card
+    assert "source: judge" in card
 
 
 def test_a_value_model_is_not_exported_as_a_policy(trained, tmp_path):

@@ -530,8 +530,11 @@ def test_train_against_serve_reward_from_the_command_line(tiny, reward_folder, t
         refused = call(*common, "--run-name", "refused", "--rewards", server.url, cwd=tmp_path)
         assert refused.returncode == 2
         assert "answered 401" in refused.stderr
-        assert "runs/refused" in refused.stderr
-        assert len(refused.stderr.strip().splitlines()[-1:]) == 1
+        assert not (tmp_path / "runs" / "refused").exists()  # the doctor's quick part saw it before the run began
+        stopped = call(*common, "--run-name", "stopped", "--rewards", server.url, "--skip-checks", cwd=tmp_path)
+        assert stopped.returncode == 2
+        assert "answered 401" in stopped.stderr
+        assert "runs/stopped" in stopped.stderr
     [metrics] = [json.loads(line) for line in (tmp_path / "runs" / "served" / "metrics.jsonl").read_text().splitlines()]
     samples = [json.loads(line) for line in (tmp_path / "runs" / "served" / "samples.jsonl").read_text().splitlines()]
     local = PPOTrainer(PPOConfig(model_name=tiny, rewards=(reward_folder,), max_new_tokens=6))
@@ -541,7 +544,7 @@ def test_train_against_serve_reward_from_the_command_line(tiny, reward_folder, t
         local.reward_computer.score_pairs(pairs).total.tolist(), abs=1e-5
     )
     assert metrics["failed_rewards"] == 0
-    logs = "".join([*server.lines, done.stdout, done.stderr, refused.stderr])
+    logs = "".join([*server.lines, done.stdout, done.stderr, refused.stderr, stopped.stderr])
     assert TOKEN not in logs
     assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
 

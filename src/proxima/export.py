@@ -70,7 +70,9 @@ def model_card(run: Path, config: PPOConfig | StageConfig, whole: bool) -> str:
     """Hugging Face front matter, how to load it, what came out, and every setting."""
     base = config.model_name
     front: dict[str, Any] = {"library_name": "transformers" if whole else "peft", "tags": ["proxima", "rlhf", "ppo"]}
-    if not Path(model_path(base)).exists():
+    if Path(base).is_absolute():
+        base = Path(base).name
+    elif not Path(model_path(base)).exists():
         front["base_model"] = base
     load = (
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
@@ -91,6 +93,9 @@ def _public(config: PPOConfig | StageConfig) -> dict[str, Any]:
     values = config.to_dict()
     for name in ("run_dir", "device"):
         values.pop(name, None)
+    for reward in values.get("rewards", []):
+        if Path(reward["source"]).is_absolute():
+            reward["source"] = Path(reward["source"]).name
     local = [name for name, value in values.items() if isinstance(value, str) and Path(value).is_absolute()]
     return {**values, **{name: Path(values[name]).name for name in local}}
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import logging as progress
 
@@ -39,8 +38,10 @@ def explain_loading(what: str, name: str) -> Iterator[None]:
     """Turn a loading failure into one message: what was tried, why it failed, what to do offline."""
     try:
         yield
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        reason = str(error).strip().split("\n")[0]
+    except (MemoryError, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:  # damaged files and odd settings make the libraries raise anything
+        reason = " ".join(line.strip() for line in str(error).strip().split("\n")[:2]) or type(error).__name__
         where = "a folder on this machine" if Path(name).exists() else "no folder on this machine, so a Hugging Face id"
         raise ValueError(
             f"cannot load the {what} {name!r} ({where}): {reason} Offline, give a local folder with config.json, "
@@ -79,11 +80,15 @@ def load_network(
     return network.to(device)
 
 
+def load_config(name: str, trust_remote_code: bool = False) -> Any:
+    """A model's config, without its weights."""
+    with explain_loading("model's config", name):
+        return AutoConfig.from_pretrained(model_path(name), trust_remote_code=trust_remote_code)
+
+
 def load_context_length(name: str, trust_remote_code: bool = False) -> int | None:
     """Most tokens a model can read, from its config alone; None where that names no limit."""
-    with explain_loading("model's config", name):
-        config = AutoConfig.from_pretrained(model_path(name), trust_remote_code=trust_remote_code)
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
+    return getattr(load_config(name, trust_remote_code).get_text_config(), "max_position_embeddings", None)
 
 
 @contextmanager

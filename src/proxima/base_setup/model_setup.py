@@ -165,7 +165,8 @@ def load_head(head: torch.nn.Linear, folder: str) -> None:
     path = Path(folder) / HEAD_FILE
     if not path.is_file():
         raise ValueError(f"{folder!r} has no {HEAD_FILE}: it is an adapter without a scalar head, not a reward or value model")
-    head.load_state_dict(load_file(path, device=str(head.weight.device)))
+    with explain_loading("head", folder):
+        head.load_state_dict(load_file(path, device=str(head.weight.device)))
 
 
 def load_classifier(config: ModelSettings, name: str, device: torch.device) -> tuple[Any, Any]:

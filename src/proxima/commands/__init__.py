@@ -8,6 +8,7 @@ from typing import Any
 from proxima.commands.bench import Bench
 from proxima.commands.data import Data
 from proxima.commands.demo import Demo
+from proxima.commands.doctor import Doctor
 from proxima.commands.evaluate import Eval
 from proxima.commands.export import Export
 from proxima.commands.generate import Generate
@@ -23,6 +24,7 @@ COMMANDS: dict[str, Any] = {
     "label": Label,
     "reward": Reward,
     "train": Train,
+    "doctor": Doctor,
     "eval": Eval,
     "generate": Generate,
     "export": Export,

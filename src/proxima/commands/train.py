@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from proxima.config import PPOConfig
 
@@ -24,6 +27,8 @@ class Train:
     """Go on from the newest good checkpoint of --run-name (docs/resume.md); without one there, begin."""
     force: bool = False
     """Resume although settings changed that alter what is computed."""
+    skip_checks: bool = False
+    """Start even where the quick part of `proxima doctor` finds what would spoil the run."""
 
     def run(self) -> None:
         from proxima.base_setup.tokenizer_setup import load_tokenizer
@@ -39,5 +44,19 @@ class Train:
         tokenizer = load_tokenizer(self.ppo.model_name, self.ppo.trust_remote_code)
         prompts = read_prompts(rows, tokenizer)
         held_out = read_prompts(held_out_rows, tokenizer) if held_out_rows is not None else None
+        if not self.skip_checks:
+            self._check(prompts, tokenizer)
         results = PPOTrainer(self.ppo).train(prompts, self.epochs, held_out, self.resume, self.force)
         print(f"stopped: {results.stop_reason}; best step {results.best_step}; results in {results.run_folder}")
+
+    def _check(self, prompts: Sequence[str], tokenizer: Any) -> None:
+        """Say what the quick checks warn of; refuse to start where one fails."""
+        from proxima.doctor import quick_findings
+
+        findings = quick_findings(self.ppo, prompts, tokenizer, self.epochs)
+        for finding in findings:
+            if finding.level == "fail":
+                raise ValueError(f"{finding.sentence} (--skip-checks starts all the same)")
+        for finding in findings:
+            if finding.level == "warn":
+                print(f"proxima: warning: {finding.sentence}", file=sys.stderr)

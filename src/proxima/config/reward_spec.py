@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+LARGEST = sys.float_info.max
 KEYS = ("source", "weight", "name", "options")
 
 
@@ -29,7 +30,9 @@ class RewardSpec:
     def __post_init__(self) -> None:
         if not (callable(self.source) or (isinstance(self.source, str) and self.source.strip())):
             raise ValueError(f"a reward needs a source: module:function, a URL, a folder or a Hub id; got {self.source!r}")
-        if not isinstance(self.weight, (int, float)) or not math.isfinite(self.weight):
+        if not isinstance(self.name, str):
+            raise ValueError(f"the name of a reward must be a text, got {self.name!r}")
+        if not isinstance(self.weight, (int, float)) or not abs(self.weight) <= LARGEST:
             raise ValueError(f"the weight of reward {self.label!r} must be a finite number, got {self.weight!r}")
         if not isinstance(self.options, Mapping) or not all(isinstance(key, str) for key in self.options):
             raise ValueError(f"the options of reward {self.label!r} must be `name: value`, got a {type(self.options).__name__}")
@@ -103,11 +106,14 @@ def _scalar(text: str) -> Any:
     """One YAML scalar: a number, true, false, null; all else is text, and quotes make text of anything."""
     import yaml
 
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-        return str(yaml.safe_load(text))
-    loader = yaml.SafeLoader("")
-    tag = loader.resolve(yaml.ScalarNode, text, (True, False))
-    return loader.construct_object(yaml.ScalarNode(tag, text)) if tag in PLAIN_TAGS else text
+    try:
+        if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+            return str(yaml.safe_load(text))
+        loader = yaml.SafeLoader("")
+        tag = loader.resolve(yaml.ScalarNode, text, (True, False))
+        return loader.construct_object(yaml.ScalarNode(tag, text)) if tag in PLAIN_TAGS else text
+    except (ValueError, yaml.YAMLError):
+        raise ValueError(f"{text!r} is no value; put text in quotes, '' for one quote in it") from None
 
 
 def _shown(value: Any) -> str:

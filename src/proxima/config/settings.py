@@ -46,12 +46,20 @@ class Settings:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file of `setting: value` lines."""
+    """A YAML file of `setting: value` lines. Aliases are refused: a few lines of them can stand for more than memory holds."""
     import yaml
 
+    class WithoutAliases(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise ValueError("it holds an alias (*name); write the value out")
+            return super().compose_node(parent, index)
+
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        values = WithoutAliases(Path(path).read_text(encoding="utf-8")).get_single_data()
+    except RecursionError:
+        raise ValueError(f"cannot read the settings in {path}: it is nested too deeply") from None
+    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:  # values of a wrong form raise many kinds
         raise ValueError(f"cannot read the settings in {path}: {error}") from None
     if values is None:
         return {}
@@ -139,6 +147,8 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
     accepted = (int, float) if kind is float else (kind,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{name} ({value!r}) must be of type {kind.__name__}")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise ValueError(f"{name} is an integer of more than 64 bits")
     if name in RANGES:
         low, high, brackets = RANGES[name]
         above = value >= low if brackets[0] == "[" else value > low
@@ -147,7 +157,7 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
             raise ValueError(f"{name} ({value}) must be in {brackets[0]}{low}, {high}{brackets[1]}")
     if isinstance(value, str) and name in ("model_name", "lora_targets", "value_model", "run_dir", "device") and not value:
         raise ValueError(f"{name} must not be empty")
-    if name == "run_name" and value and Path(str(value)).name != value:
+    if name == "run_name" and value and (Path(str(value)).name != value or value == ".."):
         raise ValueError(f"run_name ({value!r}) must be a plain folder name; run_dir says where it lies")
     return float(value) if kind is float else value
 

@@ -54,11 +54,9 @@ class ChatTemplate:
                 f"the tokenizer of {self._tokenizer.name_or_path!r} has no chat template, which conversations need; "
                 "use a chat model's, or data with `prompt` as text"
             )
-        from jinja2 import TemplateError
-
         try:
             text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
-        except TemplateError as error:
+        except Exception as error:  # the template is a program that came with the model
             raise Skip(f"refused by the chat template ({error})") from None
         return text.removeprefix(self._bos)
 

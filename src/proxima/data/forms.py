@@ -238,7 +238,7 @@ def rating_of(row: Row) -> float:
         raise Skip("no rating")
     try:
         rating = float("x" if isinstance(value, bool) else value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise BrokenData(f"`rating` ({value!r}) is not a number") from None
     if not math.isfinite(rating):
         raise Skip("a rating that is not finite")

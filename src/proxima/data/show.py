@@ -90,7 +90,7 @@ def table(header: list[str] | None, rows: list[list[str]], numbers: tuple[int, .
     from rich.text import Text
 
     grid = Table(box=None, show_header=header is not None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for i in range(len(rows[0])):
+    for i in range(len(header or rows[0])):
         grid.add_column(header[i] if header else "", justify="right" if i in numbers else "left", overflow="fold")
     for row in rows:
         grid.add_row(*(Text(cell) for cell in row))

@@ -1,0 +1,102 @@
+"""Rewards before they are trusted. In: specs, sources, scores. Out: findings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+from typing import Any
+
+import torch
+
+from proxima.base_setup.model_setup import has_head
+from proxima.config import PPOConfig, RewardSpec
+from proxima.doctor.finding import Finding, fail, ok, warn
+from proxima.models.reward_model import reward_warning
+from proxima.rewards import Samples
+from proxima.rewards.endpoint import EndpointReward
+from proxima.rewards.model import ClassifierSource, TrainedReward
+from proxima.rewards.options import check_options, keyword_options
+from proxima.rewards.samples import columns_of, tokens_of
+from proxima.rewards.sources import RewardSource
+from proxima.types import Prompt
+
+FLAT = 1e-6  # a deviation below this, beside the mean, is none
+HUGE = 100.0
+
+
+def check_endpoint(spec: RewardSpec, prompt: str, tokenizer: Any) -> Finding:
+    """Send one sample and see that a score comes back."""
+    name = f"endpoint {spec.label}"
+    source = EndpointReward(str(spec.source), **check_options(spec, keyword_options(EndpointReward)))
+    outcome = source(Samples.of_texts([prompt], ["A test."], tokenizer))
+    if outcome.failures:
+        return fail(name, f"one sample was sent and no score came back: {outcome.reason}", "start it, or correct its address")
+    return ok(name, "one sample was sent, a score came back")
+
+
+def check_reward_model(spec: RewardSpec) -> Finding:
+    """What is known of a trained reward model's held-out accuracy."""
+    if message := reward_warning(str(spec.source)):
+        return warn(f"reward model {spec.label}", message, "train it on more or cleaner preferences, and look at reward.json")
+    return ok(f"reward model {spec.label}", "better than chance on held-out pairs")
+
+
+def is_reward_model(spec: RewardSpec) -> bool:
+    return isinstance(spec.source, str) and not spec.is_http and has_head(spec.source)
+
+
+def check_reward_scale(scores: Sequence[float], config: PPOConfig) -> list[Finding]:
+    """Failures, spread and scale of the scores of real samples, nan where one failed."""
+    good = [score for score in scores if not math.isnan(score)]
+    failed = len(scores) - len(good)
+    findings = []
+    if failed:
+        text = f"{failed} of {len(scores)} samples got no score"
+        advice = "mend the reward: such samples are left out of the update"
+        too_many = failed > config.max_reward_failures * len(scores)
+        findings.append(fail("reward failures", text, advice) if too_many else warn("reward failures", text, advice))
+    if len(good) < 2:
+        return findings
+    mean, deviation = fmean(good), pstdev(good)
+    text = f"mean {mean:.4g}, deviation {deviation:.3g} over {len(good)} samples"
+    if deviation <= FLAT * max(1.0, abs(mean)):
+        advice = "a reward that cannot tell answers apart teaches nothing; mend it (or look at more with --samples)"
+        return [*findings, fail("reward spread", f"every sample scores {mean:.4g}", advice)]
+    tamed = config.normalize_rewards or config.clip_rewards
+    if max(abs(mean), deviation) > HUGE and not tamed:
+        advice = "set normalize_rewards, or scale the reward: the KL penalty and the value model expect scores of a few units"
+        return [*findings, warn("reward scale", text, advice)]
+    return [*findings, ok("reward scale", text)]
+
+
+def padded_samples(prompt: str, completion: list[int], tokenizer: Any, device: torch.device) -> tuple[Samples, Samples]:
+    """A short sample alone, and the same beside a longer one."""
+    short = Prompt(prompt[: max(1, len(prompt) // 2)].rstrip() or prompt, columns_of(prompt))
+    ids = [completion[: max(1, len(completion) // 2)], completion]
+    both = tokens_of([short, prompt], ids, [False, False], tokenizer, device)
+    return Samples.of_tokens(both.select(torch.tensor([0]))), Samples.of_tokens(both)
+
+
+def check_padding(spec: RewardSpec, source: RewardSource, alone: Samples, beside: Samples, tolerance: float) -> Finding:
+    """The same text must have the same score in any company."""
+    name = f"padding {spec.label}"
+    try:
+        first, again, padded = (source(samples).totals[0] for samples in (alone, alone, beside))
+    except Exception as error:  # a user's reward may raise anything
+        return fail(name, f"it raised {type(error).__name__}: {error}", "mend the reward")
+    if any(map(math.isnan, (first, again, padded))):
+        return warn(name, "the sample to compare got no score", "mend the reward")
+    if not close(first, again, tolerance):
+        text = f"the same text twice scored {first:.6g} and {again:.6g}"
+        return warn(name, text, "a noisy reward slows learning; make it deterministic where you can")
+    if close(first, padded, tolerance):
+        return ok(name, f"a text scores {first:.4g} alone and beside a longer one")
+    text = f"a text scores {first:.6g} alone and {padded:.6g} beside a longer one"
+    if isinstance(source, (TrainedReward, ClassifierSource)):
+        return fail(name, text, "the model reads padding: give its tokenizer a pad token that the model knows")
+    return warn(name, text, "a score should follow from its own text, not from the batch")
+
+
+def close(left: float, right: float, tolerance: float) -> bool:
+    return abs(left - right) <= tolerance * max(1.0, abs(left), abs(right))

@@ -1,0 +1,263 @@
+"""What strangers bring cannot run, read, write or leak: checkpoints, data, replies, names; secrets stay in the environment."""
+
+import ast
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from proxima.base_setup import BaseSetup
+from proxima.commands import COMMANDS
+from proxima.config import PPOConfig, StageConfig
+from proxima.demo import report
+from proxima.rewards.model import ClassifierSource
+from proxima.world.posts import Post
+from tests.test_reward_http import Server, answer, lengths
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "proxima"
+FILES = sorted(SOURCE.rglob("*.py"))
+SECRETS = {name: f"sec-{name.lower()}-9f27" for name in ("REWARD_TOKEN", "HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY")}
+
+# --- the source ---
+
+FORBIDDEN_CALLS = {
+    "eval", "exec", "compile", "__import__", "torch.load", "torch.save", "torch.jit.load", "torch.hub.load",
+    "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "yaml.Loader", "yaml.UnsafeLoader", "yaml.FullLoader",
+    "numpy.load", "numpy.fromfile", "pandas.read_pickle", "os.system", "os.popen", "os.execv", "os.execvp", "os.spawnl",
+    "subprocess.getoutput", "subprocess.getstatusoutput", "tempfile.mktemp",
+}  # fmt: skip
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "pty", "commands", "telnetlib"}
+FORBIDDEN_ARGUMENTS = {"trust_remote_code": True, "shell": True, "allow_pickle": True, "weights_only": False, "verify": False}
+
+
+def names_of(tree):
+    """What each local name of a module stands for: `np` is numpy, `load` is torch.load."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {
+                alias.asname or alias.name.split(".")[0]: alias.name if alias.asname else alias.name.split(".")[0]
+                for alias in node.names
+            }
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def dangers(code):
+    """Forbidden calls, imports and arguments in a source text."""
+    tree = ast.parse(code)
+    names = names_of(tree)
+    found = {name for name in names.values() if name.split(".")[0] in FORBIDDEN_MODULES}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            first, *rest = ast.unparse(node.func).split(".")
+            full = ".".join([names.get(first, first), *rest])
+            found |= {full} & FORBIDDEN_CALLS
+            for keyword in node.keywords:
+                if isinstance(keyword.value, ast.Constant) and keyword.arg in FORBIDDEN_ARGUMENTS:
+                    found |= {keyword.arg} if keyword.value.value is FORBIDDEN_ARGUMENTS[keyword.arg] else set()
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_source_file_can_run_what_it_reads(path):
+    assert dangers(path.read_text()) == set()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import numpy as np\nnp.load(p, allow_pickle=True)",
+        "from torch import load\nload(p)",
+        "import yaml as y\ny.load(p)",
+        "import subprocess\nsubprocess.run(c, shell=True)",
+        "import joblib",
+        "from pickle import loads",
+        "AutoModel.from_pretrained(p, trust_remote_code=True)",
+        "eval(text)",
+    ],
+)
+def test_the_search_finds_what_it_should(code):
+    assert dangers(code)
+
+
+@pytest.mark.parametrize("path", [*SOURCE.rglob("*.js"), *SOURCE.rglob("*.html")], ids=lambda path: path.name)
+def test_pages_set_text_never_markup(path):
+    text = path.read_text()
+    bad = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "srcdoc", "javascript:")
+    assert [word for word in bad if word in text] == []
+
+
+def test_the_report_escapes_all_text():
+    hostile = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
+
+    class Hostile(Post):
+        prompt = f"a\nb\nPOST: {hostile}"
+
+    post = object.__new__(Hostile)
+    shown = report._example((post, hostile, 0.1, hostile, 0.2)) + report._gap(hostile, {"pairs": 1, "accuracy": 1.0})
+    assert "<script" not in shown
+    assert "<img" not in shown
+    assert shown.count("&lt;script&gt;") == 4
+
+
+# --- checkpoints ---
+
+TRAP = "from pathlib import Path\nPath('{canary}').write_text('owned')\n"
+
+
+def trap(folder, target, kind, canary):
+    """A copy of a model whose files ask for Python code beside them."""
+    copied = Path(shutil.copytree(folder, target))
+    (copied / "trap.py").write_text(TRAP.format(canary=canary))
+    name = "tokenizer_config.json" if kind == "tokenizer" else "config.json"
+    settings = json.loads((copied / name).read_text())
+    if kind == "tokenizer":
+        settings |= {"auto_map": {"AutoTokenizer": ["trap.T", "trap.T"]}, "tokenizer_class": "T"}
+    else:
+        settings |= {"auto_map": {"AutoConfig": "trap.C", "AutoModelForCausalLM": "trap.M"}, "model_type": "trap"}
+    (copied / name).write_text(json.dumps(settings))
+    return str(copied)
+
+
+@pytest.mark.parametrize("kind", ["config", "tokenizer"])
+def test_code_beside_a_checkpoint_is_not_run(tiny, tmp_path, kind):
+    """A model is refused; a tokenizer may be read without its code."""
+    canary = tmp_path / "canary"
+    folder = trap(tiny, tmp_path / "model", kind, canary)
+    refused = pytest.raises(ValueError, match="cannot load") if kind == "config" else nullcontext()
+    with refused:
+        BaseSetup(PPOConfig(model_name=folder))
+    with refused, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is no classifier
+        ClassifierSource(folder, PPOConfig(), torch.device("cpu"))
+    assert not canary.exists()
+
+
+def test_remote_code_is_off_everywhere_by_default():
+    assert not PPOConfig().trust_remote_code
+    assert not StageConfig().trust_remote_code
+    flags = [field for kind in COMMANDS.values() for field in dataclasses.fields(kind) if field.name == "trust_remote_code"]
+    assert flags
+    assert not any(field.default for field in flags)
+
+
+# --- paths ---
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../x", "/tmp/x", "a/b", "a/..", "..\n/x"])
+@pytest.mark.parametrize("kind", [PPOConfig, StageConfig])
+def test_a_run_name_cannot_leave_the_folder_of_runs(kind, name):
+    with pytest.raises(ValueError, match="run_name"):
+        kind(run_name=name)
+
+
+WATCHER = """
+import os, sys
+canary, allowed = sys.argv[1], sys.argv[2].split(os.pathsep)
+def hook(event, given):
+    if event == "open" and isinstance(given[0], (str, bytes)):
+        path, mode, flags = os.path.abspath(os.fsdecode(given[0])), given[1] or "", given[2] or 0
+        writes = any(letter in mode for letter in "wax+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if path == canary or (writes and not any(path.startswith(folder) for folder in allowed)):
+            os.write(2, f"TOUCHED {path}\\n".encode())
+    elif event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn"):
+        os.write(2, f"STARTED {given[0]}\\n".encode())
+sys.argv = ["proxima", *sys.argv[3:]]
+import torch, proxima.cli
+sys.addaudithook(hook)
+proxima.cli.main()
+"""
+
+
+def run_watched(tmp_path, *arguments, canary="/nowhere", env=None, cwd=None):
+    """A command in a process that reports every file written outside its folders, the canary read, and processes started."""
+    allowed = os.pathsep.join([str(tmp_path), "/dev/", "/proc/"])
+    home = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+    given = {
+        "PYTHONPATH": str(ROOT / "src"),
+        "PATH": os.environ["PATH"],
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [sys.executable, "-c", WATCHER, str(canary), allowed, *map(str, arguments)]
+    return subprocess.run(
+        command, env=given | home | (env or {}), cwd=cwd or tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_row_cannot_make_a_command_touch_another_file(tmp_path, tiny):
+    canary = tmp_path / "canary.txt"
+    canary.write_text("not for you")
+    place = str(canary)
+    row = {
+        "prompt": place, "completion": f"file://{place}", "file": place, "path": place, "image": {"path": place, "bytes": None},
+        "label": "../../escape", "run_name": "../../escape", "$ref": place, "data_files": place, "__class__": "os.system",
+    }  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 2)
+    train = ["train", "--model", tiny, "--data", "rows.jsonl", "--rewards", "length_band,low=1,high=2", "--max-new-tokens", "3"]
+    for command in (
+        ["data", "check", "rows.jsonl"],
+        [*train, "--batch-size", "2", "--minibatch-size", "2", "--ppo-epochs", "1"],
+    ):
+        done = run_watched(tmp_path, *command, canary=canary)
+        assert done.returncode == 0, done.stderr
+        assert "TOUCHED" not in done.stderr
+        started = {Path(line.split()[-1]).name for line in done.stderr.splitlines() if line.startswith("STARTED")}
+        assert started <= {"ldconfig", "gcc", "cc", "ld", "uname", "lscpu", "git"}  # for libraries; git for environment.json
+    assert canary.read_text() == "not for you"
+    assert not list(tmp_path.parent.glob("escape*"))
+
+
+def test_the_watch_sees_what_it_should(tmp_path):
+    (tmp_path / "c.txt").write_text("prompt")
+    done = run_watched(tmp_path, "data", "check", "c.txt", canary=tmp_path / "c.txt")
+    assert f"TOUCHED {tmp_path / 'c.txt'}" in done.stderr
+
+
+# --- secrets ---
+
+
+def test_secrets_of_the_environment_reach_no_file_and_no_output(tmp_path, tiny):
+    """A whole run against a server that asks for the token and sends it back; then evaluation and export."""
+
+    def echo(handler, batch, number):
+        token = handler.headers["Authorization"]
+        answer(handler, {"rewards": lengths(batch), "token": token}, headers={"X-Echo": token})
+
+    server = Server(echo)
+    shown = ""
+    try:
+        (tmp_path / "prompts.txt").write_text("one\ntwo\nthree\nfour\n")
+        reward = f"{server.url},token_env=REWARD_TOKEN,retries=0"
+        flags = ["--model", tiny, "--data", "prompts.txt", "--rewards", reward, "--max-new-tokens", "3", "--ppo-epochs", "1"]
+        sizes = ["--batch-size", "2", "--minibatch-size", "2"]
+        for command in (
+            ["doctor", *flags, *sizes, "--samples", "2"],
+            ["train", *flags, *sizes, "--run-name", "one", "--trackers", "tensorboard", "--debug"],
+            ["eval", "runs/one", "--data", "prompts.txt"],
+            ["export", "runs/one", "exported"],
+        ):
+            done = run_watched(tmp_path, *command, env=SECRETS)
+            assert done.returncode == 0 or command[0] == "doctor", done.stdout + done.stderr
+            shown += done.stdout + done.stderr
+        headers = str(server.headers)
+    finally:
+        server.close()
+    assert SECRETS["REWARD_TOKEN"] in headers  # it was used
+    assert not any(value in headers for name, value in SECRETS.items() if name != "REWARD_TOKEN")
+    assert not any(value in shown for value in SECRETS.values())
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"config.yaml", "metrics.jsonl", "evaluation.json", "README.md"} <= {path.name for path in files}
+    assert any("tfevents" in path.name for path in files)
+    assert [str(path) for path in files if any(value.encode() in path.read_bytes() for value in SECRETS.values())] == []
