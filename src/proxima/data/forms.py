@@ -239,7 +239,9 @@ def rating_of(row: Row) -> float:
     try:
         rating = float("x" if isinstance(value, bool) else value)
     except (TypeError, ValueError):
-        raise BrokenData(f"`rating` ({value!r}) is not a number") from None
+        raise BrokenData(f"`rating` ({str(value)[:60]!r}) is not a number") from None
+    except OverflowError:
+        rating = math.inf
     if not math.isfinite(rating):
         raise Skip("a rating that is not finite")
     return rating
