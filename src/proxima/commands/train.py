@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from proxima.config import PPOConfig
 
@@ -10,6 +11,10 @@ from proxima.config import PPOConfig
 @dataclass
 class Train:
     """Train a policy with PPO on a file of prompts."""
+
+    example: ClassVar[str] = (
+        "proxima train --model-name embedded --data prompts.csv --rewards my_rewards:brevity --run-name first"
+    )
 
     ppo: PPOConfig
     data: str

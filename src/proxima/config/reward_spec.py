@@ -29,6 +29,8 @@ class RewardSpec:
     def __post_init__(self) -> None:
         if not (callable(self.source) or (isinstance(self.source, str) and self.source.strip())):
             raise ValueError(f"a reward needs a source: module:function, a URL, a folder or a Hub id; got {self.source!r}")
+        if not isinstance(self.name, str):
+            raise ValueError(f"the name of a reward must be a text, got {self.name!r}")
         if not isinstance(self.weight, (int, float)) or not math.isfinite(self.weight):
             raise ValueError(f"the weight of reward {self.label!r} must be a finite number, got {self.weight!r}")
         if not isinstance(self.options, Mapping) or not all(isinstance(key, str) for key in self.options):

@@ -51,7 +51,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"cannot read the settings in {path}: {error}") from None
     if values is None:
         return {}
@@ -64,7 +64,7 @@ def check_fields(settings: Settings) -> None:
     """Every field in its type and range, or an error with name, value and range."""
     hints = get_type_hints(type(settings))
     for field in dataclasses.fields(settings):
-        setattr(settings, field.name, _checked(field.name, getattr(settings, field.name), hints[field.name]))
+        setattr(settings, field.name, checked(field.name, getattr(settings, field.name), hints[field.name]))
 
 
 RANGES: dict[str, tuple[float, float, str]] = {
@@ -115,9 +115,9 @@ RANGES: dict[str, tuple[float, float, str]] = {
 }
 
 
-def _checked(name: str, value: Any, kind: Any) -> Any:
+def checked(name: str, value: Any, kind: Any) -> Any:
     """The value in its field's type and range, or an error with name, value and range."""
-    if name in ("rewards", "trackers"):
+    if name in ("rewards", "trackers", "prompt"):
         return _checked_list(name, value)
     if choices := get_args(kind):
         if value not in choices:
@@ -145,9 +145,13 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
 
 
 def _checked_list(name: str, value: Any) -> tuple[Any, ...]:
-    """`rewards` and `trackers`: one item or a list of them."""
+    """`rewards`, `trackers` and `prompt`: one item or a list of them."""
     single = isinstance(value, (str, RewardSpec, Mapping)) or callable(value)
     items = [value] if single else value
     if not isinstance(items, (list, tuple)):
         raise ValueError(f"{name} ({value!r}) must be a list")
-    return tuple(RewardSpec.of(item) for item in items) if name == "rewards" else tuple(items)
+    if name == "rewards":
+        return tuple(RewardSpec.of(item) for item in items)
+    if strange := [item for item in items if not isinstance(item, str)]:
+        raise ValueError(f"{name} ({strange[0]!r}) must be a text")
+    return tuple(items)
