@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test format learn frontier embedded clean
+.PHONY: demo test test-gpu bench peer format kill learn frontier embedded clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
@@ -13,6 +13,16 @@ test: $(VENV)/.installed  ## lint, types and the whole test suite
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+test-gpu: $(VENV)/.installed  ## the fast engine on a GPU: equal to the plain road, and the same bits twice
+	$(BIN)/python -m pytest tests/gpu
+
+bench: $(VENV)/.installed  ## how fast a PPO step is here (beside TRL where `make peer` was run)
+	$(BIN)/proxima bench $(if $(wildcard .venv-trl/bin/python),--peer trl)
+
+peer:  ## an environment for TRL 1.12, the last release with PPO, to compare with
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check "trl==1.12.0" "torch==2.13.0" peft
 
 format: $(VENV)/.installed  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
@@ -24,13 +34,16 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-trl runs .mypy_cache .ruff_cache .hypothesis build dist
 
 learn: $(VENV)/.installed  ## the long proof: five seeds to convergence (within an hour on two cores)
 	$(BIN)/python -m proxima.demo.learn
 
 frontier: $(VENV)/.installed  ## gold and reward-model score against KL, for KL coefficients from 0 to 0.3
 	$(BIN)/python -m proxima.demo.learn --frontier
+
+kill: $(VENV)/.installed  ## kill -9 a training run 30 times, resume, compare every bit (log: runs/kill.log)
+	$(BIN)/python -m tests.kill_harness --kills 30 --log runs/kill.log
 
 embedded: $(VENV)/.installed  ## build the shipped model, tokenizer and preferences anew (20 minutes on two cores)
 	$(BIN)/python -m proxima.world.build

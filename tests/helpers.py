@@ -16,7 +16,7 @@ def shake(trainer: PPOTrainer, size: float = 0.05, seed: int = 1) -> PPOTrainer:
     generator = torch.Generator().manual_seed(seed)
     for role in (trainer.models.policy, trainer.models.value):
         for parameter in role.parameters():
-            parameter.data += size * torch.randn(parameter.shape, generator=generator)
+            parameter.data += size * torch.randn(parameter.shape, generator=generator).to(parameter.device)
     return trainer
 
 

@@ -51,9 +51,11 @@ def test_every_number_has_a_range_and_its_default_lies_inside():
 
 NEGATIVE = """lora_r lora_dropout learning_rate value_learning_rate batch_size gamma lam kl_coef top_k seed
     missing_eos_penalty clip_rewards value_clip value_coef entropy_coef dual_clip kl_loss_coef kl_stop max_grad_norm
-    warmup_steps critic_warmup_steps patience min_improvement max_reward_failures"""
+    warmup_steps critic_warmup_steps patience min_improvement max_reward_failures
+    checkpoint_every max_skipped_updates kl_limit min_entropy length_limit max_falling_verdicts"""
 ZERO = """lora_alpha batch_size max_new_tokens clip_epsilon temperature top_p ppo_epochs minibatch_size micro_batch_size
-    kl_target kl_horizon buffer_token_budget buffer_max_bytes eval_every"""
+    kl_target kl_horizon buffer_token_budget buffer_max_bytes eval_every keep_checkpoints
+    rollback_rate_factor"""
 OTHER = [("gamma", 1.01), ("lam", 2.0), ("clip_epsilon", 1.0), ("top_p", 1.5), ("lora_dropout", 1.0), ("learning_rate", 2.0)]
 NOT_FINITE = [(name, float(value)) for name in ("kl_coef", "temperature", "gamma") for value in ("nan", "inf")]
 

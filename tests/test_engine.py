@@ -97,6 +97,7 @@ def test_what_the_engine_thinks_of_its_tokens_is_what_the_training_pass_thinks(r
     tokens = fast.generator.sample(PROMPTS)
     scored = fast.generator.score(tokens)["logprob_policy"]
     torch.testing.assert_close(tokens.sampled_logprobs, scored, rtol=1e-4, atol=1e-4)
+    assert fast.ppo_step(PROMPTS)["sampling_gap"] < 1e-4
 
 
 def test_greedy_tokens_are_those_of_generate(roads):
@@ -179,6 +180,18 @@ def test_what_the_engine_does_not_know_takes_the_plain_road(tiny_folders, make_c
         assert not supports(network)
         setattr(network.config, name, before)
     assert not supports(PPOTrainer(make_config(lora_targets="q_proj,lm_head")).models.policy.backbone.network)
+
+
+def test_an_engine_made_while_an_adapter_trains_still_reads_the_adapter(roads):
+    fast, plain = roads()
+    ids = torch.arange(5, 15).unsqueeze(0)
+    scores = []
+    for trainer in (fast, plain):
+        value = trainer.models.value
+        value.backbone._decoder = None
+        with value.active():  # its parameters ask for gradients now
+            scores.append(value.last_values(ids, torch.ones_like(ids, dtype=torch.bool)))
+    torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-5)
 
 
 def test_out_of_memory_halves_the_micro_batch_and_repeats_the_step(make_config, prompts, monkeypatch, caplog):

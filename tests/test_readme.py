@@ -1,9 +1,12 @@
 """The README is true: its Python runs as printed, and its tree is the one on disk."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+
+from proxima.cli import parse
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -25,6 +28,19 @@ def test_the_quickstart_runs_as_printed(tmp_path, monkeypatch, capsys):
     exec(BLOCKS[1], space)  # with a reward of one's own
     assert "all epochs done" in capsys.readouterr().out
     assert (space["results"].run_folder / "policy" / "adapter_model.safetensors").is_file()
+
+
+COMMANDS = [
+    line.split("#")[0]
+    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+    if "proxima " in line
+]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_it_shows_is_understood(line):
+    assert parse(shlex.split(line)[1:]) is not None
 
 
 def test_the_tree_is_the_one_on_disk():

@@ -13,9 +13,9 @@ SOURCE = ROOT / "src" / "proxima"
 # Each level may import from itself and from levels before it.
 LEVELS = [
     {"errors", "types", "ops", "sampling", "pairs", "config"},
-    {"token_attribution", "reward_kl", "advantage", "training", "metrics"},
+    {"token_attribution", "reward_kl", "advantage", "training", "metrics", "guards"},
     {"engine"},
-    {"models", "tiny", "data", "tracking", "run_folder", "web"},
+    {"models", "tiny", "data", "tracking", "checkpoint", "environment", "run_folder", "web"},
     {"base_setup"},
     {"experience_buffer", "evaluator", "rewards"},
     {"ppo_trainer"},
@@ -26,7 +26,7 @@ LEVELS = [
     {"commands"},
     {"cli", "__main__"},
 ]
-FORMULAS = ("ops", "sampling", "pairs", "types", "token_attribution", "reward_kl", "advantage", "training", "metrics")
+FORMULAS = ("ops", "sampling", "pairs", "types", "token_attribution", "reward_kl", "advantage", "training", "metrics", "guards")
 LEVEL = {name: number for number, level in enumerate(LEVELS) for name in level}
 FILES = [path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py"]
 

@@ -20,7 +20,7 @@ from proxima import __version__
 from proxima.commands import COMMANDS
 from proxima.config import PPOConfig, RewardSpec, StageConfig
 from proxima.config.settings import checked, read_yaml
-from proxima.errors import RewardFailure
+from proxima.errors import Interrupted, RewardFailure
 
 CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "stage": StageConfig}
 GENERAL = "--config FILE.yaml gives every flag a new default; --debug shows tracebacks."
@@ -37,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # who read our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
+    except Interrupted as stop:
+        print(f"proxima: {stop}", file=sys.stderr)
+        raise SystemExit(stop.exit_code) from None
     except KeyboardInterrupt:
         print("proxima: interrupted", file=sys.stderr)
         raise SystemExit(130) from None

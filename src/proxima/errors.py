@@ -3,3 +3,11 @@
 
 class RewardFailure(RuntimeError):  # noqa: N818
     """More rewards of a step failed than `max_reward_failures` allows: nothing was trained on it."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM came; the step was finished and a checkpoint written."""
+
+    def __init__(self, signal_number: int, message: str):
+        super().__init__(message)
+        self.exit_code = 128 + signal_number

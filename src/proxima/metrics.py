@@ -21,6 +21,7 @@ GLOSSARY: dict[str, str] = {
     "kl": "Mean over sequences of the summed per-token logprob_policy - logprob_ref (nats): what the penalty acts on.",
     "kl_exact": "Mean over sequences of the summed exact KL(untruncated policy || reference) (nats): never negative.",
     "truncation_cost": "Mean over sequences of the summed -log(kept mass) (nats): the part of `kl` that top-k and top-p cause.",
+    "sampling_gap": "Mean |log-probability when sampled - in the scoring pass| a token: how the engine that samples rounds.",
     "kl_coef": "KL coefficient used in this step.",
     "entropy": "Mean entropy of the acting (truncated) policy a token (nats), at sampling time.",
     "response_length": "Mean number of response tokens, EOS included.",
@@ -42,6 +43,8 @@ GLOSSARY: dict[str, str] = {
     "learning_rate": "Policy learning rate of the step.",
     "value_learning_rate": "Value learning rate of the step.",
     "optimizer_steps": "Optimiser steps taken (0 where a stop came first).",
+    "skipped_updates": "Updates skipped because a loss or gradient was not finite; no other number counts them in.",
+    "alarms": "Guards that raise an alarm at this step; warnings.jsonl names them (in `train`).",
     "kl_stopped": "1 if kl_stop ended the update early, else 0.",
     "buffer_bytes": "Bytes the experience buffer held in memory.",
     "seconds/generate": "Time of sampling.",
@@ -71,6 +74,7 @@ def rollout_metrics(pairs: SAPairs) -> dict[str, float]:
         "kl": _sequence_mean(pairs.column("logprob_policy") - pairs.column("logprob_ref"), mask),
         "kl_exact": _sequence_mean(pairs.column("kl_exact"), mask),
         "truncation_cost": _sequence_mean(pairs.column("truncation_cost"), mask),
+        "sampling_gap": _sampling_gap(pairs),
         "entropy": masked_mean(pairs.column("entropy"), mask),
         "response_length": mask.sum() / len(mask),
         "eos_rate": tokens.ended.float().mean(),
@@ -78,6 +82,13 @@ def rollout_metrics(pairs: SAPairs) -> dict[str, float]:
         "tokens": mask.sum(),
     }
     return {name: float(value) for name, value in numbers.items()}
+
+
+def _sampling_gap(pairs: SAPairs) -> Tensor | float:
+    """nan where whatever sampled did not say what it thought."""
+    assert pairs.tokens is not None
+    sampled = pairs.tokens.sampled_logprobs
+    return float("nan") if sampled is None else masked_mean((sampled - pairs.column("logprob_policy")).abs(), pairs.mask)
 
 
 def score_metrics(scores: Tensor, by_name: dict[str, Tensor]) -> dict[str, float]:

@@ -127,7 +127,8 @@ class SAPairs(Sequence[PairView]):
         tokens = None if self.tokens is None else self.tokens.select(rows)
         mask = self.mask[rows.to(self.mask.device)] if tokens is None else tokens.mask
         width = (int(mask.sum(1).max()) if tokens is None else mask.shape[1]) if len(rows) else 0
-        columns = {name: column[rows.to(column.device)][:, :width] for name, column in self.columns.items()}
+        places = {column.device: rows.to(column.device, non_blocking=True) for column in self.columns.values()}
+        columns = {name: column[places[column.device]][:, :width] for name, column in self.columns.items()}
         if not self._dicts:
             return SAPairs(mask[:, :width], columns, tokens)
         new_row = {row: i for i, row in enumerate(rows.tolist())}

@@ -1,56 +1,144 @@
-"""The folder of a run. In: a config, then metrics and samples. Out: config.yaml, metrics.jsonl, samples.jsonl; trackers fed."""
+"""The folder of a run. In: a config, then metrics, samples and warnings. Out: files in runs/NAME; trackers fed.
+
+config.yaml  environment.json  metrics.jsonl  samples.jsonl  warnings.jsonl  log.txt  results.json  checkpoints/
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import logging
 import math
+import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from proxima.checkpoint import Checkpoint, Checkpoints
+from proxima.checkpoint.folders import replace_text, sync
 from proxima.config import PPOConfig
-from proxima.tracking import open_trackers
+from proxima.environment import changed, describe_environment
+from proxima.tracking import Tracker, open_trackers
+
+log = logging.getLogger(__name__)
+
+METRICS, SAMPLES, WARNINGS = "metrics.jsonl", "samples.jsonl", "warnings.jsonl"
 
 
 class RunFolder:
-    """Open while a run trains; each line is on disk as soon as it is written."""
+    """Held by one process while a run trains; each line is on disk as soon as it is written."""
 
-    def __init__(self, config: PPOConfig):
-        self.path = _new_folder(config)
-        self._trackers = open_trackers(config.trackers, self.path, config.to_dict())
-        config.to_yaml(self.path / "config.yaml")
-        self._metrics: IO[str] = (self.path / "metrics.jsonl").open("w", encoding="utf-8")
-        self._samples: IO[str] = (self.path / "samples.jsonl").open("w", encoding="utf-8")
+    def __init__(self, config: PPOConfig, resume: bool = False):
+        """Take hold of the folder; nothing of an earlier run is changed before `begin`.
+
+        Args:
+            resume: continue the run in it; where there is none, begin one.
+        """
+        self.config, self.warnings = config, 0
+        self._files: dict[str, IO[str]] = {}
+        self._trackers: list[Tracker] = []
+        self._stack = ExitStack()
+        try:
+            self.path = _folder(config, resume)
+            self._stack.enter_context(_lock(self.path))
+        except OSError as error:
+            raise ValueError(f"cannot write to the run folder under {config.run_dir}: {error.strerror or error}") from error
+        with ExitStack() as undo:
+            undo.push(self._stack)
+            self.checkpoints = Checkpoints(self.path / "checkpoints", config.keep_checkpoints)
+            if not resume and ((self.path / METRICS).exists() or self.checkpoints.paths()):
+                raise ValueError(f"{self.path} already holds a run; continue it with --resume or choose another run_name")
+            self._stack.enter_context(_log_file(self.path / "log.txt"))
+            self.checkpoint = self._find_checkpoint() if resume else None
+            undo.pop_all()
+
+    def _find_checkpoint(self) -> Checkpoint | None:
+        if (found := self.checkpoints.newest()) is not None:
+            return found
+        if damaged := self.checkpoints.paths():
+            raise ValueError(f"every checkpoint in {damaged[0].parent} is damaged; start anew under another run_name")
+        if _last_step(self.path / METRICS):
+            raise ValueError(f"{self.path} has metrics but no checkpoint to go on from; start anew under another run_name")
+        return None
+
+    def begin(self, step: int = 0, warnings: int = 0) -> list[dict[str, float]]:
+        """Open the files, cut back to a step (and a number of warnings); the metrics up to there."""
+        self._trackers = open_trackers(self.config.trackers, self.path, self.config.to_dict(), step)
+        dataclasses.replace(self.config, run_name=self.path.name).to_yaml(self.path / "config.yaml")
+        self._write_environment()
+        self.checkpoints.clean()
+        return self.go_back(step, warnings)
+
+    def go_back(self, step: int, warnings: int | None = None) -> list[dict[str, float]]:
+        """Drop the lines after a step; the metrics that stay. `warnings` = how many of these stay (None = all)."""
+        for file in self._files.values():
+            file.close()
+        metrics = _cut(self.path / METRICS, lambda _, line: line["step"] <= step)
+        _cut(self.path / SAMPLES, lambda _, line: line["step"] <= step)
+        self.warnings = len(_cut(self.path / WARNINGS, lambda place, _: warnings is None or place < warnings))
+        self._files = {name: (self.path / name).open("a", encoding="utf-8") for name in (METRICS, SAMPLES, WARNINGS)}
+        return [{name: math.nan if value is None else value for name, value in line.items()} for line in metrics]
 
     def write_metrics(self, metrics: Mapping[str, float]) -> None:
-        _write_line(self._metrics, metrics)
+        _write_line(self._files[METRICS], metrics)
         for tracker in self._trackers:
             tracker.log({name: value for name, value in metrics.items() if math.isfinite(value)}, int(metrics["step"]))
 
     def write_samples(self, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
         for sample in samples:
-            _write_line(self._samples, {"step": step, **sample})
+            _write_line(self._files[SAMPLES], {"step": step, **sample})
+
+    def write_warning(self, step: int, guard: str, message: str, action: str) -> None:
+        _write_line(self._files[WARNINGS], {"step": step, "guard": guard, "message": message, "action": action})
+        self.warnings += 1
+
+    def write_results(self, results: Mapping[str, Any]) -> None:
+        replace_text(self.path / "results.json", json.dumps(plain(results), indent=2, ensure_ascii=False) + "\n")
+
+    def sync(self) -> None:
+        """What was written so far is on the disk itself: a checkpoint relies on it."""
+        for name in self._files:
+            sync(self.path / name)
+
+    def _write_environment(self) -> None:
+        path, now = self.path / "environment.json", describe_environment()
+        with suppress(OSError, ValueError):
+            if self.checkpoint and (differences := changed(json.loads(path.read_text(encoding="utf-8")), now)):
+                log.warning("the run began on another system; last digits may differ (%s)", "; ".join(differences))
+        replace_text(path, json.dumps(now, indent=2) + "\n")
 
     def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        self._metrics.close()
-        self._samples.close()
+        for file in self._files.values():
+            with suppress(OSError):  # a full disk: what could not be written was said when it was tried
+                file.close()
         for tracker in self._trackers:
             tracker.close()
+        self._stack.close()
 
 
-def _new_folder(config: PPOConfig) -> Path:
-    """runs/NAME, or runs/<time> with a number where that is taken. A folder with a run in it is never written over."""
+def plain(value: Any) -> Any:
+    """As strict JSON holds it: nan and infinities, which JSON has not, become null."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _folder(config: PPOConfig, resume: bool) -> Path:
+    """runs/NAME, or runs/<time> with a number where that is taken."""
     parent = Path(config.run_dir)
     if config.run_name:
         path = parent / config.run_name
-        if (path / "metrics.jsonl").exists():
-            raise ValueError(f"{path} already holds a run; choose another run_name or move it away")
         path.mkdir(parents=True, exist_ok=True)
         return path
+    if resume:
+        raise ValueError("resuming needs run_name: the run's folder in run_dir")
     parent.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for number in range(1000):
@@ -63,8 +151,72 @@ def _new_folder(config: PPOConfig) -> Path:
     raise ValueError(f"no free folder for a run under {parent}")
 
 
+def _lock(folder: Path) -> ExitStack:
+    """Held until closed or until the process dies, however it dies. File systems without locks go without."""
+    held = ExitStack()
+    file = held.enter_context((folder / ".lock").open("a+", encoding="utf-8"))
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip()
+        held.close()
+        raise ValueError(f"{folder} is in use by process {owner or '?'}; wait for its end or choose another run_name") from None
+    except (ImportError, OSError) as error:
+        log.warning("%s cannot be locked (%s): start no second process on it", folder, error)
+    return held
+
+
+def _log_file(path: Path) -> ExitStack:
+    """Messages of the package, from INFO up, also go to a file."""
+    logger, stack = logging.getLogger("proxima"), ExitStack()
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    stack.callback(handler.close)
+    shown = [] if logger.hasHandlers() or logging.lastResort is None else [logging.lastResort]  # warnings stay on stderr
+    for each in (handler, *shown):
+        logger.addHandler(each)
+        stack.callback(logger.removeHandler, each)
+    stack.callback(logger.setLevel, logger.level)
+    logger.setLevel(logging.INFO)
+    return stack
+
+
+def _cut(path: Path, stays: Callable[[int, dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    """Lines from the start for as long as they are whole and `stays(place, line)`; the file holds exactly these afterwards."""
+    kept: list[dict[str, Any]] = []
+    end = 0
+    given = path.read_bytes() if path.exists() else b""
+    for place, line in enumerate(given.splitlines(keepends=True)):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if not line.endswith(b"\n") or not stays(place, record):
+            break
+        kept.append(record)
+        end += len(line)
+    if end < len(given):
+        replace_text(path, given[:end].decode())
+    return kept
+
+
+def _last_step(path: Path) -> int:
+    """Steps of which a whole line is there."""
+    return len(path.read_bytes().split(b"\n")) - 1 if path.exists() else 0
+
+
 def _write_line(file: IO[str], record: Mapping[str, Any]) -> None:
-    """One JSON object a line; nan and infinities, which JSON has not, become null."""
-    plain = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()}
-    file.write(json.dumps(plain, ensure_ascii=False) + "\n")
-    file.flush()
+    """One JSON object a line."""
+    try:
+        file.write(json.dumps(plain(record), ensure_ascii=False) + "\n")
+        file.flush()
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to {file.name}: {error.strerror}; make room or mend the folder, then --resume"
+        ) from error

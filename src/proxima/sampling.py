@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxima.ops import at_least_float32
+from proxima.ops import at_least_float32, entropy
 from proxima.types import KeptSet
 
 WORD = 0xFFFFFFFF
@@ -152,9 +152,35 @@ def choose(scaled: Tensor, kept: KeptSet | None, draw_keys: Tensor) -> Tensor:
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, kept: KeptSet | None, temperature: float) -> Tensor:
     """log-probability (B, R) of each token under softmax(logits / temperature) renormalised over the kept set."""
+    if kept is None:
+        logprobs = log_softmax(logits, temperature)
+        return logprobs.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
     scaled = at_least_float32(logits) / temperature
     chosen = scaled.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
     return chosen - torch.logsumexp(kept_logits(scaled, kept), -1)
+
+
+def log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """log softmax(logits / temperature), float32 or wider, without a wide copy of the logits where it can be avoided."""
+    wide = logits.dtype if logits.dtype == torch.float64 else torch.float32
+    return torch.log_softmax(logits if temperature == 1 else logits.to(wide) / temperature, -1, dtype=wide)
+
+
+def score_tokens(
+    logits: Tensor, ref_logits: Tensor, token_ids: Tensor, kept: KeptSet | None, temperature: float
+) -> tuple[Tensor, ...]:
+    """What a rollout records of each token (B, R): log-probability of policy and of reference, exact KL, entropy of the acting
+    policy, cost of truncation. Log-probabilities are logits of the same distribution, so the formulas start from them."""
+    policy, reference = log_softmax(logits, temperature), log_softmax(ref_logits, temperature)
+    places = token_ids.unsqueeze(-1)
+    acting = policy.gather(-1, places).squeeze(-1) if kept is None else token_logprobs(logits, token_ids, kept, temperature)
+    return (
+        acting,
+        reference.gather(-1, places).squeeze(-1),
+        (policy.exp() * (policy - reference)).sum(-1),
+        entropy(kept_logits(policy, kept)),
+        -log_kept_mass(policy, kept, 1.0),
+    )
 
 
 def log_kept_mass(logits: Tensor, kept: KeptSet | None, temperature: float) -> Tensor:

@@ -14,8 +14,9 @@ class Tracker(Protocol):
 
 
 class TensorBoardTracker:
-    def __init__(self, folder: Path, settings: Mapping[str, Any]):
-        self._writer = _require("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder / "tensorboard"))
+    def __init__(self, folder: Path, settings: Mapping[str, Any], step: int = 0):
+        module = _require("torch.utils.tensorboard", "tensorboard")
+        self._writer = module.SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
         self._writer.add_text("config", "\n".join(f"    {name}: {value}" for name, value in settings.items()))
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -41,9 +42,13 @@ class HostedTracker:
         self._run.finish()
 
 
-def open_trackers(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) -> list[Tracker]:
+def open_trackers(names: Sequence[str], folder: Path, settings: Mapping[str, Any], step: int = 0) -> list[Tracker]:
+    """
+    Args:
+        step: where a resumed run goes on; TensorBoard forgets what came after it. Hosted trackers begin a run of the same name.
+    """
     return [
-        TensorBoardTracker(folder, settings) if name == "tensorboard" else HostedTracker(name, folder, settings)
+        TensorBoardTracker(folder, settings, step) if name == "tensorboard" else HostedTracker(name, folder, settings)
         for name in names
     ]
 

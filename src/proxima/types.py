@@ -165,7 +165,8 @@ class Tokens:
 
     def texts(self, special: bool = False) -> list[str]:
         """The responses as text; `special` also shows tokens such as EOS."""
-        rows = [ids[mask].tolist() for ids, mask in zip(self.response_ids, self.mask, strict=True)]
+        ids, mask = self.response_ids.cpu(), self.mask.cpu()
+        rows = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
         return [self.tokenizer.decode(row, skip_special_tokens=not special) for row in rows]
 
 

@@ -1,6 +1,9 @@
 """How fast a PPO step is on this machine, beside the floor its hardware sets. In: shapes. Out: a table and a JSON file."""
 
-from proxima.bench.bench import Case, run_case
+from proxima.bench.bench import CASES, Case, run_case
+from proxima.bench.floor import Machine, measure_machine
+from proxima.bench.peer import run_peer
 from proxima.bench.random_model import SHAPES, make_random_model
+from proxima.bench.table import table
 
-__all__ = ["SHAPES", "Case", "make_random_model", "run_case"]
+__all__ = ["CASES", "SHAPES", "Case", "Machine", "make_random_model", "measure_machine", "run_case", "run_peer", "table"]

@@ -38,8 +38,27 @@ class Case:
     top_p: float = 1.0
 
 
+CASES = {
+    case.name: case
+    for case in (
+        Case(),
+        Case("user's default", batch=32, response=(10, 10), minibatches=4, top_k=50, top_p=0.95),
+        Case("large batch", batch=256, minibatches=4),
+        Case("mixed prompts", prompt=(64, 512)),
+        Case("mixed responses", response=(8, 256)),
+        Case("small", size="tiny", batch=32, prompt=(128, 128), response=(53, 53)),
+    )
+}
+"""The shapes that are reported; `small` is for a CPU."""
+
+
 def run_case(case: Case, machine: Machine, steps: int = 3, folder: str | Path | None = None, **settings: Any) -> dict[str, Any]:
-    """Build, warm up, then time `steps` PPO steps; the median of each phase."""
+    """Build, warm up, then time `steps` PPO steps; the median of each phase.
+
+    Args:
+        folder: where a model of random weights is kept for the next case; by default it goes with this one.
+        settings: of `PPOConfig`, beside what the case says.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with tempfile.TemporaryDirectory() as home:
         model = Path(folder or home) / case.size
@@ -86,9 +105,10 @@ def _timed(trainer: PPOTrainer, case: Case, machine: Machine, steps: int) -> dic
         "ratio_to_floor": seconds / floor["step"],
         "tokens_per_second": tokens / seconds,
         "response_tokens": tokens,
-        "decode_step": phases["generate"] / max(case.response[1], 1),
+        "decode_step": engine.clock.seconds() if engine else float("nan"),
         "warm_up": warm_up,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if gpu else None,
+        "held_gib": torch.cuda.memory_reserved() / 2**30 if gpu else None,
         "graph_replays": after[0] - before[0],
         "eager_decode_steps": after[1] - before[1],
         "first_ratio_error": max(result["first_ratio_error"] for result in results),

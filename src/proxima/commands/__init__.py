@@ -5,6 +5,7 @@ What is heavy is imported inside `run`, so that `--help` is quick.
 
 from typing import Any
 
+from proxima.commands.bench import Bench
 from proxima.commands.data import Data
 from proxima.commands.demo import Demo
 from proxima.commands.evaluate import Eval
@@ -26,5 +27,6 @@ COMMANDS: dict[str, Any] = {
     "generate": Generate,
     "export": Export,
     "serve-reward": ServeReward,
+    "bench": Bench,
 }
 """By name, in the order of the help."""

@@ -25,6 +25,10 @@ class Train:
     """Use only the first so many rows of the data; 0 = all."""
     epochs: int = 1
     """Passes over the prompts."""
+    resume: bool = False
+    """Go on from the newest good checkpoint of --run-name (docs/resume.md); without one there, begin."""
+    force: bool = False
+    """Resume although settings changed that alter what is computed."""
 
     def run(self) -> None:
         from proxima.base_setup.tokenizer_setup import load_tokenizer
@@ -40,5 +44,5 @@ class Train:
         tokenizer = load_tokenizer(self.ppo.model_name, self.ppo.trust_remote_code)
         prompts = read_prompts(rows, tokenizer)
         held_out = read_prompts(held_out_rows, tokenizer) if held_out_rows is not None else None
-        results = PPOTrainer(self.ppo).train(prompts, self.epochs, held_out)
+        results = PPOTrainer(self.ppo).train(prompts, self.epochs, held_out, self.resume, self.force)
         print(f"stopped: {results.stop_reason}; best step {results.best_step}; results in {results.run_folder}")

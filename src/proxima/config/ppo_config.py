@@ -142,12 +142,35 @@ class PPOConfig(Settings):
     """Stop after this many verdicts in a row without improvement; 0 = never."""
     min_improvement: float = 0.0
     """By how much the average reward must beat the best so far to count as improvement."""
+    checkpoint_every: int = 10
+    """PPO steps between checkpoints, from which `--resume` goes on (also at a new best on validation prompts, and at the end);
+    0 = only at the end."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints that are kept, beside the best."""
     run_dir: str = "runs"
     """Folder of all runs."""
     run_name: str = ""
     """Folder of this run in run_dir; by default the time it started."""
     trackers: tuple[str, ...] = ()
     """Also log to `tensorboard`, `wandb` or `trackio`, where installed."""
+
+    # --- guards ---
+    max_skipped_updates: int = 10
+    """Updates skipped within 10 steps, because loss or gradient was not finite, at which `on_nonfinite` acts; 0 = never."""
+    on_nonfinite: Literal["rollback", "stop"] = "rollback"
+    """Go back to the newest checkpoint and on with smaller learning rates, or stop."""
+    kl_limit: float = 0.0
+    """Alarm above this exact sequence KL to the reference (nats); 0 = off."""
+    min_entropy: float = 0.0
+    """Alarm below this entropy a token (nats); 0 = off."""
+    length_limit: float = 4.0
+    """Alarm when responses are this many times as long as in the first step, or none ends by itself any more; 0 = off."""
+    max_falling_verdicts: int = 4
+    """Alarm when the validation reward fell this many verdicts in a row while the training reward rose; 0 = off."""
+    on_guard: Literal["warn", "stop", "rollback"] = "warn"
+    """On these: say so; stop; or go back to the best checkpoint and on with smaller learning rates (3 times, then stop)."""
+    rollback_rate_factor: float = 0.5
+    """Factor of both learning rates at each rollback."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -159,6 +182,8 @@ class PPOConfig(Settings):
                 raise ValueError(f"trackers: {name!r} is not one of {', '.join(TRACKERS)}")
         if 0 < self.dual_clip <= 1:
             raise ValueError(f"dual_clip ({self.dual_clip}) must be 0 (off) or above 1")
+        if 0 < self.length_limit <= 1:
+            raise ValueError(f"length_limit ({self.length_limit}) must be 0 (off) or above 1")
 
 
 TRACKERS = ("tensorboard", "wandb", "trackio")

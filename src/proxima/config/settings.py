@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Self, get_args, get_type_hints
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from proxima.config.reward_spec import RewardSpec
 
@@ -112,12 +112,20 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "validation_share": (0, 1, "()"),
     "patience": (0, math.inf, "[)"),
     "min_improvement": (0, math.inf, "[)"),
+    "checkpoint_every": (0, math.inf, "[)"),
+    "keep_checkpoints": (1, math.inf, "[)"),
+    "max_skipped_updates": (0, math.inf, "[)"),
+    "kl_limit": (0, math.inf, "[)"),
+    "min_entropy": (0, math.inf, "[)"),
+    "length_limit": (0, math.inf, "[)"),
+    "max_falling_verdicts": (0, math.inf, "[)"),
+    "rollback_rate_factor": (0, 1, "(]"),
 }
 
 
 def checked(name: str, value: Any, kind: Any) -> Any:
     """The value in its field's type and range, or an error with name, value and range."""
-    if name in ("rewards", "trackers", "prompt"):
+    if get_origin(kind) is tuple:
         return _checked_list(name, value)
     if choices := get_args(kind):
         if value not in choices:
@@ -145,7 +153,7 @@ def checked(name: str, value: Any, kind: Any) -> Any:
 
 
 def _checked_list(name: str, value: Any) -> tuple[Any, ...]:
-    """`rewards`, `trackers` and `prompt`: one item or a list of them."""
+    """One item or a list of them: rewards, or texts."""
     single = isinstance(value, (str, RewardSpec, Mapping)) or callable(value)
     items = [value] if single else value
     if not isinstance(items, (list, tuple)):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -12,10 +16,7 @@ from proxima.engine.layout import Layout
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float) -> Tensor:
     """Each sequence attends to itself, causally: (N, H, D), (N, Hkv, D) twice -> (N, H, D)."""
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
-        longest = layout.longest
-        return torch.ops.aten._flash_attention_forward(
-            q, k, v, layout.starts, layout.starts, longest, longest, 0.0, True, False, scale=scale
-        )[0]
+        return _Flash.apply(q, k, v, layout.starts, layout.longest, scale)
     rows, longest = len(layout.lengths), layout.longest
     if layout.total == rows * longest:  # nothing to pad
         padded = [x.view(rows, longest, *x.shape[1:]) for x in (q, k, v)]
@@ -27,6 +28,40 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: flo
     out = scaled_dot_product_attention(q4, *_same_heads(q4, k4, v4), is_causal=True, scale=scale).transpose(1, 2)
     out = out.reshape(rows * longest, *q.shape[1:])
     return out if layout.total == rows * longest else out[place]
+
+
+class _Flash(torch.autograd.Function):
+    """Flash attention whose backward adds in a fixed order, so that a run can be repeated to the bit."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, scale: float) -> Tensor:
+        out, logsumexp, state, unused, _ = torch.ops.aten._flash_attention_forward(
+            q, k, v, starts, starts, longest, longest, 0.0, True, False, scale=scale
+        )
+        ctx.save_for_backward(q, k, v, out, logsumexp, starts, state, unused)
+        ctx.longest, ctx.scale = longest, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        q, k, v, out, logsumexp, starts, state, unused = ctx.saved_tensors
+        given = (gradients[0], q, k, v, out, logsumexp, starts, starts, ctx.longest, ctx.longest)
+        with _deterministic():
+            found = torch.ops.aten._flash_attention_backward(*given, 0.0, True, state, unused, scale=ctx.scale)
+        return *found, None, None, None
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    settings: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled, settings.fill_uninitialized_memory = settings.fill_uninitialized_memory, False
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        settings.fill_uninitialized_memory = filled
 
 
 def cached_attention(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, starts: Tensor, scale: float) -> Tensor:

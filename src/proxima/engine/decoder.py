@@ -24,7 +24,7 @@ from transformers.pytorch_utils import Conv1D
 from proxima.engine.attention import packed_attention
 from proxima.engine.graphs import GraphedPass, Sizes
 from proxima.engine.layout import Layout
-from proxima.engine.products import Lora, Projection, load_lora, product
+from proxima.engine.products import Lora, Projection, load_lora, product, windows
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +102,16 @@ def add_and_norm(x: Tensor, change: Tensor, norm: Norm, room: int, eps: float) -
     return x, first_norm(x, norm, room, eps)
 
 
+def add_then_norm(norm_function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The same in two steps, for training: only the sum is kept for the backward pass, not both of its parts."""
+
+    def both(x: Tensor, change: Tensor, norm: Norm, room: int, eps: float) -> tuple[Tensor, Tensor]:
+        x = x + change
+        return x, norm_function(x, norm, room, eps)
+
+    return both
+
+
 def split_heads(
     qkv: Tensor, sizes: tuple[int, ...], q_norm: Tensor | None, k_norm: Tensor | None, cos: Tensor | None, sin: Tensor | None,
     shape: Shape,
@@ -138,6 +148,8 @@ class Functions(NamedTuple):
     activate: Callable[..., Tensor] = activate
 
     def compiled(self, dynamic: bool) -> Functions:
+        """Backward passes compute again what is between a function's inputs and outputs: it is cheap, and memory is not."""
+        torch._functorch.config.activation_memory_budget = 0.0
         return Functions(*(torch.compile(_copy_of(function), dynamic=dynamic) for function in self))
 
 
@@ -188,7 +200,8 @@ class Decoder:
         self.config = network.config.get_text_config()
         self.is_gpt2 = self.config.model_type == "gpt2"
         self.layers = self.inner.h if self.is_gpt2 else self.inner.layers
-        self.trained = any(parameter.requires_grad for parameter in network.parameters() if parameter.dim() > 1)
+        members = [module for group in self._members(self.layers[0]) for module in group]
+        self.trained = any(_base(module).weight.requires_grad for module in members)
         size = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
         self.shape = Shape(
             heads=self.config.num_attention_heads,
@@ -207,7 +220,8 @@ class Decoder:
         self.compiled = compiled and self._can_compile()
         if self.compiled:  # any number of tokens for generation, one fixed number for training
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 32)
-            self.functions, self.train_functions = Functions().compiled(dynamic=True), Functions().compiled(dynamic=False)
+            self.functions, trained = Functions().compiled(dynamic=True), Functions().compiled(dynamic=False)
+            self.train_functions = trained._replace(add_and_norm=add_then_norm(trained.first_norm))
 
     def _can_compile(self) -> bool:
         try:
@@ -228,18 +242,24 @@ class Decoder:
         if self.graphed:
             return self._graphed(layout, adapter)(ids, layout)
         self.load(adapter)
-        return self.run(ids.flatten()[layout.source], layout, self.loras(adapter))[layout.read]
+        return self.run(ids.flatten()[layout.source], layout, self.loras(adapter), read=layout.read)
 
     def run(
-        self, flat: Tensor, layout: Layout, loras: list[Loras], attend: Attend | None = None, train: bool = False
+        self,
+        flat: Tensor,
+        layout: Layout,
+        loras: list[Loras],
+        attend: Attend | None = None,
+        read: Tensor | None = None,
+        functions: Functions | None = None,
     ) -> Tensor:
-        """Normed last hidden states (N, hidden) of (N,) ids, with the adapter that is loaded.
+        """Normed last hidden states (N, hidden) of (N,) ids, or (M, hidden) of those in `read`; of the adapter that is loaded.
 
         Args:
             loras: the parameters that gradients go to.
             attend: (layer, q, k, v) -> attended; by default each sequence of the layout to itself.
         """
-        functions = self.train_functions if train else self.functions
+        functions = functions or self.functions
         x, cos, sin = self.embed(flat, layout.positions)
         normed = functions.first_norm(x, self.blocks[0].norm, self.blocks[0].qkv.room, self.shape.eps)
 
@@ -247,7 +267,8 @@ class Decoder:
             return packed_attention(q, k, v, layout, self.shape.scale)
 
         for number, lora in enumerate(loras):
-            given = (number, x, normed, lora, cos, sin, attend or by_layout, functions)
+            wanted = read if number + 1 == len(loras) else None
+            given = (number, x, normed, lora, cos, sin, attend or by_layout, functions, wanted)
             if self.checkpointing and torch.is_grad_enabled():
                 x, normed = checkpoint(self._layer, *given, use_reentrant=False)
             else:
@@ -255,14 +276,18 @@ class Decoder:
         return normed
 
     def _layer(
-        self, number: int, x: Tensor, normed: Tensor, lora: Loras, cos: Any, sin: Any, attend: Attend, functions: Functions
-    ) -> tuple[Tensor, Tensor]:
-        """The residual stream after this layer, and its norm as the next layer wants it."""
+        self, number: int, x: Tensor, normed: Tensor, lora: Loras, cos: Any, sin: Any, attend: Attend, functions: Functions,
+        read: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """The residual stream after this layer, and its norm as the next layer wants it; of all tokens, or those in `read`."""
         block, shape = self.blocks[number], self.shape
         qkv = product(normed, block.qkv, lora.qkv)
         q, k, v = functions.split_heads(qkv, block.qkv.sizes, block.q_norm, block.k_norm, cos, sin, shape)
-        attended = product(attend(number, q, k, v).flatten(1), block.out, lora.out)
-        x, normed = functions.add_and_norm(x, attended, block.mlp_norm, block.widen.room, shape.eps)
+        attended = attend(number, q, k, v).flatten(1)
+        if read is not None:  # the last layer's other outputs are nobody's input
+            x, attended = x[read], attended[read]
+        out = product(attended, block.out, lora.out)
+        x, normed = functions.add_and_norm(x, out, block.mlp_norm, block.widen.room, shape.eps)
         wide = functions.activate(product(normed, block.widen, lora.widen), block.widen.sizes, shape.activation)
         narrow = product(wide, block.narrow, lora.narrow)
         last = number + 1 == len(self.blocks)
@@ -299,17 +324,39 @@ class Decoder:
             self._sizes = self._sizes.grown(layout)
             self._passes.clear()
         if adapter not in self._passes:
-            loras = self.loras(adapter) if adapter is not None else self._silent_loras()
+            given = self.loras(adapter) if adapter is not None else self._silent_loras()
+            loras = [Loras(*(group and _with_sinks(group) for group in lora)) for lora in given]
             groups = [group for lora in loras for group in lora if group is not None]
-            parameters = [weight for group in groups for weight in (*group.down, *group.up) if isinstance(weight, nn.Parameter)]
+            pairs = [pair for group in groups for pair in zip((*group.down, *group.up), group.sinks, strict=True)]
+            parameters = [weight for weight, _ in pairs if isinstance(weight, nn.Parameter)]
+            gradients = [sink for weight, sink in pairs if isinstance(weight, nn.Parameter)]
+
+            load = self._loader(adapter)
 
             def run(flat: Tensor, layout: Layout) -> Tensor:
-                self.load(adapter)
-                return self.run(flat, layout, loras, train=True)[layout.read]
+                load()
+                return self.run(flat, layout, loras, read=layout.read, functions=self.train_functions)
 
             pool = next(iter(self._passes.values())).pool if self._passes else None
-            self._passes[adapter] = GraphedPass(run, parameters, self._sizes, layout.read.device, pool)
+            self._passes[adapter] = GraphedPass(run, parameters, gradients, self._sizes, layout.read.device, pool)
         return self._passes[adapter]
+
+    def _loader(self, adapter: str | None) -> Callable[[], None]:
+        """`load` for a graph: all matrices in one launch, where Triton is there."""
+        projections = [part for block in self.blocks for part in (block.qkv, block.out, block.widen, block.narrow)]
+        groups = [group for loras in self.loras(adapter) for group in loras]
+        plain = all(part.uniform for part in projections) and projections[0].weights[0].dtype == torch.bfloat16
+        plain = plain and all(weight.dtype == torch.float32 for group in groups if group for weight in (*group.down, *group.up))
+        if adapter is None or not plain or not all(groups):
+            return lambda: self.load(adapter)
+        try:
+            from proxima.engine.kernels import copy_all, copy_table
+        except ImportError:
+            return lambda: self.load(adapter)
+        table = copy_table(
+            [copy for part, group in zip(projections, groups, strict=True) if group for copy in windows(part, group)]
+        )
+        return lambda: copy_all(table)
 
     def _silent_loras(self) -> list[Loras]:
         """For a role without an adapter: parameters that are never loaded, so that it runs the same code as the others."""
@@ -365,14 +412,15 @@ class Decoder:
         if self.trained:
             return Projection(tuple(weights), tuple(base.bias for base in bases), shown, inputs, None)
         names = {name for module in modules if isinstance(module, LoraLayer) for name in module.lora_A}
-        ranks = [sum(len(module.lora_A[name].weight) for module in modules if _has(module, name)) for name in names]
-        room = -(-max(ranks, default=0) // ROOM_STEP) * ROOM_STEP
+        ranks = {tuple(len(module.lora_A[name].weight) if _has(module, name) else 0 for module in modules) for name in names}
+        room = -(-max(map(sum, ranks), default=0) // ROOM_STEP) * ROOM_STEP
         whole = weights[0].new_zeros(sum(sizes), inputs + room)
         for base, weight, window in zip(bases, weights, whole[:, :inputs].split(sizes), strict=True):
             window.copy_(weight.detach())
             base.weight.data = window.t() if isinstance(base, Conv1D) else window  # from now on: there is no second copy
         bias = None if not given else torch.cat([bias.detach() for bias in given])
-        return Projection((whole,), (bias,), shown, inputs, whole.new_zeros(room, inputs) if room else None)
+        down = whole.new_zeros(room, inputs) if room else None
+        return Projection((whole,), (bias,), shown, inputs, down, uniform=len(ranks) <= 1)
 
     def loras(self, adapter: str | None) -> list[Loras]:
         """The adapter's live parameters, layer by layer."""
@@ -387,6 +435,10 @@ class Decoder:
         for block, loras in zip(self.blocks, self.loras(adapter), strict=True):
             for projection, lora in zip((block.qkv, block.out, block.widen, block.narrow), loras, strict=True):
                 load_lora(projection, lora)
+
+
+def _with_sinks(lora: Lora) -> Lora:
+    return lora._replace(sinks=tuple(torch.zeros_like(weight) for weight in (*lora.down, *lora.up)))
 
 
 def _lora(modules: list[Any], adapter: str) -> Lora | None:

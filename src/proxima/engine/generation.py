@@ -8,15 +8,19 @@ depend on its slot, so none of this can be seen in the results.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from proxima.engine.attention import cached_attention, packed_attention
-from proxima.engine.decoder import Decoder, Loras
+from proxima.engine.decoder import Decoder, Functions, Loras
 from proxima.engine.layout import Layout, pack
 from proxima.sampling import Sampling, choose, fold, hash_words, token_logprobs, truncate
 from proxima.types import KeptSet, Tokens
@@ -78,6 +82,7 @@ class Generation:
     def __init__(self, decoder: Decoder, max_slots: int = 256):
         self.decoder, self.max_slots = decoder, max_slots
         self.on_gpu = next(decoder.network.parameters()).is_cuda
+        self.clock = Clock(self.on_gpu)
         self.replays = self.eager_steps = 0
         """Decode steps by graph and without one since the start."""
         self._slots: Slots | None = None
@@ -85,6 +90,7 @@ class Generation:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._made_for: Any = None
         self._kernel = _decode_kernel(decoder) if self.on_gpu else None
+        self._functions = _small_functions(decoder) if self._kernel is not None else decoder.functions
         self._silent = [Loras()] * len(decoder.blocks)  # no gradients are wanted
         self._pick: Callable[..., Any] = torch.compile(pick, dynamic=True) if decoder.compiled else pick
 
@@ -102,14 +108,18 @@ class Generation:
         slots.running.zero_()
         slots.rows.fill_(count)
         free = list(range(min(used, slots.count)))
+        left = 0  # steps until the youngest sequence must have ended
         while True:
             if waiting and free:
                 taken, waiting = waiting[: len(free)], waiting[len(free) :]
                 for group in _by_tokens(taken, sizes.tolist(), PREFILL_TOKENS):
                     self._prefill(group, free[: len(group)], prompts, lanes, slots, outputs, sampling, eos)
                     free = free[len(group) :]
-            for _ in range(STRIDE if self.on_gpu else 1):
-                step(used)
+                left = sampling.max_new_tokens - 1
+            with self.clock.lap(min(STRIDE, left) if self.on_gpu else 1) as steps:
+                for _ in range(steps):
+                    step(used)
+            left -= steps
             alive = slots.running[:used].nonzero().flatten().tolist()
             if not alive and not waiting:
                 break
@@ -198,8 +208,8 @@ class Generation:
             slots.values[layer].flatten(0, 1).index_copy_(0, place, v)
             return packed_attention(q, k, v, layout, self.decoder.shape.scale)
 
-        states = self.decoder.run(ids.flatten()[layout.source], layout, self._silent, attend)
-        logits = self.decoder.head(states[layout.read])
+        states = self.decoder.run(ids.flatten()[layout.source], layout, self._silent, attend, read=layout.read)
+        logits = self.decoder.head(states)
         start = torch.zeros(len(rows), dtype=torch.long, device=device)
         row = chosen.to(device)
         running = torch.ones(len(rows), dtype=torch.bool, device=device)
@@ -227,7 +237,7 @@ class Generation:
                 return cached_attention(q, keys, values, now, slots.starts[:, : n + 1], scale)
 
             here = replace(_NOWHERE, positions=lengths)
-            logits = self.decoder.head(self.decoder.run(tokens, here, self._silent, attend))
+            logits = self.decoder.head(self.decoder.run(tokens, here, self._silent, attend, functions=self._functions))
             rows, columns, running = slots.rows[:n], slots.columns[:n], slots.running[:n]
             drawn = self._pick(logits, slots.lanes[:n], columns, sampling.temperature, sampling.top_k, sampling.top_p)
             going = write(drawn, rows, columns, running, outputs, eos, sampling.max_new_tokens)
@@ -295,6 +305,34 @@ class Generation:
         )
 
 
+class Clock:
+    """Seconds of a decode step, by the device's own clock: reading it waits, stopping it does not."""
+
+    def __init__(self, on_gpu: bool):
+        self.on_gpu = on_gpu
+        self._laps: list[tuple[Any, Any, int]] = []
+
+    @contextmanager
+    def lap(self, steps: int) -> Iterator[int]:
+        start = self._now()
+        yield steps
+        self._laps = [*self._laps[-99:], (start, self._now(), steps)]
+
+    def _now(self) -> Any:
+        if not self.on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self) -> float:
+        """The median over the last laps; nan where there was none."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        laps = [((a.elapsed_time(b) / 1000 if self.on_gpu else b - a), steps) for a, b, steps in self._laps if steps]
+        return median(spent / steps for spent, steps in laps) if laps else math.nan
+
+
 def _decode_kernel(decoder: Decoder) -> Callable[..., Tensor] | None:
     """The Triton kernel, where Triton is installed and the shapes fit."""
     try:
@@ -304,6 +342,15 @@ def _decode_kernel(decoder: Decoder) -> Callable[..., Tensor] | None:
     shape = decoder.shape
     half = decoder.blocks[0].norm.weight.dtype in (torch.bfloat16, torch.float16)
     return decode_attention if half and fits(shape.heads, shape.kv_heads, shape.head_size) else None
+
+
+def _small_functions(decoder: Decoder) -> Functions:
+    """The functions of a layer for few tokens: two by hand, for compiled ones are made for many."""
+    from proxima.engine.kernels import add_and_rms_norm, gate
+
+    if decoder.is_gpt2:
+        return decoder.functions
+    return decoder.functions._replace(add_and_norm=add_and_rms_norm, activate=gate)
 
 
 def pick(

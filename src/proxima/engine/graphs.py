@@ -7,8 +7,7 @@ the same bits whatever stands beside it, in scoring and in training alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,13 +52,16 @@ class Sizes:
 class GraphedPass:
     """One adapter's pass. A backward must follow its own forward directly, for both use the same memory."""
 
-    def __init__(self, run: Pass, parameters: list[nn.Parameter], sizes: Sizes, device: torch.device, pool: Any = None):
+    def __init__(
+        self, run: Pass, parameters: list[nn.Parameter], gradients: list[Tensor], sizes: Sizes, device: torch.device, pool: Any
+    ):
         """
         Args:
-            run: (ids (N,), layout) -> hidden states (M, D); it reads `parameters` where they lie.
+            run: (ids (N,), layout) -> hidden states (M, D); it reads `parameters` where they lie, and its backward adds to
+                `gradients`.
             pool: memory shared with other passes; they never run at the same time.
         """
-        self.sizes, self.parameters, self.device = sizes, parameters, device
+        self.sizes, self.parameters, self.gradients, self.device = sizes, parameters, gradients, device
         whole = torch.zeros(2 * sizes.tokens + sizes.sequences + 1 + sizes.reads, dtype=torch.long, device=device)
         self._inputs = whole
         parts = whole.split([sizes.tokens, sizes.tokens, sizes.sequences + 1, sizes.reads])
@@ -67,8 +69,8 @@ class GraphedPass:
         self._starts = torch.zeros(sizes.sequences + 1, dtype=torch.int32, device=device)
         self._ids = torch.zeros(sizes.tokens, dtype=torch.long, device=device)
         self._layout = Layout(parts[0], parts[0], parts[1], self._starts, parts[3], (sizes.longest,))
-        with _deterministic():
-            self._capture(run, pool)
+        self._run = run  # what it holds must live as long as the graphs that read it
+        self._capture(run, pool)
 
     def _capture(self, run: Pass, pool: Any) -> None:
         self._fill_sizes((self.sizes.longest,) * (self.sizes.tokens // self.sizes.longest))
@@ -84,16 +86,15 @@ class GraphedPass:
                 out = run(self._ids, self._layout)
                 torch.autograd.grad(out, self.parameters, torch.zeros_like(out), allow_unused=True)
         torch.cuda.current_stream().wait_stream(side)
-        self.gradients = [torch.zeros_like(parameter) for parameter in self.parameters]
+        del out
+        torch.cuda.empty_cache()  # what warming up took; the graphs have memory of their own
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.enable_grad():
             with torch.cuda.graph(self._forward, pool=pool):
                 out = run(self._ids, self._layout)
             self._grad = torch.zeros_like(out)
             with torch.cuda.graph(self._backward, pool=self._forward.pool()):
-                found = torch.autograd.grad(out, self.parameters, self._grad, allow_unused=True)
-                pairs = [(kept, new) for kept, new in zip(self.gradients, found, strict=True) if new is not None]
-                torch._foreach_add_([kept for kept, _ in pairs], [new for _, new in pairs])
+                torch.autograd.grad(out, self.parameters, self._grad, allow_unused=True)
         self._out = out.detach()
         for parameter in self.parameters:
             parameter.requires_grad_(False)
@@ -140,13 +141,12 @@ class GraphedPass:
         return torch.zeros((), device=self.device, requires_grad=True)
 
     def _fill(self, ids: Tensor, layout: Layout) -> None:
-        self._source.zero_()
+        self._inputs.zero_()
         self._source[: layout.total] = layout.source
-        self._positions.zero_()
         self._positions[: layout.total] = layout.positions
-        self._read.zero_()
         self._read[: len(layout.read)] = layout.read
         torch.index_select(ids.flatten(), 0, self._source, out=self._ids)
+        self._ids[layout.total :] = 0  # a pad id may lie outside the vocabulary
         self._fill_sizes(layout.lengths)
 
     def _fill_sizes(self, lengths: tuple[int, ...]) -> None:
@@ -173,17 +173,6 @@ class _Replayed(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[None, None, None]:  # type: ignore[no-untyped-def]
         ctx.graph.backward(gradient, ctx.stamp)
         return None, None, None
-
-
-@contextmanager
-def _deterministic() -> Iterator[None]:
-    """Kernels that add in a fixed order, where there is a choice."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
 
 
 def _up(number: int, step: int) -> int:

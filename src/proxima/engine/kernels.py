@@ -1,6 +1,8 @@
-"""One Triton kernel: a decode step's attention, which also writes the new keys and values. In: queries, cache. Out: values."""
+"""Triton kernels of a decode step: attention that also writes the new keys and values, norm, gate. In and out: few rows."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -57,6 +59,78 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tens
         keys.shape[1], kv_heads, group, head, BLOCK, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
+
+
+@triton.jit
+def _add_norm(x, change, weight, out_x, out, eps, size: tl.constexpr, width: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, block)
+    real = lanes < size
+    total = tl.load(x + row * size + lanes, mask=real, other=0.0) + tl.load(change + row * size + lanes, mask=real, other=0.0)
+    tl.store(out_x + row * size + lanes, total, mask=real)
+    wide = total.to(tl.float32)
+    scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
+    normed = scaled.to(out.dtype.element_ty) * tl.load(weight + lanes, mask=real, other=0.0)
+    tl.store(out + row * width + lanes, normed, mask=real)
+
+
+def add_and_rms_norm(x: Tensor, change: Tensor, norm: Any, room: int, eps: float) -> tuple[Tensor, Tensor]:
+    """As `decoder.add_and_norm` without a bias; what is in the room is left open, for the product writes it."""
+    rows, size = x.shape
+    total, out = torch.empty_like(x), x.new_empty(rows, size + room)
+    _add_norm[(rows,)](x, change, norm.weight, total, out, eps, size, size + room, triton.next_power_of_2(size), num_warps=4)
+    return total, out
+
+
+@triton.jit
+def _gate(wide, out, size: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.program_id(1) * block + tl.arange(0, block)
+    real = lanes < size
+    gate_values = tl.load(wide + row * 2 * size + lanes, mask=real, other=0.0).to(tl.float32)
+    up = tl.load(wide + row * 2 * size + size + lanes, mask=real, other=0.0)
+    opened = (gate_values * tl.sigmoid(gate_values)).to(up.dtype)
+    tl.store(out + row * size + lanes, opened * up, mask=real)
+
+
+def gate(wide: Tensor, sizes: tuple[int, ...], activation: str) -> Tensor:
+    """As `decoder.activate` for gated MLPs."""
+    rows, size = wide.shape[0], sizes[0]
+    out = wide.new_empty(rows, size)
+    _gate[(rows, triton.cdiv(size, 1024))](wide, out, size, 1024, num_warps=4)
+    return out
+
+
+@triton.jit
+def _copy_all(table, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Row i of the table: source, target, rows, columns, target's row stride, bits of the factor; all int64."""
+    entry = table + tl.program_id(0) * 6
+    source = tl.load(entry).to(tl.pointer_type(tl.float32))
+    target = tl.load(entry + 1).to(tl.pointer_type(tl.bfloat16))
+    columns = tl.load(entry + 3)
+    count, stride = tl.load(entry + 2) * columns, tl.load(entry + 4)
+    factor = tl.load(entry + 5).to(tl.int32).to(tl.float32, bitcast=True)
+    for start in range(tl.program_id(1) * block, count, tl.num_programs(1) * block):
+        at = start + tl.arange(0, block)
+        values = tl.load(source + at, mask=at < count, other=0.0) * factor
+        tl.store(target + (at // columns) * stride + at % columns, values.to(tl.bfloat16), mask=at < count)
+
+
+def copy_table(copies: list[tuple[Tensor, Tensor, float]]) -> Tensor:
+    """What `copy_all` is to do: (float32 source, bfloat16 window that takes it, factor) each. Both must stay where they are."""
+    rows = [
+        [
+            source.data_ptr(), target.data_ptr(), source.shape[0], source.shape[1], target.stride(0),
+            int(torch.tensor(factor).view(torch.int32)),
+        ]
+        for source, target, factor in copies
+    ]  # fmt: skip
+    return torch.tensor(rows, dtype=torch.int64, device=copies[0][0].device)
+
+
+def copy_all(table: Tensor) -> None:
+    """All copies of a table in one launch."""
+    _copy_all[(len(table), 4)](table, 1024, num_warps=4)
 
 
 def fits(heads: int, kv_heads: int, head_size: int) -> bool:

@@ -19,6 +19,7 @@ class Lora(NamedTuple):
     down: tuple[Tensor, ...]  # (r, in) each
     up: tuple[Tensor, ...]  # (out, r) each
     scales: tuple[float, ...]
+    sinks: tuple[Tensor, ...] = ()  # where gradients are added up, downs then ups; empty = autograd collects them
 
 
 class Projection(NamedTuple):
@@ -29,6 +30,7 @@ class Projection(NamedTuple):
     sizes: tuple[int, ...]  # outputs of each member
     inputs: int
     down: Tensor | None  # (room, in), the loaded adapter's A in the base's type; None where there is no room
+    uniform: bool = True  # every adapter here has the same ranks, so none leaves anything behind in another's place
 
     @property
     def room(self) -> int:
@@ -36,26 +38,30 @@ class Projection(NamedTuple):
         return 0 if self.down is None else len(self.down)
 
 
+def windows(p: Projection, lora: Lora) -> list[tuple[Tensor, Tensor, float]]:
+    """Each of an adapter's matrices, the window of the projection that takes it, and the factor it takes it with."""
+    if p.down is None:
+        return []
+    found, row, rank = [], 0, 0
+    for down, up, scale in zip(lora.down, lora.up, lora.scales, strict=True):
+        rows, inner = up.shape
+        if inner:
+            found.append((down, p.down[rank : rank + inner], 1.0))
+            found.append((up, p.weights[0][row : row + rows, p.inputs + rank : p.inputs + rank + inner], scale))
+        row, rank = row + rows, rank + inner
+    return found
+
+
 @torch.no_grad()
 def load_lora(p: Projection, lora: Lora | None) -> None:
     """Put an adapter's weights, as they are now, where the products read them; None = no adapter."""
     if p.down is None:
         return
-    outside = p.weights[0][:, p.inputs :]
-    if lora is None:
-        outside.zero_()
-        return
-    row, rank = 0, 0
-    width = sum(down.shape[0] for down in lora.down)
-    whole = len(lora.up) == 1
-    if width < p.room or not whole:
-        outside.zero_()
-    for down, up, scale in zip(lora.down, lora.up, lora.scales, strict=True):
-        rows, inner = up.shape
-        if inner:
-            p.down[rank : rank + inner].copy_(down)
-            torch.mul(up, scale, out=outside[row : row + rows, rank : rank + inner])
-        row, rank = row + rows, rank + inner
+    if lora is None or not p.uniform:
+        p.weights[0][:, p.inputs :].zero_()
+    if lora is not None:
+        for source, window, scale in windows(p, lora):
+            torch.mul(source, scale, out=window)
 
 
 def product(x: Tensor, p: Projection, lora: Lora | None) -> Tensor:
@@ -98,7 +104,10 @@ class _LoraProduct(torch.autograd.Function):
         (dy,), p, lora = gradients, ctx.p, ctx.lora
         x, inner = ctx.saved_tensors
         dy = dy.contiguous()
-        if ctx.beside:
+        dx = None
+        if not ctx.needs_input_grad[0]:
+            d_inner = torch.mm(dy, p.weights[0][:, p.inputs :])
+        elif ctx.beside:
             dx = torch.mm(dy, p.weights[0])  # (N, in + room)
             d_inner = dx[:, p.inputs :]
             dx[:, : p.inputs].addmm_(d_inner, p.down)
@@ -107,9 +116,14 @@ class _LoraProduct(torch.autograd.Function):
             dx = torch.mm(dy, p.weights[0][:, : p.inputs]).addmm_(d_inner, p.down)
         d_up, d_down = torch.mm(dy.t(), inner), torch.mm(d_inner.t(), x[:, : p.inputs])
         downs, ups, row, rank = [], [], 0, 0
-        for up, scale in zip(lora.up, lora.scales, strict=True):
+        for up in lora.up:
             rows, size = up.shape
-            downs.append(d_down[rank : rank + size].float())
-            ups.append(scale * d_up[row : row + rows, rank : rank + size].float())
+            downs.append(d_down[rank : rank + size])
+            ups.append(d_up[row : row + rows, rank : rank + size])
             row, rank = row + rows, rank + size
-        return dx, None, None, *downs, *ups
+        if lora.sinks:
+            for sink, gradient, scale in zip(lora.sinks, downs + ups, (1.0,) * len(downs) + lora.scales, strict=True):
+                sink.add_(gradient, alpha=scale)
+            return dx, None, None, *[None] * len(lora.sinks)
+        scaled = [scale * part.float() for scale, part in zip(lora.scales, ups, strict=True)]
+        return dx, None, None, *(part.float() for part in downs), *scaled

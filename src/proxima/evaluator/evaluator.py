@@ -65,6 +65,16 @@ class Evaluator:
         reason = f"no improvement over {self.best_reward:.4g} (step {self.best_step}) in {self.verdicts_since_best} verdicts"
         return performance, {"converged": converged, "should_continue": not stop, "reason": reason if converged else ""}
 
+    def state(self) -> dict[str, Any]:
+        """What it remembers, as plain values."""
+        best = None if self.best_reward == -math.inf else self.best_reward
+        return {"best": [best, self.best_step], "verdicts": [self.verdicts, self.verdicts_since_best]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        best, self.best_step = state["best"]
+        self.best_reward = -math.inf if best is None else best
+        self.verdicts, self.verdicts_since_best = state["verdicts"]
+
     def _samples(self, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
         columns = {name: list(metrics[key]) for name, key in SAMPLE_KEYS.items() if key in metrics}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)][:SAMPLES]

@@ -81,6 +81,7 @@ class Backbone:
         self._active: str | None = None
         self.settings = EngineSettings()
         self._supported: bool | None = None
+        self._parameters: dict[str, list[nn.Parameter]] = {}
         self._decoder: Decoder | None = None
         self._generation: Generation | None = None
 
@@ -144,6 +145,7 @@ class Backbone:
         """Take over a PeftModel that wraps this network; all its adapters start switched off."""
         self.peft = peft
         self._supported = None
+        self._parameters.clear()
         self.network.eval()
         self._switch(None)
 
@@ -168,7 +170,9 @@ class Backbone:
                 self._switch(before)
 
     def adapter_parameters(self, adapter: str) -> list[nn.Parameter]:
-        found = []
+        if adapter in self._parameters:
+            return self._parameters[adapter]
+        found: list[nn.Parameter] = []
         for layer in self.network.modules():
             if isinstance(layer, BaseTunerLayer):
                 for name in layer.adapter_layer_names:
@@ -176,6 +180,7 @@ class Backbone:
                     if adapter in group:
                         item = group[adapter]
                         found += [item] if isinstance(item, nn.Parameter) else list(item.parameters())
+        self._parameters[adapter] = found
         return found
 
     def inputs(self, module: nn.Module, ids: Tensor, mask: Tensor) -> dict[str, Any]:
@@ -296,9 +301,11 @@ def save_adapter(peft: PeftModel, adapter: str, folder: Path) -> None:
     state = get_peft_model_state_dict(peft, adapter_name=adapter)
     save_file({name: value.detach().cpu().contiguous() for name, value in state.items()}, folder / ADAPTER_FILE)
     config = peft.peft_config[adapter]
-    trained, config.inference_mode = config.inference_mode, True
+    before, config.inference_mode = (config.inference_mode, config.target_modules), True
+    if isinstance(config.target_modules, set):
+        config.target_modules = sorted(config.target_modules)  # the same file in every process
     config.save_pretrained(str(folder))
-    config.inference_mode = trained
+    config.inference_mode, config.target_modules = before
 
 
 def scalar_head(size: int, deviation: float, device: torch.device) -> nn.Linear:

@@ -13,9 +13,8 @@ from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
 from proxima.models import Sampling
 from proxima.models.base_model import by_chunks, unpack
-from proxima.ops import entropy, exact_kl
 from proxima.pairs import SAPairs
-from proxima.sampling import kept_logits, log_kept_mass, sequence_keys, token_logprobs
+from proxima.sampling import score_tokens, sequence_keys
 from proxima.token_attribution import TokenAttributor
 from proxima.types import KeptSet, Prompt, Rollout, Tokens, pad_to
 
@@ -145,18 +144,9 @@ class SequenceGenerator:
 
     def _measure(self, hidden: Tensor, ref_hidden: Tensor, ids: Tensor, kept: KeptSet | None) -> tuple[Tensor, ...]:
         """Numbers (M,) of each response token, from its hidden states."""
-        temperature = self.config.temperature
-        logits = self.models.policy.backbone.head(hidden).unsqueeze(1)
-        ref_logits = self.models.sft.backbone.head(ref_hidden).unsqueeze(1)
-        ids = ids.unsqueeze(1)
-        columns = (
-            token_logprobs(logits, ids, kept, temperature),
-            token_logprobs(ref_logits, ids, None, temperature),
-            exact_kl(logits.float() / temperature, ref_logits.float() / temperature),
-            entropy(kept_logits(logits.float() / temperature, kept)),
-            -log_kept_mass(logits, kept, temperature),
-        )
-        return tuple(column.squeeze(1) for column in columns)
+        logits, ref_logits = self.models.policy.backbone.head(hidden), self.models.sft.backbone.head(ref_hidden)
+        given = (logits.unsqueeze(1), ref_logits.unsqueeze(1), ids.unsqueeze(1), kept, self.config.temperature)
+        return tuple(column.squeeze(1) for column in score_tokens(*given))
 
 
 MEASURED = ("logprob_policy", "logprob_ref", "kl_exact", "entropy", "truncation_cost")

@@ -24,6 +24,8 @@ from proxima.training import approximate_kl, clipped, policy_loss, policy_ratio,
 
 ADAM_EPS = 1e-5  # reference value of PPO for language models
 
+MUST_BE_FINITE = ("policy_loss", "value_loss", "grad_norm_policy", "grad_norm_value")
+
 Pairs = SAPairs | Iterable[Mapping[str, Any]]
 
 
@@ -76,7 +78,11 @@ class ModelTrainer:
         return ensure_tokens(as_pairs(sa_pairs), self.tokenizer, self.models.device)
 
     def _minibatch(self, batch: SAPairs, policy: bool = True, value: bool = True) -> dict[str, Tensor]:
-        """Backward over all micro-batches, then the optimiser steps. Above kl_stop: no step, and "stopped" is set."""
+        """Backward over all micro-batches, then the optimiser steps.
+
+        Above kl_stop: no step, and "stopped" is set. With a loss or gradient that is not finite: no step of either optimiser,
+        and "skipped" is set (the one question an update waits for the device to answer).
+        """
         assert batch.tokens is not None
         longest = batch.tokens.longest
         stats: dict[str, Tensor] = {}
@@ -88,9 +94,15 @@ class ModelTrainer:
             keep_trunk = policy and self.models.value.shares_policy
             stats |= self.models.micro_batches.run(lambda: self._value_backward(batch, keep_trunk), longest)
         if policy:
-            stats["grad_norm_policy"] = self._step(self.policy_optimizer, self.policy_parameters)
+            stats["grad_norm_policy"] = self._clip(self.policy_parameters)
         if value:
-            stats["grad_norm_value"] = self._step(self.value_optimizer, self.value_parameters)
+            stats["grad_norm_value"] = self._clip(self.value_parameters)
+        if not torch.stack([stats[name].float() for name in MUST_BE_FINITE if name in stats]).isfinite().all():
+            return stats | {"skipped": torch.tensor(True)}
+        if policy:
+            self.policy_optimizer.step()
+        if value:
+            self.value_optimizer.step()
         return stats
 
     def _policy_backward(self, batch: SAPairs) -> dict[str, Tensor]:
@@ -161,12 +173,9 @@ class ModelTrainer:
             raise
         return {"value_loss": summed}
 
-    def _step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Tensor:
-        """Clip, step, and say how large the gradient was."""
-        limit = self.config.max_grad_norm or float("inf")
-        norm = nn.utils.clip_grad_norm_(parameters, limit)
-        optimizer.step()
-        return norm.detach()
+    def _clip(self, parameters: list[nn.Parameter]) -> Tensor:
+        """Clip, and say how large the gradient was."""
+        return nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm or float("inf")).detach()
 
     def _micro_batches(self, batch: SAPairs) -> Iterator[SAPairs]:
         assert batch.tokens is not None

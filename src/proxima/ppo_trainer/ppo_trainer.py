@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from proxima.advantage import GAEAdvantage, ReturnCalculator, TDError
 from proxima.base_setup import BaseSetup
+from proxima.checkpoint import write_folder
 from proxima.config import PPOConfig
 from proxima.errors import RewardFailure
 from proxima.evaluator import Evaluator
 from proxima.experience_buffer import BatchedData, ExperienceBuffer
-from proxima.metrics import advantage_metrics, is_defined, rollout_metrics, score_metrics, update_metrics
+from proxima.metrics import advantage_metrics, rollout_metrics, score_metrics, update_metrics
 from proxima.ops import whiten
 from proxima.pairs import SAPairs, rejoin
 from proxima.ppo_trainer.generator import SequenceGenerator, Stopwatch
 from proxima.ppo_trainer.model_trainer import ModelTrainer
+from proxima.ppo_trainer.plan import Plan
 from proxima.ppo_trainer.reward_computer import RewardComputer, Scores
+from proxima.ppo_trainer.signals import StopSignals
+from proxima.ppo_trainer.training_run import TrainingResults, TrainingRun
 from proxima.ppo_trainer.value_adder import ValueAdder
 from proxima.reward_kl import KLDivergence, RewardAdjuster, adapt_kl_coef, shape_scores
 from proxima.rewards import check_rewards
@@ -33,22 +35,6 @@ from proxima.training.schedule import learning_rate_factor
 
 CHECKED_AT_ONCE = 512  # prompts tokenised together before a run
 VALIDATION_STEP = -1  # its noise is a stream of its own, the same at every evaluation
-
-
-@dataclass
-class TrainingResults:
-    """What `PPOTrainer.train` did."""
-
-    metrics: list[dict[str, float]] = field(default_factory=list)
-    """One dict a step, by the names of `proxima.metrics.GLOSSARY`."""
-    best_step: int = 0
-    """The step with the best verdict, counted from 1."""
-    stop_reason: str = ""
-    """Why it ended: `all epochs done`, or the evaluator's reason."""
-    evaluation: dict[str, Any] = field(default_factory=dict)
-    """The evaluator's last word: performance and convergence."""
-    run_folder: Path = Path()
-    """Config, metrics, samples and the trained adapters."""
 
 
 class PPOTrainer:
@@ -76,6 +62,7 @@ class PPOTrainer:
             seed=config.seed,
         )
         self.kl_coef = config.kl_coef
+        self.rate_factor = 1.0  # of both learning rates; smaller after a rollback
         self.step = 0
         self.total_steps: int | None = None
 
@@ -164,11 +151,13 @@ class PPOTrainer:
     def update_models(self, batches: BatchedData) -> dict[str, float]:
         """All epochs at this step's learning rates; what was measured."""
         factor = learning_rate_factor(self.config.lr_schedule, self.step, self.total_steps, self.config.warmup_steps)
-        rates = self.model_trainer.set_learning_rates(factor)
+        rates = self.model_trainer.set_learning_rates(self.rate_factor * factor)
         history, stopped = self.model_trainer.update(batches, policy=self.step >= self.config.critic_warmup_steps)
+        taken = [stats for stats in history if "skipped" not in stats]
         return {
-            **update_metrics(history),
-            "optimizer_steps": len(history) - stopped,
+            **update_metrics(taken),
+            "optimizer_steps": len(taken) - stopped,
+            "skipped_updates": len(history) - len(taken),
             "kl_stopped": int(stopped),
             "learning_rate": rates[0],
             "value_learning_rate": rates[1],
@@ -180,70 +169,47 @@ class PPOTrainer:
             self.kl_coef = adapt_kl_coef(self.kl_coef, kl, self.config.kl_target, self.config.kl_horizon, sequences)
 
     def train(
-        self, prompts: Sequence[str], num_epochs: int = 1, validation_prompts: Sequence[str] | None = None
+        self,
+        prompts: Sequence[str],
+        num_epochs: int = 1,
+        validation_prompts: Sequence[str] | None = None,
+        resume: bool = False,
+        force: bool = False,
     ) -> TrainingResults:
-        """PPO steps of `batch_size` prompts, shuffled anew each epoch, until all epochs are done or the evaluator says stop.
+        """PPO steps of `batch_size` prompts, shuffled anew each epoch, until all are done or a verdict or guard says stop.
 
         Prompts may be a lazy Sequence (`proxima.data.read_prompts`): a step reads only its own.
+
+        Args:
+            resume: go on from the newest good checkpoint of the run in run_dir/run_name; without one there, begin.
+            force: resume although settings changed that alter what is computed.
         """
-        self.check(prompts)  # what is wrong is said before anything happens
+        config, held_out = self.config, validation_prompts
+        fingerprints = {  # what is wrong is said before anything happens
+            "prompts": self.check(prompts),
+            "validation": None if held_out is None else self.check(held_out),
+        }
         if num_epochs < 1:
             raise ValueError(f"num_epochs ({num_epochs}) must be at least 1")
-        validate = None
-        if (held_out := validation_prompts) is not None:
-            self.check(held_out)
-            validate = lambda: self.validate(held_out)  # noqa: E731
-        evaluator = Evaluator(self.models, self.tokenizer, self.config, validate)
-        plan = (
-            (epoch, [prompts[i] for i in rows.tolist()])
-            for epoch in range(num_epochs)
-            for rows in _permutation(len(prompts), self.config.seed, epoch).split(self.config.batch_size)
-        )
-        steps = num_epochs * math.ceil(len(prompts) / self.config.batch_size)
-        self.total_steps = self.step + steps
-        results = TrainingResults(stop_reason="all epochs done")
-        with (
-            RunFolder(self.config) as run,
-            self.saved_at_the_end(run.path),
-            tqdm(plan, desc="PPO", unit="step", total=steps, disable=None) as bar,
-        ):
-            results.run_folder = run.path
-            for epoch, batch in bar:
-                outcome = self.ppo_step(batch)
-                metrics = {"epoch": epoch + 1, **{name: outcome[name] for name in outcome if is_defined(name)}}
-                verdict_due = self.step % self.config.eval_every == 0 or self.step == self.total_steps
-                if verdict_due:
-                    performance, convergence = evaluator.evaluate({**outcome, "prompts": batch})
-                    metrics |= performance["validation"]
-                    results.evaluation = {**performance, **convergence}
-                    results.best_step = performance["best_step"]
-                    run.write_samples(self.step, performance["samples"])
-                results.metrics.append(metrics)
-                run.write_metrics(metrics)
-                bar.write(step_line(metrics))
-                if verdict_due and not convergence["should_continue"]:
-                    results.stop_reason = convergence["reason"]
-                    break
-        return results
+        plan = Plan(prompts, config.batch_size, num_epochs, config.seed, fingerprints)
+        validate = None if held_out is None else (lambda: self.validate(held_out))
+        evaluator = Evaluator(self.models, self.tokenizer, config, validate)
+        with RunFolder(config, resume) as run, StopSignals() as signals:
+            return TrainingRun(self, plan, evaluator, run, signals).go(force)
 
-    def check(self, prompts: Sequence[str]) -> None:
-        """Refuse prompts that no step could read; a part at a time, nothing is kept."""
+    def check(self, prompts: Sequence[str]) -> dict[str, Any]:
+        """Refuse prompts that no step could read; a part at a time, nothing is kept but how many they are and their hash."""
         if isinstance(prompts, str) or not len(prompts):
             self.generator.tokenize(prompts)
+        digest = hashlib.sha256()
         for first in range(0, len(prompts), CHECKED_AT_ONCE):
             part = prompts[first : first + CHECKED_AT_ONCE]
             self.generator.tokenize(part, first)
             self.reward_computer.check_columns(part)
-
-    @contextmanager
-    def saved_at_the_end(self, folder: Path) -> Iterator[None]:
-        """However the block ends, what was learned is on disk."""
-        try:
-            yield
-        except RewardFailure as failure:
-            raise RewardFailure(f"{failure}; the weights as they were before this step are in {folder}") from failure
-        finally:
-            self.save(folder)
+            for prompt in part:
+                columns = getattr(prompt, "columns", {})
+                digest.update(json.dumps([prompt, columns], sort_keys=True, default=lambda item: type(item).__name__).encode())
+        return {"count": len(prompts), "sha256": digest.hexdigest()}
 
     def validate(self, prompts: Sequence[str]) -> dict[str, float]:
         """Score samples on held-out prompts; nothing is trained. Where too many rewards fail, the reward is nan: no verdict."""
@@ -255,26 +221,18 @@ class PPOTrainer:
         return {"reward": reward, **{name: shown[name] for name in ("kl", "response_length", "eos_rate")}}
 
     def save(self, folder: str | Path) -> Path:
-        """Write `policy/` and `value/` (adapters in PEFT's format, heads) and the tokenizer."""
+        """Write `policy/` and `value/` (adapters in PEFT's format, heads) and the tokenizer; each folder in one move."""
+
+        def policy(part: Path) -> None:
+            self.models.policy.save(part)
+            self.tokenizer.save_pretrained(part)
+
         folder = Path(folder)
-        self.models.policy.save(folder / "policy")
-        self.tokenizer.save_pretrained(folder / "policy")
-        self.models.value.save(folder / "value")
+        write_folder(folder / "policy", policy, manifest=False)
+        write_folder(folder / "value", self.models.value.save, manifest=False)
         return folder
 
     def load(self, folder: str | Path) -> None:
         """Take over policy and value model from a folder that `save` wrote."""
         self.models.policy.load(Path(folder) / "policy")
         self.models.value.load(Path(folder) / "value")
-
-
-def step_line(metrics: dict[str, float]) -> str:
-    """One line a step."""
-    shown = {"reward": "avg_reward", "kl": "kl", "policy": "policy_loss", "value": "value_loss", "length": "response_length"}
-    numbers = "  ".join(f"{label} {metrics[name]:.4g}" for label, name in shown.items() if not math.isnan(metrics[name]))
-    return f"step {metrics['step']:>4.0f}  {numbers}  {metrics['seconds']:.1f} s"
-
-
-def _permutation(count: int, seed: int, epoch: int) -> Tensor:
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    return torch.randperm(count, generator=generator)

@@ -1,0 +1,52 @@
+"""`proxima bench`: how fast a PPO step is here."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+
+@dataclass
+class Bench:
+    """Time each phase of a PPO step on random weights, beside the least time this machine's hardware allows."""
+
+    example: ClassVar[str] = "proxima bench --cases small --steps 1"
+
+    cases: tuple[str, ...] = ()
+    """Cases by name, or `all`; by default `standard` on a GPU and `small` on a CPU."""
+    steps: int = 3
+    """Steps to time after the warm-up; the median counts."""
+    peer: Literal["", "trl"] = ""
+    """Also time TRL 1.12 on the same shapes, in an environment of its own (`make peer`)."""
+    output: Path = Path("bench.json")
+    """File for all numbers."""
+    micro_batch_tokens: int = 8192
+    """As in `train`: tokens in one forward pass. Memory against speed."""
+
+    def run(self) -> None:
+        import torch
+
+        from proxima.bench import CASES, measure_machine, run_case, run_peer, table
+
+        warnings.filterwarnings("ignore", message="no reward is configured")
+        gpu = torch.cuda.is_available()
+        names = self.cases or (("standard",) if gpu else ("small",))
+        if names == ("all",):
+            names = tuple(name for name, case in CASES.items() if (case.size != "tiny") == gpu)
+        if unknown := [name for name in names if name not in CASES]:
+            raise ValueError(f"unknown case {unknown[0]!r}; the cases are {', '.join(CASES)}")
+        machine = measure_machine()
+        print(f"{machine.name}: {machine.flops / 1e12:.1f} TFLOP/s, {machine.bandwidth / 1e9:,.0f} GB/s, both measured\n")
+        written = []
+        with tempfile.TemporaryDirectory() as folder:
+            for name in names:
+                result = run_case(CASES[name], machine, self.steps, folder, micro_batch_tokens=self.micro_batch_tokens)
+                peer = run_peer(CASES[name], self.steps) if self.peer else None
+                print(table(result, peer) + "\n", flush=True)
+                written.append({**result, "peer": peer, "machine": asdict(machine)})
+        self.output.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+        print(f"all numbers: {self.output}")

@@ -1,0 +1,105 @@
+"""A trainer's whole state. In: a trainer. Out: weights and optimisers in a folder, the rest as plain values; and back."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxima.checkpoint import Checkpoint
+from proxima.checkpoint.tensors import (
+    load_optimizer,
+    load_random_state,
+    random_numbers,
+    save_optimizer,
+    save_random_tensors,
+)
+from proxima.config import PPOConfig
+from proxima.ppo_trainer.plan import Plan
+
+if TYPE_CHECKING:
+    from proxima.ppo_trainer.ppo_trainer import PPOTrainer
+
+log = logging.getLogger(__name__)
+
+# What a resumed run may change: where, how fast, how carefully and until when, but not what is computed.
+_FREE = """run_dir run_name trackers device engine compile_layers gradient_checkpointing micro_batch_size micro_batch_tokens
+    trust_remote_code buffer_storage buffer_max_bytes buffer_overflow eval_every patience min_improvement max_reward_failures
+    checkpoint_every keep_checkpoints max_skipped_updates on_nonfinite kl_limit min_entropy length_limit max_falling_verdicts
+    on_guard rollback_rate_factor"""
+FREE = frozenset(_FREE.split())
+
+
+def plain_config(config: PPOConfig) -> dict[str, Any]:
+    """The settings as a checkpoint holds them."""
+    return json.loads(json.dumps(config.to_dict(), default=repr))
+
+
+def changed_settings(before: Mapping[str, Any], config: PPOConfig) -> list[str]:
+    """Settings that differ from a checkpoint's; those it does not know are left out."""
+    now = plain_config(config)
+    return [name for name in now if name in before and before[name] != now[name]]
+
+
+def plain_state(trainer: PPOTrainer) -> dict[str, Any]:
+    budget = trainer.models.micro_batches
+    return {
+        "step": trainer.step,
+        "total_steps": trainer.total_steps,
+        "kl_coef": trainer.kl_coef,
+        "rate_factor": trainer.rate_factor,
+        "micro_batches": [budget.size, budget.tokens],
+        "random": random_numbers(),
+        "config": plain_config(trainer.config),
+    }
+
+
+def save_tensors(trainer: PPOTrainer, folder: Path) -> None:
+    trainer.models.policy.save(folder / "policy")
+    trainer.models.value.save(folder / "value")
+    save_optimizer(trainer.model_trainer.policy_optimizer, folder / "policy_optimizer.safetensors")
+    save_optimizer(trainer.model_trainer.value_optimizer, folder / "value_optimizer.safetensors")
+    save_random_tensors(folder / "random.safetensors")
+
+
+def load_state(trainer: PPOTrainer, folder: Path, state: Mapping[str, Any]) -> None:
+    """What a setting that the user changed decides is left as the config has it."""
+    trainer.load(folder)
+    load_optimizer(trainer.model_trainer.policy_optimizer, folder / "policy_optimizer.safetensors")
+    load_optimizer(trainer.model_trainer.value_optimizer, folder / "value_optimizer.safetensors")
+    load_random_state(folder / "random.safetensors", state["random"])
+    changed = changed_settings(state["config"], trainer.config)
+    trainer.step, trainer.rate_factor = state["step"], state["rate_factor"]
+    if "kl_coef" not in changed:
+        trainer.kl_coef = state["kl_coef"]
+    if not {"micro_batch_size", "micro_batch_tokens"} & set(changed):
+        budget = trainer.models.micro_batches
+        budget.size, budget.tokens = state["micro_batches"]
+
+
+def check_resumable(checkpoint: Checkpoint, config: PPOConfig, plan: Plan, total: int, force: bool) -> bool:
+    """Refuse to go on with other prompts or, unless forced, with settings that alter what is computed; whether any changed."""
+    state, now = checkpoint.state, plan.fingerprints
+    then = state["fingerprints"]
+    if then["prompts"] != now["prompts"]:
+        counts = f"{then['prompts']['count']} then, {now['prompts']['count']} now"
+        raise ValueError(f"{checkpoint.path} was trained on other prompts ({counts}); give the same data or start a new run")
+    changed = changed_settings(state["config"], config)
+    refused = [
+        f"{name} ({state['config'][name]!r} then, {getattr(config, name)!r} now)" for name in changed if name not in FREE
+    ]
+    if then["validation"] != now["validation"]:
+        refused.append("the validation prompts")
+    if total != state["total_steps"] and config.lr_schedule != "constant":
+        refused.append(
+            f"the number of epochs, which shapes the learning rates ({state['total_steps']} steps then, {total} now)"
+        )
+    if refused and not force:
+        raise ValueError(
+            f"resuming with other settings would be another run: {'; '.join(refused)}; change them back or add --force"
+        )
+    if refused:
+        log.warning("resumed with other settings: %s", "; ".join(refused))
+    return bool(set(changed) - {"run_dir", "run_name", "trackers"}) or bool(refused) or total != state["total_steps"]

@@ -1,0 +1,249 @@
+"""`TrainingRun`: one call of `train`. In: a trainer, a plan of batches, a run folder. Out: results; a run that can be resumed.
+
+A step's batch follows from its number, its noise from seed and number; so a checkpoint and a number say how a run goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from proxima.checkpoint import Checkpoint
+from proxima.errors import Interrupted, RewardFailure
+from proxima.evaluator import Evaluator
+from proxima.guards import MAX_ROLLBACKS, Alarm, alarms
+from proxima.metrics import is_defined
+from proxima.ppo_trainer.plan import Plan
+from proxima.ppo_trainer.signals import StopSignals
+from proxima.ppo_trainer.state import check_resumable, load_state, plain_state, save_tensors
+from proxima.run_folder import RunFolder, plain
+
+if TYPE_CHECKING:
+    from proxima.ppo_trainer.ppo_trainer import PPOTrainer
+
+log = logging.getLogger(__name__)
+
+DONE = "all epochs done"
+
+
+@dataclass
+class TrainingResults:
+    """What `PPOTrainer.train` did."""
+
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    """One dict a step, by the names of `proxima.metrics.GLOSSARY`; those of a resumed run from its first step on."""
+    best_step: int = 0
+    """The step with the best verdict, counted from 1."""
+    stop_reason: str = ""
+    """Why it ended: `all epochs done`, the evaluator's reason or a guard's."""
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    """The evaluator's last word: performance and convergence."""
+    run_folder: Path = Path()
+    """Config, metrics, samples, checkpoints and the trained adapters."""
+
+
+class TrainingRun:
+    """The loop over steps, with verdicts, guards, checkpoints and signals around each."""
+
+    def __init__(self, trainer: PPOTrainer, plan: Plan, evaluator: Evaluator, run: RunFolder, signals: StopSignals):
+        self.trainer, self.plan, self.evaluator, self.run, self.signals = trainer, plan, evaluator, run, signals
+        self.config = trainer.config
+        self.results = TrainingResults(run_folder=run.path)
+        self.first_step, self.rollbacks = trainer.step, 0
+        self.verdict: float | None = None  # of the step just done
+        self.saved: int | None = None  # step of the newest checkpoint
+
+    def go(self, force: bool = False) -> TrainingResults:
+        self.begin(force)
+        total, done = self.trainer.total_steps or 0, self.trainer.step - self.first_step
+        with tqdm(desc="PPO", unit="step", initial=done, total=total - self.first_step, disable=None) as bar:
+            try:
+                while not self.results.stop_reason and self.trainer.step < total:
+                    if self.signals.received:
+                        self.interrupt()
+                    self.advance(bar)
+                    bar.update(self.trainer.step - self.first_step - bar.n)
+            except RewardFailure as failure:
+                self.checkpoint()
+                folder = self.trainer.save(self.run.path)
+                raise RewardFailure(f"{failure}; the weights as they were before this step are in {folder}") from failure
+            except Exception:
+                with suppress(OSError):
+                    self.trainer.save(self.run.path)
+                raise
+        return self.finish()
+
+    def begin(self, force: bool) -> None:
+        """From the newest checkpoint where there is one to go on from, else from the trainer as it is."""
+        steps, checkpoint = self.plan.epochs * self.plan.steps_an_epoch, self.run.checkpoint
+        if checkpoint is None:
+            self.trainer.total_steps = self.trainer.step + steps
+            self.results.metrics = self.run.begin()
+            if self.config.checkpoint_every:
+                self.checkpoint()
+            return
+        state = checkpoint.state
+        total = state["first_step"] + steps
+        changed = check_resumable(checkpoint, self.config, self.plan, total, force)
+        self.restore(checkpoint)
+        self.results.metrics = self.run.begin(checkpoint.step, state["warnings"])
+        self.run.checkpoints.forget_after(checkpoint)
+        self.trainer.total_steps = total
+        if not changed:  # an ended run stays ended
+            self.results.stop_reason = state["stop_reason"]
+        log.info("resumed after step %d of %d from %s", checkpoint.step, total, checkpoint.path)
+        print(f"resumed after step {checkpoint.step} of {total} from {checkpoint.path}")
+
+    def advance(self, bar: Any) -> None:
+        """One step, and all that follows from it."""
+        trainer, results = self.trainer, self.results
+        epoch, batch = self.plan.at(trainer.step - self.first_step)
+        outcome = trainer.ppo_step(batch)
+        metrics = {"epoch": epoch + 1, **{name: outcome[name] for name in outcome if is_defined(name)}}
+        self.verdict, new_best = None, False
+        if trainer.step % self.config.eval_every == 0 or trainer.step == trainer.total_steps:
+            performance, convergence = self.evaluator.evaluate({**outcome, "prompts": batch})
+            metrics |= performance["validation"]
+            results.evaluation, results.best_step = {**performance, **convergence}, performance["best_step"]
+            self.run.write_samples(trainer.step, performance["samples"])
+            self.verdict = None if math.isnan(performance["reward"]) else performance["reward"]
+            new_best = performance["performance_improved"] and self.evaluator.validate is not None
+            if not convergence["should_continue"]:
+                results.stop_reason = convergence["reason"]
+        if trainer.step == trainer.total_steps:
+            results.stop_reason = results.stop_reason or DONE
+        results.metrics.append(metrics)
+        raised = self.alarms(results.metrics)
+        metrics["alarms"] = len(raised)
+        self.run.write_metrics(metrics)
+        bar.write(step_line(metrics))
+        if raised and self.act_on(raised):
+            return
+        every = self.config.checkpoint_every
+        if results.stop_reason or (every and (new_best or trainer.step % every == 0)):
+            self.checkpoint()
+
+    def alarms(self, history: list[dict[str, float]]) -> list[Alarm]:
+        config = self.config
+        return alarms(
+            history,
+            max_skipped_updates=config.max_skipped_updates,
+            kl_limit=config.kl_limit,
+            min_entropy=config.min_entropy,
+            length_limit=config.length_limit,
+            max_falling_verdicts=config.max_falling_verdicts,
+        )
+
+    def act_on(self, raised: list[Alarm]) -> bool:
+        """Say what is new, and do as configured; True where the run went back and the step is no more."""
+        history = self.results.metrics
+        before = {alarm.guard for alarm in self.alarms(history[:-1])} if len(history) > 1 else set()
+        actions = {alarm: self.config.on_nonfinite if alarm.guard == "nonfinite" else self.config.on_guard for alarm in raised}
+        for alarm, action in actions.items():
+            if action != "warn" or alarm.guard not in before:
+                log.warning("step %d, guard %s: %s (%s)", self.trainer.step, alarm.guard, alarm.message, action)
+                self.run.write_warning(self.trainer.step, alarm.guard, alarm.message, action)
+        for alarm, action in actions.items():
+            if action == "rollback":
+                return self.go_back(alarm)
+            if action == "stop":
+                self.results.stop_reason = f"guard {alarm.guard}: {alarm.message}"
+                return False
+        return False
+
+    def go_back(self, alarm: Alarm) -> bool:
+        """To the best checkpoint (the newest where updates were not finite), and on from there with smaller learning rates.
+
+        What a step samples shows what the update before it did, so the checkpoint before this step is the one that went wrong.
+        """
+        checkpoints, last = self.run.checkpoints, self.trainer.step - 2
+        found = checkpoints.newest() if alarm.guard == "nonfinite" else checkpoints.best(last) or checkpoints.newest(last)
+        if found is None:
+            self.results.stop_reason = f"guard {alarm.guard}: {alarm.message}; there is no checkpoint to go back to"
+            return False
+        self.results.stop_reason = ""
+        rate, rollbacks = self.trainer.rate_factor * self.config.rollback_rate_factor, self.rollbacks + 1
+        checkpoints.forget_after(found)
+        self.results.metrics = self.run.go_back(found.step)
+        self.restore(found)
+        self.trainer.rate_factor, self.rollbacks = rate, rollbacks
+        if rollbacks > MAX_ROLLBACKS:
+            self.results.stop_reason = f"guard {alarm.guard}: {alarm.message}, again after {MAX_ROLLBACKS} rollbacks"
+        log.warning("went back to step %d; learning rates are now x %g", found.step, rate)
+        self.checkpoint(again=True)
+        return True
+
+    def checkpoint(self, again: bool = False) -> None:
+        if self.saved == self.trainer.step and not again:
+            return
+        epoch, batch = divmod(self.trainer.step - self.first_step, self.plan.steps_an_epoch)
+        state = {
+            **plain_state(self.trainer),
+            "first_step": self.first_step,
+            "epoch": epoch,
+            "batch": batch,
+            "fingerprints": self.plan.fingerprints,
+            "evaluator": self.evaluator.state(),
+            "verdict": self.verdict,
+            "evaluation": plain(self.results.evaluation),
+            "rollbacks": self.rollbacks,
+            "warnings": self.run.warnings,
+            "stop_reason": self.results.stop_reason,
+        }
+        self.run.sync()
+        path = self.run.checkpoints.write(state, lambda folder: save_tensors(self.trainer, folder))
+        self.saved = self.trainer.step
+        log.info("checkpoint %s", path)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        state = checkpoint.state
+        load_state(self.trainer, checkpoint.path, state)
+        self.evaluator.restore(state["evaluator"])
+        self.first_step, self.rollbacks, self.verdict = state["first_step"], state["rollbacks"], state["verdict"]
+        self.results.evaluation, self.results.best_step = state["evaluation"], self.evaluator.best_step
+        self.saved = self.trainer.step
+
+    def interrupt(self) -> None:
+        """After a whole step: a checkpoint, the weights, and out."""
+        self.checkpoint()
+        self.trainer.save(self.run.path)
+        log.info("stopped by %s after step %d", self.signals.name, self.trainer.step)
+        raise Interrupted(
+            self.signals.received,
+            f"stopped by {self.signals.name} after step {self.trainer.step}, checkpoint in {self.run.path}; "
+            f"to go on: the same command with --resume --run-name {self.run.path.name}",
+        )
+
+    def finish(self) -> TrainingResults:
+        results = self.results
+        results.stop_reason = results.stop_reason or DONE
+        self.trainer.save(self.run.path)
+        best = self.run.checkpoints.by_verdict()[:1]
+        self.run.write_results(
+            {
+                "stop_reason": results.stop_reason,
+                "steps": self.trainer.step - self.first_step,
+                "best_step": results.best_step,
+                "best_checkpoint": best[0].name if best else None,
+                "rollbacks": self.rollbacks,
+                "evaluation": results.evaluation,
+                "last_metrics": results.metrics[-1] if results.metrics else {},
+            }
+        )
+        log.info("ended after step %d: %s", self.trainer.step, results.stop_reason)
+        if self.signals.received:
+            raise Interrupted(self.signals.received, f"{self.signals.name} came in the last step; {self.run.path} is finished")
+        return results
+
+
+def step_line(metrics: dict[str, float]) -> str:
+    """One line a step."""
+    shown = {"reward": "avg_reward", "kl": "kl", "policy": "policy_loss", "value": "value_loss", "length": "response_length"}
+    numbers = "  ".join(f"{label} {metrics[name]:.4g}" for label, name in shown.items() if not math.isnan(metrics[name]))
+    return f"step {metrics['step']:>4.0f}  {numbers}  {metrics['seconds']:.1f} s"

@@ -1,0 +1,73 @@
+"""The benchmark: its floors follow from shapes, its table shows what was measured, a small case runs, the peer is asked for."""
+
+import json
+
+import pytest
+import torch
+
+from proxima.bench import CASES, Case, Machine, bench, run_case, run_peer, table
+from proxima.bench.floor import floors
+from proxima.bench.random_model import SHAPES
+from proxima.cli import main
+
+MACHINE = Machine("CPU, test", 1e12, 1e11)
+SMALL = Case("test", "tiny", batch=4, prompt=(6, 9), response=(3, 5), epochs=1)
+
+
+@pytest.fixture(scope="module")
+def result():
+    torch.set_num_threads(1)
+    return run_case(SMALL, MACHINE, steps=1)
+
+
+def test_a_small_case_is_timed_phase_by_phase(result):
+    assert set(result["phases"]) == {"generate", "score", "reward", "value", "update"}
+    assert 0 < sum(result["phases"].values()) <= result["seconds"] * 1.01
+    assert result["eager_decode_steps"] > 0 == result["graph_replays"]
+    assert result["first_ratio_error"] < 1e-5
+    shown = table(result)
+    assert "prompts 6-9, responses 3-5" in shown
+    assert f"{result['seconds']:.3f}" in shown
+
+
+def test_the_table_says_what_is_unlike_in_the_peer(result):
+    peer = {"version": "1.12.0", "seconds": 10 * result["seconds"], "generate": 1.0, "peak_gib": None}
+    assert "10.0 times as long. It trains its value model in full" in table(result, peer)
+
+
+def test_floors_grow_with_what_is_done():
+    def step(**changes):
+        case = Case(**{"size": "0.6B", **changes})
+        return floors(case, SHAPES["0.6B"], case.response[1], MACHINE)
+
+    plain = step()
+    assert step(batch=128)["update"] == pytest.approx(2 * plain["update"])
+    assert step(epochs=8)["update"] == pytest.approx(2 * plain["update"])
+    assert step(prompt=(1024, 1024))["generate"] > plain["generate"]
+    assert plain["step"] == pytest.approx(sum(plain[name] for name in bench.PHASES))
+
+
+def test_prompts_have_the_lengths_of_the_case():
+    counts = {len(text.split()) for text in bench._prompts(Case(batch=64, prompt=(5, 7)), 0)}
+    assert counts == {5, 6, 7}
+
+
+def test_the_peer_needs_an_environment_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PROXIMA_TRL_PYTHON", raising=False)
+    with pytest.raises(ValueError, match="make peer"):
+        run_peer(CASES["standard"])
+    monkeypatch.setenv("PROXIMA_TRL_PYTHON", "python-that-has-trl")
+    with pytest.raises(ValueError, match="mixes them"):
+        run_peer(CASES["mixed prompts"])
+
+
+def test_the_command_writes_its_numbers(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(CASES, "test", SMALL)
+    main(["bench", "--cases", "test", "--steps", "1", "--output", str(tmp_path / "b.json")])
+    assert "whole step" in capsys.readouterr().out
+    [written] = json.loads((tmp_path / "b.json").read_text())
+    assert written["machine"]["flops"] > 0
+    with pytest.raises(SystemExit):
+        main(["bench", "--cases", "nothing"])
+    assert "the cases are standard" in capsys.readouterr().err
