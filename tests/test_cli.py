@@ -2,16 +2,22 @@
 
 import importlib
 import json
+import os
+import shlex
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
-from proxima.cli import main
-from proxima.config import PPOConfig
+from proxima.cli import main, parse
+from proxima.commands import COMMANDS
+from proxima.config import PPOConfig, RewardSpec
 from proxima.ppo_trainer import PPOTrainer
 
 REWARD = "def length(prompts, texts):\n    return [float(len(text)) for text in texts]\n"
+ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "src")}
 QUICK = ["--max-new-tokens", "3", "--batch-size", "2", "--ppo-epochs", "1", "--learning-rate", "0.02"]
 
 
@@ -146,6 +152,81 @@ def test_a_flag_out_of_range_exits_with_code_2_and_names_it(call):
     assert code == 2
     assert "gamma (1.5) must be in [0, 1]" in " ".join((out + err).split())
     assert "Traceback" not in out + err
+
+
+YAML_MISTAKES = [
+    ("train", "data: [a, b]", "data (['a', 'b']) must be of type str"),
+    ("train", "data: x\nlimit: '1'", "limit ('1') must be of type int"),
+    ("train", "data: x\nepochs: true", "epochs (True) must be of type int"),
+    ("train", "rewards: [{source: a:f, name: 3}]", "the name of a reward must be a text, got 3"),
+    ("train", "a: " + "[" * 3000, "cannot read the settings"),
+    ("train", "{{{", "cannot read the settings"),
+    ("generate", "prompt: [1]", "prompt (1) must be a text"),
+    ("export", "folder: 3", "folder (3) must be of type str"),
+    ("label", "mode: fast", "mode ('fast') must be one of pairs, ratings"),
+    ("serve-reward", "reward: 3", "a reward needs a source"),
+]
+
+
+@pytest.mark.parametrize(("command", "text", "message"), YAML_MISTAKES)
+def test_a_setting_of_the_wrong_type_for_the_commands_own_flags_is_one_line(call, home, command, text, message):
+    (home / "own.yaml").write_text(text)
+    code, _, err = call(command, "--config", "own.yaml")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert message in err
+
+
+def test_a_settings_file_may_give_one_prompt_and_the_served_reward(home, monkeypatch):
+    monkeypatch.chdir(home)
+    (home / "own.yaml").write_text("prompt: hello\n")
+    assert parse(["generate", "--config", "own.yaml"]).prompt == ("hello",)
+    (home / "own.yaml").write_text("reward: runs/reward\n")
+    assert parse(["serve-reward", "--config", "own.yaml"]).reward == RewardSpec("runs/reward")
+    (home / "own.yaml").write_text("export: a.jsonl\nmode:\n")
+    assert parse(["label", "--config", "own.yaml"]).export == Path("a.jsonl")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_has_an_example_that_it_takes(call, name):
+    words = shlex.split(COMMANDS[name].example)
+    assert words[:2] == ["proxima", name]
+    assert isinstance(parse(words[1:]), COMMANDS[name])
+    assert " ".join(COMMANDS[name].example.split()) in " ".join(call(name, "--help")[1].split())
+
+
+def test_what_nobody_expected_is_one_line_and_exit_code_1(call, monkeypatch):
+    def fail(self):
+        raise KeyError("odd\nthing")
+
+    monkeypatch.setattr(COMMANDS["demo"], "run", fail)
+    code, _, err = call("demo")
+    assert code == 1
+    assert err == "proxima: 'odd\\nthing' (an unexpected KeyError; --debug shows the traceback)\n"
+    with pytest.raises(KeyError):
+        call("demo", "--debug")
+
+
+def test_a_reader_that_went_away_is_no_error():
+    process = subprocess.Popen([sys.executable, "-m", "proxima"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV)
+    process.stdout.close()
+    assert (process.wait(60), process.stderr.read()) == (141, b"")
+    process.stderr.close()
+
+
+def test_a_warning_is_one_line_without_a_place_in_the_code(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"prompt": ""}\n')
+    words = ["generate", "--model", "embedded", "--data", "p.jsonl", "--max-new-tokens", "1"]
+    command = [sys.executable, "-m", "proxima", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True, check=True)
+    assert done.stderr == "proxima: p.jsonl: 1 of 2 rows are left out: 1 with an empty prompt (first: line 2)\n"
+
+
+def test_the_folder_of_a_run_given_as_adapter_is_told_where_the_adapter_is(call, tiny, tmp_path):
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "adapter_config.json").write_text("{}")
+    code, _, err = call("generate", "--model", tiny, "--prompt", "x", "--adapter", tmp_path)
+    assert code == 2
+    assert f"did you mean '{tmp_path / 'policy'}'?" in err
 
 
 # --- trackers ---

@@ -196,6 +196,15 @@ def test_text_formats_need_no_optional_package(tmp_path):
 # --- files that are broken ---
 
 
+def test_parquet_without_rows_and_a_name_without_letters_say_so(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"prompt": ["a"]}).select([]).to_parquet(tmp_path / "none.parquet")
+    with pytest.raises(BrokenData, match=r"none\.parquet holds no rows"):
+        open_rows(tmp_path / "none.parquet")
+    with pytest.raises(ValueError, match="the name of the data is empty"):
+        open_rows(" ")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -218,7 +227,11 @@ def test_text_formats_need_no_optional_package(tmp_path):
         ("p.csv", 'prompt,b\n"x\ny",2\n3\n', "line 4: 1 values for 2 columns"),
         ("p.csv", 'prompt,b\n1,2\n"x\ny,2\n', "line 3: not CSV"),
         ("p.csv", "prompt,prompt\n1,2\n", "a column is named twice"),
-        ("p.csv", "prompt;b\n1;2\n", "its columns are prompt;b"),
+        ("p.csv", "prompt;b\n1;2\n", "line 1: only one column, 'prompt;b': CSV has no ';' between values"),
+        ("p.tsv", "prompt,b\n1,2\n", "line 1: only one column, 'prompt,b': TSV has no ',' between values"),
+        ("p.csv", "prompt\nhello, you\n", "line 2: 2 values for 1 columns; a value that holds ',' needs quotes"),
+        ("p.jsonl", '{"prompt": "a", "n": ' + "9" * 5000 + "}", "p.jsonl, line 1: not JSON"),
+        ("p.json", '[{"prompt": "a", "n": ' + "9" * 5000 + "}]", "p.json cannot be read"),
         ("p.txt", b"fine\n\xff\xfe", "line 2: not UTF-8"),
         ("p.csv", b"prompt\nfine\n\xff\xfe\n", "line 3: not UTF-8"),
         ("p.jsonl.gz", b"not gzip", "cannot be read"),
@@ -288,6 +301,12 @@ LEFT_OUT = [
         read_ratings,
         {"prompt": "a", "completion": "b", "rating": 1},
         {"prompt": "a", "completion": "b", "rating": float("nan")},
+        "finite",
+    ),
+    (
+        read_ratings,
+        {"prompt": "a", "completion": "b", "rating": 1},
+        {"prompt": "a", "completion": "b", "rating": 10**400},
         "finite",
     ),
 ]

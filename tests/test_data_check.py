@@ -90,6 +90,7 @@ def test_a_kind_that_breaks_on_the_way_does_not_spoil_the_others(tmp_path):
         ('{"text": "a", "id": 1}\n', 1, "columns: text, id"),
         ('{"prompt": ""}\n', 1, "not usable: no row is left"),
         ('{"prompt": "a"}\nnot json\n', 1, "line 2: not JSON"),
+        ('{"prompt": "a"}\n{"prompt": 3}\n', 1, "line 2: `prompt` is a int"),
         ("", 1, "holds no rows"),
         (None, 2, "no such file or folder"),
     ],

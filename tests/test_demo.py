@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from proxima.commands.demo import Demo
 from proxima.demo import demo
 from proxima.demo.report import write_report
 from proxima.world import make_posts
@@ -57,3 +58,17 @@ def test_the_report_escapes_what_a_model_wrote(tmp_path):
     assert "<script>" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "http" not in page.replace("http-equiv", "")  # nothing is fetched
+
+
+def test_the_demo_never_removes_what_is_not_a_demo(tmp_path):
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "metrics.jsonl").write_text("precious")
+    with pytest.raises(ValueError, match="holds something else than a demo"):
+        demo.run_demo(run_dir=tmp_path)
+    assert (tmp_path / "demo" / "metrics.jsonl").read_text() == "precious"
+
+
+def test_a_demo_of_no_steps_is_refused_at_once(tmp_path):
+    with pytest.raises(ValueError, match=r"steps \(0\) must be at least 1"):
+        Demo(steps=0, run_dir=tmp_path).run()
+    assert list(tmp_path.iterdir()) == []

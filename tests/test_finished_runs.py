@@ -2,13 +2,16 @@
 
 import json
 import math
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.cli import main
-from proxima.config import PPOConfig
+from proxima.config import PPOConfig, RewardSpec
+from proxima.errors import RewardFailure
 from proxima.evaluation import evaluate_run
 from proxima.evaluator import win_rate
 from proxima.export import export, model_card
@@ -128,6 +131,56 @@ def test_a_card_names_no_folder_of_this_machine(tmp_path):
     card = model_card(tmp_path, config, whole=True)
     assert str(tmp_path) not in card
     assert "source: judge" in card
+
+
+@pytest.mark.parametrize("content", [None, b"not safetensors"], ids=["missing", "broken"])
+def test_a_run_without_readable_weights_is_not_exported(trained, tmp_path, content):
+    _, folder = trained
+    shutil.copytree(folder, tmp_path / "run")
+    for path in (tmp_path / "run" / "policy").glob("*.safetensors"):
+        path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"holds no weights|cannot be read"):
+        export(tmp_path / "run", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_killed_runs_unfinished_line_and_another_machines_folders_do_not_hinder_an_export(trained, tmp_path):
+    _, folder = trained
+    shutil.copytree(folder, tmp_path / "run")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "avg_')
+    config = PPOConfig.from_yaml(folder / "config.yaml")
+    replace(config, rewards="/home/someone/secret/judge").to_yaml(tmp_path / "run" / "config.yaml")
+    card = (export(tmp_path / "run", tmp_path / "new" / "out") / "README.md").read_text()
+    assert "| | step 1 | step 6 |" in card
+    assert "judge" in card
+    assert "someone" not in card
+
+
+def test_an_export_that_fails_leaves_nothing(trained, tmp_path, monkeypatch):
+    _, folder = trained
+    monkeypatch.setattr(shutil, "copytree", lambda *given, **more: (given[1].mkdir(), 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        export(folder, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="lies in the folder that is exported"):
+        export(folder, folder / "policy" / "out")
+
+
+def test_eval_where_every_reward_fails_says_so_and_nan_is_null(trained, tmp_path):
+    _, folder = trained
+    shutil.copytree(folder, tmp_path / "run")
+
+    def broken(prompts, texts):
+        raise OSError("away")
+
+    with pytest.raises(RewardFailure, match="all rewards failed, nothing was judged; the last reason: broken: OSError: away"):
+        evaluate_run(tmp_path / "run", ["a"], [RewardSpec(broken)])
+    half = RewardSpec(lambda prompts, texts: [None if prompt == "a" else 1.0 for prompt in prompts], name="half")
+    evaluate_run(tmp_path / "run", ["a", "b"], [half])
+    written = (tmp_path / "run" / "evaluation.json").read_text()
+    assert "NaN" not in written
+    assert json.loads(written)["samples"][0]["policy_reward"] is None
 
 
 def test_a_value_model_is_not_exported_as_a_policy(trained, tmp_path):

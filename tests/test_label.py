@@ -519,3 +519,32 @@ def test_an_adapter_can_be_compared_with_the_base(make_config, tmp_path):
     assert {(item.a_model, item.b_model) for item in base} == {(config.model_name, folder)}
     assert [item.a for item in first] != [item.a for item in base]
     assert [item.a for item in base] == [item.a for item in sample_items(["a", "b", "c"], config, "ratings")]
+
+
+@pytest.mark.parametrize(
+    "damage", ["DROP TABLE answers", "DELETE FROM settings", None], ids=["a table less", "no settings", "torn pages"]
+)
+def test_a_damaged_database_is_refused_in_one_sentence(tmp_path, damage):
+    path = tmp_path / "a.db"
+    Store(path).add_items([Item(f"prompt {i}", "x" * 500, "y" * 500) for i in range(50)])
+    if damage:
+        db = sqlite3.connect(path)
+        db.execute(damage)
+        db.commit()
+        db.close()
+    else:
+        content = bytearray(path.read_bytes())
+        content[8192:24576] = b"\xaa" * 16384
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"cannot use .*a\.db as a feedback database"):
+        Store(path)
+
+
+def test_whether_a_ready_completion_ended_is_read_from_csv_too(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("prompt,a,b,a_ended,b_ended\nq,x,y,false,true\n")
+    [item] = read_items(path, "pairs")
+    assert (item.a_ended, item.b_ended) == (False, True)
+    path.write_text("prompt,completion,ended\nq,x,perhaps\n")
+    with pytest.raises(ValueError, match=r"line 2: `ended` \('perhaps'\) is neither true nor false"):
+        read_items(path, "ratings")

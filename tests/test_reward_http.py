@@ -697,3 +697,10 @@ def test_mistakes_of_serve_reward_are_one_line(capsys, classifier_folder, argume
             main(["serve-reward", *arguments])
     assert end.value.code == 2
     assert message in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_a_port_that_cannot_be_had_is_said():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for port in (taken.getsockname()[1], 99999):
+            with pytest.raises(ValueError, match=f"cannot listen at 127.0.0.1, port {port}: .*; try --port 0"):
+                RewardServer("judge", lambda: None).serve("127.0.0.1", port)

@@ -109,6 +109,8 @@ BAD_SPECS = [
     ("http:///x", "needs a host"),
     ("org/judge,labels=1", r"no option 'labels'; it takes label \(int \| str \| None\), max_length \(int\), chat \(bool\)"),
     ("no_such_module:f", "cannot load the reward 'no_such_module:f'"),
+    ("my_rewards.py:f", "names a file; write my_rewards:f, and run where my_rewards.py lies"),
+    (__file__, "is a file; a function in it is MODULE:FUNCTION"),
     ({"source": plain, "options": {"x": 1}}, "'plain' has no option 'x'; it takes none"),
     ({"source": with_options, "options": {"scal": 1}}, r"no option 'scal'; it takes scale \(float\), shift \(int\)"),
     ({"source": with_options, "options": {"shift": "much"}}, r"option shift \('much'\)"),
@@ -283,11 +285,55 @@ def test_an_async_function_that_raises_is_tried_again_and_counted(make_config, p
     assert len(calls) == 2
 
 
+async def leaves(prompts, completions):
+    raise SystemExit
+
+
+async def stops(prompts, completions):
+    raise KeyboardInterrupt
+
+
+def quits(prompts, completions):
+    sys.exit()
+
+
+def babbles(prompts, completions):
+    raise ValueError("one\ntwo " + 9999 * "x")
+
+
+@pytest.mark.parametrize(
+    ("reward", "reason"),
+    [
+        (leaves, "RuntimeError: it ended by SystemExit"),
+        (stops, "RuntimeError: it ended by KeyboardInterrupt"),
+        (quits, "SystemExit"),
+        (babbles, "ValueError: one two x"),
+    ],
+)
+def test_a_reward_that_ends_the_process_or_babbles_only_fails(make_config, prompts, reward, reason):
+    with pytest.raises(RewardFailure, match=f"the last reason: {reward.__name__}: {reason}") as problem:
+        PPOTrainer(make_config(rewards=(reward,))).ppo_step(prompts)
+    assert len(str(problem.value)) < 500
+    assert "\n" not in str(problem.value)
+
+
+def test_what_a_reward_does_to_its_arguments_changes_nothing_else(make_config, prompts):
+    def spoils(prompts, completions, completion_ids, ended):
+        for items in (*completion_ids, prompts, completions, completion_ids, ended):
+            items.clear()
+        return [1.0] * 4
+
+    results = PPOTrainer(make_config(rewards=(spoils, ramp))).ppo_step(prompts)
+    assert results["failed_rewards"] == 0
+    assert results["reward/ramp"] > 0
+
+
 def test_a_reward_file_in_the_current_folder_can_be_named(tmp_path, monkeypatch):
     (tmp_path / "beside_me.py").write_text(
         "def brevity(prompts, completions, scale=1):\n    return [-scale for _ in prompts]\n"
     )
     (tmp_path / "broken_reward.py").write_text("def brevity(:\n")
+    (tmp_path / "script_reward.py").write_text("raise SystemExit\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     path = list(sys.path)
@@ -295,6 +341,8 @@ def test_a_reward_file_in_the_current_folder_can_be_named(tmp_path, monkeypatch)
     assert source(samples()).sequence == [-2.0, -2.0, -2.0]
     with pytest.raises(ValueError, match=r"broken_reward:brevity.*SyntaxError"):
         check_rewards(PPOConfig(rewards="broken_reward:brevity"))
+    with pytest.raises(ValueError, match=r"script_reward:f.*SystemExit"):
+        check_rewards(PPOConfig(rewards="script_reward:f"))
     assert sys.path == path
 
 
@@ -314,6 +362,7 @@ class FakeModel:
         (torch.tensor([1, 2, 3]).numpy(), [1.0, 2.0, 3.0], {}),
         (["1", b"2", {}], [NAN, NAN, NAN], {}),
         ([10**400, 1j, float("-inf")], [NAN, NAN, NAN], {}),
+        ([1e39, -1e308, 1e38], [NAN, NAN, 1e38], {}),  # losses are float32
         ([[1, 2], [3], [4, 5, 6]], [0.0, 0.0, 0.0], {0: [1, 2], 1: [3], 2: [4, 5, 6]}),
         ([[1, 2], 7, torch.ones(3)], [0.0, 7.0, 0.0], {0: [1, 2], 2: [1, 1, 1]}),
         ([[1], [3, 3], [4, NAN, 6]], [NAN, NAN, NAN], {}),

@@ -29,7 +29,6 @@ def stage(tiny, tmp_path):
             "lora_dropout": 0.0,
             "eval_every": 5,
             "run_dir": str(tmp_path),
-            "run_name": "stage",
         }
         return StageConfig(**{**base, **settings})
 
@@ -247,3 +246,23 @@ def test_proxima_reward_takes_ratings_by_their_columns(stage, tiny, tmp_path, mo
     assert "trained on ratings" in shown
     assert "held-out accuracy" in shown
     assert PPOTrainer(PPOConfig(tiny, rewards="runs/rm")).models.reward.source == "runs/rm"
+
+
+def test_a_run_is_never_written_over_and_an_unfinished_one_leaves_no_folder(stage, tmp_path, monkeypatch):
+    first = RewardTrainer(stage(run_name="mine")).train(PREFERENCES).folder
+    before = {path.name: path.read_bytes() for path in first.iterdir()}
+    trainer = SFTTrainer(stage(run_name="mine"))
+    monkeypatch.setattr(trainer, "_fit", lambda *given: pytest.fail("trained before it looked"))
+    with pytest.raises(ValueError, match="already holds a run"):
+        trainer.train(DEMONSTRATIONS)
+    assert {path.name: path.read_bytes() for path in first.iterdir()} == before
+
+    def stopped(*given):
+        assert (tmp_path / "other").is_dir()
+        raise KeyboardInterrupt
+
+    trainer = SFTTrainer(stage(run_name="other"))
+    monkeypatch.setattr(trainer, "_fit", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(DEMONSTRATIONS)
+    assert not (tmp_path / "other").exists()

@@ -6,38 +6,69 @@ Flags are made by tyro from the dataclasses themselves. `--config FILE.yaml` giv
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from proxima import __version__
 from proxima.commands import COMMANDS
 from proxima.config import PPOConfig, RewardSpec, StageConfig
-from proxima.config.settings import read_yaml
+from proxima.config.settings import checked, read_yaml
 from proxima.errors import Interrupted, RewardFailure
 
 CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "stage": StageConfig}
+GENERAL = "--config FILE.yaml gives every flag a new default; --debug shows tracebacks."
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command. What the user can mend is one line on stderr and exit code 2; `--debug` shows the traceback too."""
+    """Run one command. What the user can mend is one line on stderr and exit code 2, what nobody expected is exit code 1;
+    `--debug` shows the traceback instead."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:
-        parse([argument for argument in given if argument != "--debug"]).run()
-    except (ValueError, OSError, MemoryError, RewardFailure) as error:
-        if debug:
-            raise
-        print(f"proxima: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        with nullcontext() if debug else _short_warnings():
+            _run([argument for argument in given if argument != "--debug"])
+    except BrokenPipeError:  # who read our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
     except Interrupted as stop:
         print(f"proxima: {stop}", file=sys.stderr)
         raise SystemExit(stop.exit_code) from None
     except KeyboardInterrupt:
         print("proxima: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
+    except Exception as error:
+        if debug:
+            raise
+        known = isinstance(error, (ValueError, OSError, MemoryError, RewardFailure))
+        reason = " ".join(str(error).split()) or type(error).__name__
+        hint = "" if known else f" (an unexpected {type(error).__name__}; --debug shows the traceback)"
+        print(f"proxima: {reason}{hint}", file=sys.stderr)
+        raise SystemExit(2 if known else 1) from None
+
+
+def _run(arguments: Sequence[str]) -> None:
+    try:
+        parse(arguments).run()
+    finally:
+        sys.stdout.flush()
+
+
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Warnings in one line, without the place in the code."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda message, *place, **more: f"proxima: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def parse(arguments: Sequence[str]) -> Any:
@@ -61,7 +92,7 @@ def parse(arguments: Sequence[str]) -> Any:
         kind,
         args=rest,
         prog=f"proxima {name}",
-        description=f"{kind.__doc__}\n\n--config FILE.yaml gives every flag a new default; --debug shows tracebacks.",
+        description=f"{kind.__doc__}\n\nFor example: {kind.example}\n\n{GENERAL}",
         default=_defaults(kind, values),
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
         registry=registry,
@@ -107,12 +138,12 @@ def _defaults(kind: Any, values: dict[str, Any]) -> Any:
     import tyro
 
     own: dict[str, Any] = {}
+    hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if field.name in CONFIGS:
             continue
         if field.name in values:
-            value = values.pop(field.name)
-            own[field.name] = Path(value) if "Path" in str(field.type) and value is not None else value
+            own[field.name] = _in_type(field.name, values.pop(field.name), hints[field.name])
         elif field.default is dataclasses.MISSING:
             own[field.name] = tyro.MISSING
     for field in dataclasses.fields(kind):
@@ -122,6 +153,15 @@ def _defaults(kind: Any, values: dict[str, Any]) -> Any:
     if values:
         raise ValueError(f"unknown setting {sorted(values)[0]!r} for this command")
     return kind(**own)
+
+
+def _in_type(name: str, value: Any, kind: Any) -> Any:
+    """A value from YAML for one of a command's own flags."""
+    if kind is RewardSpec:
+        return RewardSpec.of(value)
+    if NoneType in get_args(kind):
+        return None if value is None else _in_type(name, value, get_args(kind)[0])
+    return Path(checked(name, value, str)) if kind is Path else checked(name, value, kind)
 
 
 def _reward_rule(info: Any) -> Any:

@@ -6,6 +6,7 @@ Both are sampled with the same noise and scored by the run's own rewards (or oth
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from proxima.config import PPOConfig, RewardSpec
+from proxima.errors import RewardFailure
 from proxima.evaluator import win_rate
 from proxima.metrics import rollout_metrics, score_metrics
 from proxima.ppo_trainer import PPOTrainer
@@ -56,6 +58,8 @@ def evaluate_run(run: str | Path, prompts: Sequence[str], rewards: Sequence[Rewa
     reference = answer(trainer, prompts)
     trainer.load(run)
     policy = answer(trainer, prompts)
+    if all(map(math.isnan, reference.scores)) or all(map(math.isnan, policy.scores)):
+        raise RewardFailure(f"all rewards failed, nothing was judged; the last reason: {trainer.reward_computer.last_failure}")
     results = {
         "prompts": len(prompts),
         "rewards": trainer.reward_computer.reward_source,
@@ -67,8 +71,18 @@ def evaluate_run(run: str | Path, prompts: Sequence[str], rewards: Sequence[Rewa
             for row in zip(prompts, reference.texts, reference.scores, policy.texts, policy.scores, strict=True)
         ],
     }
-    (Path(run) / "evaluation.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(_with_null(results), indent=2, ensure_ascii=False)
+    (Path(run) / "evaluation.json").write_text(text + "\n", encoding="utf-8")
     return results
+
+
+def _with_null(value: Any) -> Any:
+    """The same with null for nan, which JSON has not."""
+    if isinstance(value, dict):
+        return {name: _with_null(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_with_null(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def answer(trainer: PPOTrainer, prompts: Sequence[str]) -> Side:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
-from proxima.base_setup.loading import load_network, model_path, pick_device
+from proxima.base_setup.loading import load_network, model_path, no_progress_bar, pick_device
 from proxima.base_setup.lora_setup import is_adapter, load_adapter
 from proxima.base_setup.tokenizer_setup import load_tokenizer
 from proxima.config import PPOConfig, StageConfig
@@ -38,17 +41,42 @@ def export(run: str | Path, to: str | Path, merge: bool = False, dtype: str = "a
         raise ValueError(f"{to} already exists; choose a new folder")
     if not is_adapter(weights) and not (weights / "config.json").is_file():
         raise ValueError(f"{weights} holds neither an adapter nor a model")
+    _check_weights(weights)
+    if to.resolve().is_relative_to(weights.resolve()):
+        raise ValueError(f"{to} lies in the folder that is exported; choose another")
+    card = model_card(run, config, merge or not is_adapter(weights))
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.") as folder:  # so that `to` is whole or not there
+        part = Path(folder) / "part"
+        _write_weights(weights, part, config, merge, dtype)
+        (part / "README.md").write_text(card, encoding="utf-8")
+        part.replace(to)
+    return to
+
+
+def _check_weights(folder: Path) -> None:
+    """They are there, whole, and safetensors."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{folder} holds no weights (*.safetensors)")
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"the weights in {file} cannot be read: {error}") from None
+
+
+def _write_weights(weights: Path, to: Path, config: PPOConfig | StageConfig, merge: bool, dtype: str) -> None:
     if is_adapter(weights) and merge:
         backbone = Backbone(load_network(replace(config, dtype="float32"), config.model_name, pick_device("cpu")))
         load_adapter(backbone, "policy", str(weights))
         assert backbone.peft is not None
-        with backbone.using("policy"):
+        with backbone.using("policy"), no_progress_bar():
             backbone.peft.merge_and_unload().to(_saved_dtype(config, dtype)).save_pretrained(to)
         load_tokenizer(config.model_name, config.trust_remote_code).save_pretrained(to)
     else:
-        shutil.copytree(weights, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("README.md", "*.yaml", "metrics.jsonl"))
-    (to / "README.md").write_text(model_card(run, config, merge or not is_adapter(weights)), encoding="utf-8")
-    return to
+        shutil.copytree(weights, to, ignore=shutil.ignore_patterns("README.md", "*.yaml", "metrics.jsonl"))
 
 
 def _saved_dtype(config: PPOConfig | StageConfig, name: str) -> torch.dtype:
@@ -93,18 +121,23 @@ def _public(config: PPOConfig | StageConfig) -> dict[str, Any]:
     values = config.to_dict()
     for name in ("run_dir", "device"):
         values.pop(name, None)
-    for reward in values.get("rewards", []):
-        if Path(reward["source"]).is_absolute():
-            reward["source"] = Path(reward["source"]).name
-    local = [name for name, value in values.items() if isinstance(value, str) and Path(value).is_absolute()]
-    return {**values, **{name: Path(values[name]).name for name in local}}
+    return _without_folders(values)
+
+
+def _without_folders(value: Any) -> Any:
+    """The same with the last part of each absolute path in it."""
+    if isinstance(value, dict):
+        return {name: _without_folders(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(item) for item in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _results(run: Path) -> list[str]:
     """First and last step, and the evaluation where there is one."""
     parts = []
     if (run / "metrics.jsonl").is_file():
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        lines = _whole_lines(run / "metrics.jsonl")
         if lines:
             first, last = lines[0], lines[-1]
             rows = [f"| {name} | {_number(first, name)} | {_number(last, name)} |" for name in RESULTS if name in last]
@@ -113,12 +146,20 @@ def _results(run: Path) -> list[str]:
     if (run / "evaluation.json").is_file():
         results = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
         rate, sides = results["win_rate"], (results["reference"]["avg_reward"], results["policy"]["avg_reward"])
-        parts.append(
-            f"On {results['prompts']} held-out prompts (rewards: {results['rewards']}): reward {sides[0]:.4g} before, "
-            f"{sides[1]:.4g} after; win rate against the reference {rate['rate']:.3f} "
-            f"(95 %: {rate['low']:.3f} to {rate['high']:.3f})."
-        )
+        text = f"reward {sides[0]:.4g} before, {sides[1]:.4g} after"
+        if rate["rate"] is not None:
+            text += f"; win rate against the reference {rate['rate']:.3f} (95 %: {rate['low']:.3f} to {rate['high']:.3f})"
+        parts.append(f"On {results['prompts']} held-out prompts (rewards: {results['rewards']}): {text}.")
     return parts
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log; one that a killed run left unfinished is passed over."""
+    lines = []
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(json.JSONDecodeError):
+            lines.append(json.loads(text))
+    return [line for line in lines if isinstance(line, dict) and "step" in line]
 
 
 def _number(line: dict[str, Any], name: str) -> str:

@@ -69,7 +69,7 @@ def load_network(
 ) -> PreTrainedModel:
     """A pretrained network, from safetensors only, without remote code unless the config asks for it."""
     extra = {"num_labels": labels} if kind is AutoModelForSequenceClassification else {}
-    with explain_loading("model", name), _no_progress_bar():
+    with explain_loading("model", name), no_progress_bar():
         network = kind.from_pretrained(
             model_path(name),
             dtype=pick_dtype(config.dtype, device),
@@ -92,7 +92,7 @@ def load_context_length(name: str, trust_remote_code: bool = False) -> int | Non
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def no_progress_bar() -> Iterator[None]:
     """Without transformers' own bar, which a run's log would be full of."""
     shown = progress.is_progress_bar_enabled()
     progress.disable_progress_bar()

@@ -42,7 +42,11 @@ def is_adapter(folder: str | Path) -> bool:
 def load_adapter(backbone: Backbone, name: str, folder: str) -> str:
     """An adapter from a folder; safetensors only."""
     if not is_adapter(folder):
-        raise ValueError(f"{folder!r} holds no LoRA adapter (no adapter_config.json)")
+        if not Path(folder).exists():
+            raise ValueError(f"there is no adapter {folder!r}, seen from {Path.cwd()}")
+        near = Path(folder) / "policy"
+        hint = f"; did you mean {str(near)!r}?" if is_adapter(near) else ""
+        raise ValueError(f"{folder!r} holds no LoRA adapter (no adapter_config.json){hint}")
     if not (Path(folder) / "adapter_model.safetensors").is_file():
         raise ValueError(f"{folder!r} has no adapter_model.safetensors; pickled adapters are not loaded")
     with explain_loading("adapter", folder):

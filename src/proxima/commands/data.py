@@ -11,6 +11,7 @@ class Data:
     """Say what a file, a folder or a Hugging Face dataset holds and which commands take it: `proxima data check FILE`."""
 
     words: ClassVar[tuple[str, ...]] = ("action", "source")
+    example: ClassVar[str] = "proxima data check prompts.csv --model-name embedded"
 
     action: Literal["check"]
     """`check` reads all rows: what was recognised, counts, lengths, duplicates, bad rows, three examples."""

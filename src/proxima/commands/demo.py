@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 
 @dataclass
 class Demo:
     """See all of RLHF work, offline, in minutes: preferences, reward model, PPO, evaluation, on the embedded model."""
+
+    example: ClassVar[str] = "proxima demo --steps 5"
 
     seed: int = 0
     """Seed of the whole demo: the same seed gives the same results.json, but for times."""
@@ -24,4 +27,6 @@ class Demo:
     def run(self) -> None:
         from proxima.demo import run_demo
 
+        if self.steps < 1:
+            raise ValueError(f"steps ({self.steps}) must be at least 1")
         run_demo(self.seed, self.steps, self.relabel, self.run_dir, device=self.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from proxima.config import PPOConfig
 
@@ -10,6 +11,8 @@ from proxima.config import PPOConfig
 @dataclass
 class Doctor:
     """Find what would spoil a run before it starts; takes the flags of `train`."""
+
+    example: ClassVar[str] = "proxima doctor --model embedded --data prompts.txt --rewards ends_with_eos"
 
     ppo: PPOConfig
     data: str

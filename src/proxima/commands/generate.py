@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 from proxima.config import PPOConfig
 
@@ -11,6 +12,8 @@ from proxima.config import PPOConfig
 @dataclass
 class Generate:
     """Sample responses from a model, with or without a trained adapter."""
+
+    example: ClassVar[str] = 'proxima generate --model-name embedded --adapter runs/NAME/policy --prompt "Why? TL;DR:"'
 
     ppo: PPOConfig
     prompt: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
     from proxima.label import Item, Store
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 @dataclass
 class Label:
     """Let people compare or rate completions on a local web page; export the answers as training data."""
+
+    example: ClassVar[str] = "proxima label --model-name embedded --data prompts.txt"
 
     db: Path = Path("feedback.db")
     """The answers, in an SQLite file. One that is there is gone on with; new items are added to it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from proxima.config import PPOConfig, RewardSpec
 
@@ -12,6 +12,8 @@ from proxima.config import PPOConfig, RewardSpec
 @dataclass
 class ServeReward:
     """Serve a reward model over HTTP, for `--rewards http://...` of other runs."""
+
+    example: ClassVar[str] = "proxima serve-reward --model-name embedded --reward runs/reward"
 
     reward: RewardSpec
     """Folder of a trained reward model, or folder or Hub id of a sequence classifier (with its options)."""

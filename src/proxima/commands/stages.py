@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from proxima.config import StageConfig
 
@@ -11,6 +11,8 @@ from proxima.config import StageConfig
 @dataclass
 class Sft:
     """Fine-tune a model on demonstrations (supervised): the stage that gives PPO its reference."""
+
+    example: ClassVar[str] = "proxima sft --model-name embedded --data demonstrations.jsonl --run-name sft"
 
     stage: StageConfig
     data: str
@@ -38,6 +40,8 @@ class Sft:
 @dataclass
 class Reward:
     """Train a reward model on preferences (which of two answers is better) or ratings (how good an answer is)."""
+
+    example: ClassVar[str] = "proxima reward --model-name embedded --data preferences.jsonl --run-name reward"
 
     stage: StageConfig
     data: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from proxima.config import PPOConfig
 
@@ -13,6 +13,10 @@ from proxima.config import PPOConfig
 @dataclass
 class Train:
     """Train a policy with PPO on a file of prompts."""
+
+    example: ClassVar[str] = (
+        "proxima train --model-name embedded --data prompts.csv --rewards my_rewards:brevity --run-name first"
+    )
 
     ppo: PPOConfig
     data: str

@@ -1,4 +1,7 @@
-"""`PPOConfig`: every setting of a run, with its meaning, unit and the origin of its default; checked when made."""
+"""`PPOConfig`: every setting of a run, with its meaning, unit and the origin of its default; checked when made.
+
+Names and defaults down to `top_p` are the user's documents'; the origin of others is given.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from proxima.config.settings import Settings, check_fields
 
 @dataclass
 class PPOConfig(Settings):
-    """Settings of a PPO run. Names and defaults down to `top_p` are the user's documents'; the origin of others is given."""
+    """Settings of a PPO run."""
 
     model_name: str = "Qwen/Qwen3-0.6B-Base"
     """Hugging Face id or local folder of the base causal language model; `embedded` is the one in the package."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Self, get_args, get_type_hints
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from proxima.config.reward_spec import RewardSpec
 
@@ -72,7 +72,7 @@ def check_fields(settings: Settings) -> None:
     """Every field in its type and range, or an error with name, value and range."""
     hints = get_type_hints(type(settings))
     for field in dataclasses.fields(settings):
-        setattr(settings, field.name, _checked(field.name, getattr(settings, field.name), hints[field.name]))
+        setattr(settings, field.name, checked(field.name, getattr(settings, field.name), hints[field.name]))
 
 
 RANGES: dict[str, tuple[float, float, str]] = {
@@ -131,9 +131,9 @@ RANGES: dict[str, tuple[float, float, str]] = {
 }
 
 
-def _checked(name: str, value: Any, kind: Any) -> Any:
+def checked(name: str, value: Any, kind: Any) -> Any:
     """The value in its field's type and range, or an error with name, value and range."""
-    if name in ("rewards", "trackers"):
+    if get_origin(kind) is tuple:
         return _checked_list(name, value)
     if choices := get_args(kind):
         if value not in choices:
@@ -163,9 +163,13 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
 
 
 def _checked_list(name: str, value: Any) -> tuple[Any, ...]:
-    """`rewards` and `trackers`: one item or a list of them."""
+    """One item or a list of them: rewards, or texts."""
     single = isinstance(value, (str, RewardSpec, Mapping)) or callable(value)
     items = [value] if single else value
     if not isinstance(items, (list, tuple)):
         raise ValueError(f"{name} ({value!r}) must be a list")
-    return tuple(RewardSpec.of(item) for item in items) if name == "rewards" else tuple(items)
+    if name == "rewards":
+        return tuple(RewardSpec.of(item) for item in items)
+    if strange := [item for item in items if not isinstance(item, str)]:
+        raise ValueError(f"{name} ({strange[0]!r}) must be a text")
+    return tuple(items)

@@ -10,7 +10,7 @@ from proxima.config.settings import Settings, check_fields
 
 @dataclass
 class StageConfig(Settings):
-    """Settings of `proxima sft` and `proxima reward`; names shared with `PPOConfig` mean the same."""
+    """Settings of `proxima sft` and `proxima reward`; names shared with `proxima train` mean the same."""
 
     model_name: str = "Qwen/Qwen3-0.6B-Base"
     """Hugging Face id or local folder of the base causal language model; `embedded` is the one in the package."""

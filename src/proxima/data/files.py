@@ -93,9 +93,10 @@ class JsonLines(TextRows):
     """One JSON object a line."""
 
     def parse(self, file: BinaryIO, line: int) -> Row:
+        text = self.decode(file.readline(), line)
         try:
-            row = json.loads(self.decode(file.readline(), line))
-        except (json.JSONDecodeError, RecursionError) as error:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
             raise self.broken(line, f"not JSON ({error})") from None
         if not isinstance(row, dict):
             raise self.broken(line, f"a JSON {type(row).__name__}, not an object with columns")
@@ -135,9 +136,12 @@ class CsvRows(IndexedRows):
         _, line, self._columns = next(rows, (0, 0, []))
         if len(set(self._columns)) < len(self._columns):
             raise self.broken(line, f"a column is named twice ({', '.join(self._columns)})")
+        if len(self._columns) == 1 and (others := [mark for mark in ",;\t" if mark in self._columns[0]]):
+            raise self.broken(line, f"only one column, {self._columns[0]!r}: {self.kind} has no {others[0]!r} between values")
         for start, line, found in rows:
             if len(found) != len(self._columns):
-                raise self.broken(line, f"{len(found)} values for {len(self._columns)} columns")
+                hint = f"; a value that holds {self._delimiter!r} needs quotes" if len(found) > len(self._columns) else ""
+                raise self.broken(line, f"{len(found)} values for {len(self._columns)} columns{hint}")
             yield start, line
 
     def parse(self, file: BinaryIO, line: int) -> Row:
@@ -158,6 +162,10 @@ def read_json(path: Path, limit: int = 0) -> Rows:
         raise BrokenData(f"{path} cannot be read: {error}") from None
     except json.JSONDecodeError as error:
         raise BrokenData(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    except BrokenData:
+        raise
+    except ValueError as error:  # a number of thousands of digits
+        raise BrokenData(f"{path} cannot be read: {error}") from None
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise BrokenData(f"{path}, row {number}: a JSON {type(row).__name__}, not an object with columns")

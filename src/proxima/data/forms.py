@@ -238,8 +238,10 @@ def rating_of(row: Row) -> float:
         raise Skip("no rating")
     try:
         rating = float("x" if isinstance(value, bool) else value)
-    except (TypeError, ValueError, OverflowError):
-        raise BrokenData(f"`rating` ({value!r}) is not a number") from None
+    except (TypeError, ValueError):
+        raise BrokenData(f"`rating` ({str(value)[:60]!r}) is not a number") from None
+    except OverflowError:
+        rating = math.inf
     if not math.isfinite(rating):
         raise Skip("a rating that is not finite")
     return rating

@@ -42,7 +42,8 @@ def details(report: DataReport, console: Any) -> None:
         for kind, found in report.kinds.items()
         if not found.problem
     ]
-    console.print(table(["usable", "rows", "by", "from"], rows, numbers=(1,)))
+    if rows:
+        console.print(table(["usable", "rows", "by", "from"], rows, numbers=(1,)))
     for kind, found in report.kinds.items():
         if found.problem:
             console.print(Text(f"not as {kind}: {visible(found.problem)}", style="red"))

@@ -27,6 +27,8 @@ def open_rows(source: str | Path | Rows, limit: int = 0) -> Rows:
     """The rows of a source; with `limit` the first so many, which is all that is then downloaded from the Hub."""
     if isinstance(source, Rows):
         return source
+    if not str(source).strip():
+        raise ValueError("the name of the data is empty; give a file, a folder or a Hugging Face dataset")
     if limit < 0:
         raise ValueError(f"limit ({limit}) must be at least 0 (0 = all)")
     path, split = Path(source), ""
@@ -93,6 +95,10 @@ def open_folder(folder: Path, split: str = "", limit: int = 0) -> Rows:
 def open_parquet(path: Path, limit: int = 0) -> Rows:
     """Parquet, through an Arrow file in the cache of `datasets` that is mapped into memory."""
     with needs_datasets(str(path)) as datasets:
+        from pyarrow.parquet import read_metadata  # type: ignore[import-untyped]
+
+        if not read_metadata(path).num_rows:  # `datasets` fails there, and does not say why
+            return ListRows([], str(path))
         shown = datasets.is_progress_bar_enabled()
         datasets.disable_progress_bars()
         try:
@@ -137,6 +143,8 @@ def needs_datasets(name: str) -> Iterator[Any]:
     except Exception as error:
         if isinstance(error, ValueError) and str(error).startswith(name):  # of_split's own
             raise
+        if isinstance(error, datasets.exceptions.DatasetGenerationError) and error.__cause__:  # says only that there was one
+            error = Exception(error.__cause__)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         if Path(name).exists():
             raise BrokenData(f"cannot read {name}: {reason}") from None

@@ -76,6 +76,8 @@ def run_demo(
     """
     started = time.perf_counter()
     home = Path(run_dir) / run_name
+    if home.is_dir() and any(home.iterdir()) and not any((home / part).exists() for part in ("results.json", "reward")):
+        raise ValueError(f"{home} holds something else than a demo, which would go; choose another run_dir or move it away")
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
     if reward_from is None:

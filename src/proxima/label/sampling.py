@@ -13,7 +13,8 @@ from typing import Any
 
 from proxima.base_setup import BaseSetup
 from proxima.config import PPOConfig
-from proxima.data import open_rows
+from proxima.data import BrokenData, open_rows
+from proxima.data.forms import flag_of
 from proxima.label.store import Item
 from proxima.ppo_trainer import SequenceGenerator
 
@@ -101,7 +102,11 @@ def read_items(path: str | Path, mode: str) -> list[Item]:
             if not isinstance(row, dict) or not isinstance(row.get(name), str):
                 raise ValueError(f"{rows.where(number)}: `{name}` is missing or not a text")
         sides: list[Any] = [row[name] for name in names]
-        ended = [bool(row.get("ended" if name == "completion" else f"{name}_ended", True)) for name in names]
+        flags = ["ended" if name == "completion" else f"{name}_ended" for name in names]
+        try:
+            ended = [flag_of(row, flag) for flag in flags]
+        except BrokenData as error:
+            raise ValueError(f"{rows.where(number)}: {error}") from None
         if mode == "ratings":
             items.append(Item(row["prompt"], sides[0], a_ended=ended[0], a_model=str(path)))
         else:

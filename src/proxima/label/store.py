@@ -105,12 +105,16 @@ class Store:
         self.path, self.overlap = Path(path), overlap
         try:
             self._prepare(mode or "pairs", seed)
-        except sqlite3.Error as error:
+            with self._open() as db:
+                settings = dict(db.execute("SELECT name, value FROM settings").fetchall())
+                [found] = db.execute("PRAGMA quick_check(1)").fetchone()
+            self.counts()
+            self.mode: str = settings["mode"]
+            self.seed: int = settings["seed"]
+        except (sqlite3.Error, KeyError) as error:
             raise ValueError(f"cannot use {path} as a feedback database: {error}") from None
-        with self._open() as db:
-            settings = dict(db.execute("SELECT name, value FROM settings").fetchall())
-        self.mode: str = settings["mode"]
-        self.seed: int = settings["seed"]
+        if found != "ok":
+            raise ValueError(f"cannot use {path} as a feedback database: it is damaged ({found.splitlines()[-1]})")
         if mode and mode != self.mode:
             raise ValueError(f"{path} holds {self.mode}; for {mode} choose another --db")
 

@@ -21,6 +21,7 @@ from proxima.pairs import SAPairs
 from proxima.reward_kl import shape_scores
 from proxima.rewards import Outcome, Samples, open_reward
 from proxima.rewards.model import TrainedReward
+from proxima.rewards.outcome import in_one_line
 from proxima.rewards.sources import RewardSource
 
 log = logging.getLogger(__name__)
@@ -124,8 +125,8 @@ class RewardComputer:
             try:
                 outcome = source(samples)
                 break
-            except Exception as error:  # a user's reward may raise anything; the samples are counted as failed
-                outcome = Outcome.failed(len(samples), f"{type(error).__name__}: {error}")
+            except (Exception, SystemExit) as error:  # a user's reward may raise anything; the samples are counted as failed
+                outcome = Outcome.failed(len(samples), in_one_line(error))
                 if attempt < source.attempts:
                     log.warning("reward %s failed and is tried again: %s", name, outcome.reason)
         if outcome.failures:

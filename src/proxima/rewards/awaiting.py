@@ -19,7 +19,10 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 def run_async(awaitable: Awaitable[Any]) -> Any:
     async def wait() -> Any:
-        return await awaitable
+        try:
+            return await awaitable
+        except (SystemExit, KeyboardInterrupt) as error:  # in a task these end the loop, and nobody hears of it
+            raise RuntimeError(f"it ended by {type(error).__name__}") from None
 
     future = asyncio.run_coroutine_threadsafe(wait(), _loop())
     try:

@@ -63,12 +63,17 @@ class FunctionReward:
             for name, column in samples.columns().items()
             if name in named or (self.takes_any and name not in self.reserved)
         }
-        given = {name: getattr(samples, name) for name in self.own}
-        positional = [getattr(samples, name) for name in self.positional]
+        given = {name: _copied(getattr(samples, name)) for name in self.own}
+        positional = [_copied(getattr(samples, name)) for name in self.positional]
         returned = self.function(*positional, **{**wanted, **given, **self.options})
         if inspect.isawaitable(returned):
             returned = run_async(returned)
         return read_rewards(returned, samples.lengths)
+
+
+def _copied(items: Sequence[Any]) -> list[Any]:
+    """A list of the function's own: what it changes in it changes nothing else."""
+    return [list(item) if isinstance(item, list) else item for item in items]
 
 
 def _by_position(spec: RewardSpec, parameters: list[inspect.Parameter]) -> tuple[tuple[str, ...], list[str]]:
@@ -86,11 +91,14 @@ def _by_position(spec: RewardSpec, parameters: list[inspect.Parameter]) -> tuple
 def load_function(source: str) -> Callable[..., Any]:
     """`module:function`, looked up on the Python path and in the current folder."""
     module_name, _, function_name = source.partition(":")
+    if module_name.endswith(".py"):
+        name = Path(module_name).stem
+        raise ValueError(f"the reward {source!r} names a file; write {name}:{function_name}, and run where {name}.py lies")
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
         function = getattr(importlib.import_module(module_name), function_name)
-    except Exception as error:  # a user's module may raise anything when it is imported
+    except (Exception, SystemExit) as error:  # a user's module may raise anything when it is imported
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
             f"cannot load the reward {source!r}: {reason}; give module:function, from the current folder too"

@@ -9,6 +9,8 @@ from numbers import Real
 from typing import Any
 
 NAN = float("nan")
+LARGEST = 3.4e38  # above it float32, in which losses are computed, has no number
+LONGEST_REASON = 300  # characters
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,13 @@ def _number(value: Any, booleans: bool) -> float:
         number = float(value)
     except OverflowError:
         return NAN
-    return number if math.isfinite(number) else NAN
+    return number if abs(number) <= LARGEST else NAN  # nan fails too
+
+
+def in_one_line(error: BaseException) -> str:
+    """What was raised, for a message: short, whatever a user's code wrote."""
+    words = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    return words if len(words) <= LONGEST_REASON else f"{words[:LONGEST_REASON]} …"
 
 
 def _named(value: Any) -> str:

@@ -92,7 +92,11 @@ class RewardServer:
         import uvicorn
 
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family)
+        try:
+            listener = socket.create_server((host, port), family=family)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ValueError(f"cannot listen at {host}, port {port}: {reason}; try --port 0") from None
         settings = uvicorn.Config(self.app(), log_level="warning", limit_concurrency=MAX_CONNECTIONS)
         server = uvicorn.Server(settings)
 

@@ -65,6 +65,8 @@ def _open_light(spec: RewardSpec) -> RewardSource | None:
         require_options(spec, maker)
         function = maker(**check_options(spec, keyword_options(maker)))
         return FunctionReward(RewardSpec(function, name=spec.label), function)
+    if Path(source).is_file():
+        raise ValueError(f"the reward {source!r} is a file; a function in it is MODULE:FUNCTION, a model is a folder")
     if "/" not in source and not Path(source).exists():
         raise ValueError(
             f"unknown reward {source!r}: no folder here, and no ready-made reward ({', '.join(READY_MADE)}); "

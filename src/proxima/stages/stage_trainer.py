@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
@@ -148,12 +149,13 @@ class StageTrainer(ABC, Generic[Example]):
         results.left_out = len(order) - len(train_rows)
         if not len(train_rows) or not len(validation_rows):
             raise ValueError(f"no example fits max_length ({self.config.max_length} tokens); raise it")
-        with torch.random.fork_rng(devices=[self.role.device] if self.role.device.type == "cuda" else []):
-            torch.manual_seed(self.config.seed)
-            self._fit(train_rows, validation_rows, results)
-        self.finish(train_rows)
         results.folder = self._folder()
-        self.save(results.folder, results)
+        with _gone_if_empty(results.folder):
+            with torch.random.fork_rng(devices=[self.role.device] if self.role.device.type == "cuda" else []):
+                torch.manual_seed(self.config.seed)
+                self._fit(train_rows, validation_rows, results)
+            self.finish(train_rows)
+            self.save(results.folder, results)
         return results
 
     def prepare(self, examples: Iterable[Example], held_out: Iterable[Example]) -> None:
@@ -251,7 +253,23 @@ class StageTrainer(ABC, Generic[Example]):
         return ([rows[i] for i in batch] for batch in batches)
 
     def _folder(self) -> Path:
-        name = self.config.run_name or time.strftime(f"{self.name}-%Y%m%d-%H%M%S")
-        folder = Path(self.config.run_dir) / name
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        """Made before training, so that a name that is taken or cannot be written costs nothing."""
+        stamp = time.strftime(f"{self.name}-%Y%m%d-%H%M%S")
+        names = [self.config.run_name] if self.config.run_name else [stamp, *(f"{stamp}-{i}" for i in range(1, 1000))]
+        folders = [Path(self.config.run_dir) / name for name in names]
+        free = [path for path in folders if not any((path / mark).exists() for mark in ("stage.yaml", "metrics.jsonl"))]
+        if not free:
+            raise ValueError(f"{folders[0]} already holds a run; choose another run_name or move it away")
+        free[0].mkdir(parents=True, exist_ok=True)
+        return free[0]
+
+
+@contextmanager
+def _gone_if_empty(folder: Path) -> Iterator[None]:
+    """A block that was cut short leaves no empty folder."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            folder.rmdir()
+        raise
