@@ -12,7 +12,7 @@ test: $(VENV)/.installed  ## lint, types and the whole test suite
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-gpu: $(VENV)/.installed  ## the fast engine on a GPU: equal to the plain road, and the same bits twice
 	$(BIN)/python -m pytest tests/gpu

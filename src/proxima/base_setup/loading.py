@@ -45,7 +45,8 @@ def explain_loading(what: str, name: str) -> Iterator[None]:
         where = "a folder on this machine" if Path(name).exists() else "no folder on this machine, so a Hugging Face id"
         raise ValueError(
             f"cannot load the {what} {name!r} ({where}): {reason} Offline, give `embedded` (the small model in "
-            f"the package) or a local folder with config.json, *.safetensors and the tokenizer's files; HF_HUB_OFFLINE=1 uses only what is already downloaded."
+            "the package) or a local folder with config.json, *.safetensors and the tokenizer's files; HF_HUB_OFFLINE=1 uses "
+            "only what is already downloaded."
         ) from error
 
 
