@@ -247,6 +247,18 @@ def test_a_missing_column_stops_a_run_before_it_trains_and_is_not_counted_as_a_f
     assert results["avg_reward"] == 0.0
 
 
+def test_a_missing_column_stops_training_before_there_is_a_run(make_config, tmp_path):
+    def exact(prompts, texts, answer):
+        return [0.0] * len(texts)
+
+    trainer = PPOTrainer(make_config(rewards=(exact,), run_dir=str(tmp_path / "runs")))
+    good, bad = Prompt("a", {"answer": "x"}), Prompt("b")
+    for training, held_out in (([good, bad], None), ([good], [bad])):
+        with pytest.raises(ValueError, match="'exact' asks for 'answer'"):
+            trainer.train(training, 1, held_out)
+        assert not (tmp_path / "runs").exists()
+
+
 def test_a_prompt_that_is_cut_keeps_its_columns(make_config):
     seen = []
     reward = lambda prompts, completions, answer: seen.extend(zip(prompts, answer, strict=True)) or [0.0] * len(prompts)  # noqa: E731
