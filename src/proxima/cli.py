@@ -9,18 +9,20 @@ import dataclasses
 import os
 import re
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from proxima import __version__
 from proxima.commands import COMMANDS
 from proxima.config import PPOConfig, RewardSpec, StageConfig
 from proxima.config.settings import checked, read_yaml
-from proxima.errors import Interrupted, RewardFailure
+from proxima.errors import Interrupted, ProcessLost, RewardFailure
+from proxima.processes import rank_and_count
 
 CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "stage": StageConfig}
 GENERAL = "--config FILE.yaml gives every flag a new default; --debug shows tracebacks."
@@ -30,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command. What the user can mend is one line on stderr and exit code 2, what nobody expected is exit code 1;
     `--debug` shows the traceback instead."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
+    debug, first = "--debug" in given, rank_and_count()[0] == 0
     try:
         with nullcontext() if debug else _short_warnings():
             _run([argument for argument in given if argument != "--debug"])
@@ -38,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
     except Interrupted as stop:
-        print(f"proxima: {stop}", file=sys.stderr)
+        if first:
+            print(f"proxima: {stop}", file=sys.stderr)
         raise SystemExit(stop.exit_code) from None
     except KeyboardInterrupt:
         print("proxima: interrupted", file=sys.stderr)
@@ -46,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
-        known = isinstance(error, (ValueError, OSError, MemoryError, RewardFailure))
+        if not first and (getattr(error, "shared", False) or isinstance(error, RewardFailure)):
+            _leave_silently()
+        known = isinstance(error, (ValueError, OSError, MemoryError, RewardFailure, ProcessLost))
         reason = " ".join(str(error).split()) or type(error).__name__
         hint = "" if known else f" (an unexpected {type(error).__name__}; --debug shows the traceback)"
         print(f"proxima: {reason}{hint}", file=sys.stderr)
@@ -54,10 +59,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str]) -> None:
+    rank, count = rank_and_count()
+    with _silence() if rank else nullcontext():  # all read the same arguments: the first process says what is wrong with them
+        if count > 1 and arguments[:1] != ["train"]:
+            raise ValueError(
+                f"only `proxima train` can use several processes; start {' '.join(arguments[:1])} without torchrun"
+            )
+        command = parse(arguments)
     try:
-        parse(arguments).run()
+        with _quiet() if rank else nullcontext():
+            command.run()
     finally:
         sys.stdout.flush()
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    with _quiet(), open(os.devnull, "w") as nothing, redirect_stderr(nothing):
+        try:
+            yield
+        except ValueError:
+            _leave_silently()
+
+
+def _leave_silently() -> NoReturn:
+    """The first process says what is wrong; torchrun would stop it from doing so as soon as another one has gone."""
+    time.sleep(10)
+    raise SystemExit(2)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Of several processes only the first prints and warns."""
+    with open(os.devnull, "w") as nothing, redirect_stdout(nothing), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextmanager

@@ -11,3 +11,7 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, signal_number: int, message: str):
         super().__init__(message)
         self.exit_code = 128 + signal_number
+
+
+class ProcessLost(RuntimeError):  # noqa: N818
+    """Another process of the run died, left or does not answer."""

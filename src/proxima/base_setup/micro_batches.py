@@ -31,6 +31,7 @@ class MicroBatches:
             minibatch: sequences of an optimiser step; passes are cut to suit it, scoring in the same cuts.
         """
         self.size, self.tokens, self.minibatch = size, tokens, minibatch
+        self.may_halve = True  # not where other processes take part in every pass
 
     @classmethod
     def of(cls, config: PPOConfig) -> MicroBatches:
@@ -39,6 +40,8 @@ class MicroBatches:
     def rows(self, tokens: Tokens) -> list[Tensor]:
         """The rows in order, in as few passes as the budget allows and about equal ones; at least one row a pass."""
         lengths = (tokens.prompt_sizes + tokens.sizes).tolist()
+        if not lengths:
+            return []
         count, mean = min(len(lengths), self.minibatch), sum(lengths) / len(lengths)
         passes = max(math.ceil(count * mean / self.tokens), math.ceil(count / self.size))
         limit = min(self.tokens, math.ceil(math.ceil(count / passes) * mean) + max(lengths) - min(lengths))
@@ -58,7 +61,7 @@ class MicroBatches:
             try:
                 return work()
             except torch.cuda.OutOfMemoryError:
-                if self.size <= 1 or self.tokens <= longest:
+                if not self.may_halve or self.size <= 1 or self.tokens <= longest:
                     raise
                 self.size, self.tokens = max(1, self.size // 2), max(longest, self.tokens // 2)
             torch.cuda.empty_cache()

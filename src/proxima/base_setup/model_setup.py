@@ -7,7 +7,7 @@ is a head on the policy's trunk, are trainable copies; the frozen base stays the
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from proxima.base_setup.loading import ModelSettings, explain_loading, load_network, model_path, pick_device
+from proxima.base_setup.loading import ModelSettings, explain_loading, load_network, model_path, pick_device, pick_dtype
 from proxima.base_setup.lora_setup import add_adapter, copy_adapter, is_adapter, load_adapter, lora_config
 from proxima.base_setup.micro_batches import MicroBatches
 from proxima.base_setup.tokenizer_setup import PAD_TOKEN, eos_token_ids
 from proxima.config import PPOConfig
 from proxima.models import Backbone, PolicyModel, RewardModel, SFTModel, ValueModel
-from proxima.models.base_model import HEAD_FILE, EngineSettings, scalar_head
+from proxima.models.base_model import HEAD_FILE, BaseModel, EngineSettings, scalar_head
+from proxima.processes.group import Processes, meet
+from proxima.processes.sharding import Lockstep, make_mesh
 
 
 @dataclass
@@ -35,6 +37,7 @@ class ModelSet:
     eos_ids: tuple[int, ...]
     context_length: int | None
     micro_batches: MicroBatches
+    processes: Processes = field(default_factory=Processes)
 
     @property
     def device(self) -> torch.device:
@@ -43,7 +46,12 @@ class ModelSet:
 
 def build_models(config: PPOConfig, tokenizer: Any) -> ModelSet:
     """Load the base once and put the four roles on it. The global random state is left as it was."""
+    processes = meet(config.device, config.process_timeout)
     device = pick_device(config.device)
+    mesh = make_mesh(processes, device.type) if config.shard_base and processes.many else None
+    if mesh is not None:  # a whole network need not fit on a GPU
+        kind: Any = str(pick_dtype(config.dtype, device)).removeprefix("torch.")
+        config, device = replace(config, device="cpu", dtype=kind), torch.device("cpu")
     base = Backbone(load_network(config, config.model_name, device))
     rows = base.network.get_input_embeddings().num_embeddings
     real = [index for index in tokenizer.get_vocab().values() if index != tokenizer.pad_token_id]
@@ -59,8 +67,22 @@ def build_models(config: PPOConfig, tokenizer: Any) -> ModelSet:
         role.backbone.settings = EngineSettings(
             fast=config.engine != "plain", compiled=config.compile_layers, checkpointing=config.gradient_checkpointing
         )
-    ends = eos_token_ids(tokenizer, base.network)
-    return ModelSet(policy, sft, value, reward, ends, base.context_length, MicroBatches.of(config))
+    if mesh is not None:
+        _shard([policy, sft, value, reward], processes, mesh)
+    ends, passes = eos_token_ids(tokenizer, base.network), MicroBatches.of(config)
+    passes.may_halve = mesh is None
+    return ModelSet(policy, sft, value, reward, ends, base.context_length, passes, processes)
+
+
+def _shard(roles: list[BaseModel], processes: Processes, mesh: Any) -> None:
+    """Spread the layers of every network that carries a role over the processes."""
+    lockstep = Lockstep(processes, [(role.backbone, role.adapter) for role in roles])
+    for backbone in {id(role.backbone): role.backbone for role in roles}.values():
+        backbone.shard(mesh, lockstep)
+    for role in roles:
+        if role.head is not None:
+            role.head.to(role.backbone.device)
+    processes.settle = lockstep.settle
 
 
 def _reference(config: PPOConfig, base: Backbone) -> SFTModel:

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from proxima.processes.sharding import like
 
-def save_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
-    """Every state tensor by its parameter's place: `12.exp_avg`. Rates are not kept: they are set anew each step."""
+
+def save_optimizer(optimizer: torch.optim.Optimizer, path: Path, whole: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Every state tensor by its parameter's place: `12.exp_avg`. Rates are not kept: they are set anew each step.
+
+    Args:
+        whole: gives the whole of a tensor, where it is sharded over processes.
+    """
     state = optimizer.state_dict()["state"]
     tensors = {f"{index}.{name}": value for index, values in state.items() for name, value in values.items()}
-    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+    save_file({name: whole(value).detach().cpu().contiguous() for name, value in tensors.items()}, path)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, torch.Tensor]] = {}
     for name, value in load_file(path).items():
         index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = value.clone()  # memory of its own, not a window into the file
+        own = like(parameters[int(index)], value.clone())  # memory of its own, not a window into the file
+        state.setdefault(int(index), {})[key] = own
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -42,13 +51,18 @@ def random_numbers() -> dict[str, Any]:
 
 
 def load_random_state(path: Path, plain: dict[str, Any]) -> None:
-    import numpy as np
-
     tensors = load_file(path)
-    torch.set_rng_state(tensors.pop("cpu").clone())
+    set_random_state({**plain, "torch": tensors.pop("cpu").tolist()})
     for name, state in tensors.items():
         if torch.cuda.is_available() and int(name.split(".")[1]) < torch.cuda.device_count():
             torch.cuda.set_rng_state(state.clone(), int(name.split(".")[1]))
+
+
+def set_random_state(plain: dict[str, Any]) -> None:
+    """Python's, numpy's and torch's CPU generators, from plain values."""
+    import numpy as np
+
+    torch.set_rng_state(torch.tensor(plain["torch"], dtype=torch.uint8))
     version, words, gauss = plain["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, *rest = plain["numpy"]

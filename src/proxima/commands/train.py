@@ -35,23 +35,35 @@ class Train:
     """Start even where the quick part of `proxima doctor` finds what would spoil the run."""
 
     def run(self) -> None:
-        from proxima.base_setup.tokenizer_setup import load_tokenizer
-        from proxima.data import open_rows, read_prompts
         from proxima.ppo_trainer import PPOTrainer
+        from proxima.processes.group import meet
 
         if not self.ppo.rewards:
             raise ValueError(
                 "no reward is configured; give --rewards module:function, a reward model's folder, a Hub id, a URL or a "
                 "ready-made one such as length_band (docs/rewards.md has them all)"
             )
+        processes = meet(self.ppo.device, self.ppo.process_timeout)
+        if processes.many:
+            way = "NCCL" if processes.direct else "gloo"
+            print(f"{processes.count} processes ({way}), layers {'sharded' if self.ppo.shard_base else 'replicated'}")
+        prompts, held_out, tokenizer = processes.together(self._read)
+        if not self.skip_checks:
+            processes.lead(lambda: self._check(prompts, tokenizer))
+        trainer = processes.together(lambda: PPOTrainer(self.ppo))
+        results = trainer.train(prompts, self.epochs, held_out, self.resume, self.force)
+        print(f"stopped: {results.stop_reason}; best step {results.best_step}; results in {results.run_folder}")
+        processes.leave()
+
+    def _read(self) -> tuple[Sequence[str], Sequence[str] | None, Any]:
+        """Prompts, validation prompts where there are some, and the tokenizer."""
+        from proxima.base_setup.tokenizer_setup import load_tokenizer
+        from proxima.data import open_rows, read_prompts
+
         rows, held_out_rows = open_rows(self.data, self.limit), open_rows(self.validation) if self.validation else None
         tokenizer = load_tokenizer(self.ppo.model_name, self.ppo.trust_remote_code)
-        prompts = read_prompts(rows, tokenizer)
         held_out = read_prompts(held_out_rows, tokenizer) if held_out_rows is not None else None
-        if not self.skip_checks:
-            self._check(prompts, tokenizer)
-        results = PPOTrainer(self.ppo).train(prompts, self.epochs, held_out, self.resume, self.force)
-        print(f"stopped: {results.stop_reason}; best step {results.best_step}; results in {results.run_folder}")
+        return read_prompts(rows, tokenizer), held_out, tokenizer
 
     def _check(self, prompts: Sequence[str], tokenizer: Any) -> None:
         """Say what the quick checks warn of; refuse to start where one fails."""

@@ -29,7 +29,7 @@ class PPOConfig(Settings):
     value_learning_rate: float = 1e-4
     """AdamW learning rate of the value model."""
     batch_size: int = 32
-    """Prompts that `train` draws for one PPO step."""
+    """Prompts that `train` draws for one PPO step, over all processes."""
     max_new_tokens: int = 10
     """Most tokens in a response."""
     gamma: float = 0.99
@@ -92,6 +92,11 @@ class PPOConfig(Settings):
     """`auto` = the package's own fast forward pass and generation where it knows the architecture; `plain` = transformers'."""
     compile_layers: bool = True
     """On a GPU, compile the fast engine's layers (half a minute at the start)."""
+    shard_base: bool = False
+    """With several processes (torchrun), spread the layers of every network over them (FSDP): more can be held, passes are
+    slower. Memory only; see docs/scaling.md."""
+    process_timeout: float = 1800.0
+    """Seconds after which a process that does not answer the others counts as lost, and the run ends."""
     value_clip: float = 0.0
     """Hold new values this near the old ones in the value loss (reference value 0.2); 0 = off."""
     value_coef: float = 0.1

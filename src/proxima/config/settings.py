@@ -99,6 +99,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "minibatch_size": (1, math.inf, "[)"),
     "micro_batch_size": (1, math.inf, "[)"),
     "micro_batch_tokens": (1, math.inf, "[)"),
+    "process_timeout": (1, 86400, "[]"),
     "value_clip": (0, math.inf, "[)"),
     "value_coef": (0, math.inf, "[)"),
     "entropy_coef": (0, math.inf, "[)"),

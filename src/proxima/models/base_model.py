@@ -20,11 +20,14 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from proxima.engine import Decoder, Generation, Layout, pack, supports
 from proxima.engine.layout import cells
+from proxima.processes.sharding import Lockstep, fill, shard_network
 from proxima.types import Tokens
 
 
@@ -84,11 +87,42 @@ class Backbone:
         self._parameters: dict[str, list[nn.Parameter]] = {}
         self._decoder: Decoder | None = None
         self._generation: Generation | None = None
+        self.lockstep: Lockstep | None = None
+
+    @property
+    def sharded(self) -> bool:
+        """Whether its layers are spread over processes."""
+        return self.lockstep is not None
+
+    def shard(self, mesh: DeviceMesh, lockstep: Lockstep) -> None:
+        """Spread the layers over processes; adapters stay whole. From then on every pass is one of all processes."""
+        adapters = [p for name in (self.peft.peft_config if self.peft else ()) for p in self.adapter_parameters(name)]
+        device = self.network.device if mesh.device_type == "cpu" else torch.device(mesh.device_type)
+        shard_network(self.network, self.network.base_model, mesh, adapters)
+        for tensor in (*self.network.parameters(), *self.network.buffers()):
+            if not isinstance(tensor, DTensor):
+                tensor.data = tensor.data.to(device)
+        self.lockstep = lockstep
+
+    def begin_pass(self) -> None:
+        if self.lockstep is not None:
+            self.lockstep.begin(self, self._active)
+
+    def single_token_pass(self, adapter: str | None, backward: bool) -> None:
+        """A pass that changes nothing, for the sake of the other processes."""
+        decoder, ids = self.network.base_model, torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        with self.using(adapter):
+            hidden = decoder(**self.inputs(decoder, ids, ids == 0)).last_hidden_state
+            if backward:
+                (0 * hidden.sum()).backward()
 
     @property
     def decoder(self) -> Decoder | None:
-        """The fast road, made when first asked for; None where this network is not one it knows, or dropout is on."""
-        if not self.settings.fast or self.network.training:
+        """The fast road, made when first asked for; None where this network is not one it knows, or dropout is on.
+
+        It reads whole weights, so a sharded network does without.
+        """
+        if not self.settings.fast or self.network.training or self.sharded:
             return None
         if self._supported is None:
             self._supported = supports(self.network)
@@ -197,11 +231,13 @@ class Backbone:
     def hidden_states(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Last hidden states (B, T, D)."""
         decoder = self.network.base_model
+        self.begin_pass()
         return decoder(**self.inputs(decoder, ids, mask)).last_hidden_state
 
     def logits(self, ids: Tensor, mask: Tensor, first: int) -> Tensor:
         """Logits (B, T - first, V) that predict the tokens from column `first` on; none for the prompt."""
         given = self.inputs(self.network, ids, mask)
+        self.begin_pass()
         columns = torch.arange(first - 1, ids.shape[1] - 1, device=ids.device)
         if "logits_to_keep" in inspect.signature(self.network.forward).parameters:
             return self.network(**given, logits_to_keep=columns).logits
@@ -255,14 +291,20 @@ class BaseModel:
         assert self.head is not None
         return self.head(hidden.float()).squeeze(-1)
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the role: an adapter in PEFT's own format or the whole network, and the head; safetensors only."""
+    def save(self, folder: str | Path, whole: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Path:
+        """Write the role: an adapter in PEFT's own format or the whole network, and the head; safetensors only.
+
+        Args:
+            whole: gives the whole of a tensor, where it is sharded over processes.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if self.adapter and self.backbone.peft is not None:
             save_adapter(self.backbone.peft, self.adapter, folder)
         else:
-            self.backbone.network.save_pretrained(folder, max_shard_size="1TB")
+            network = self.backbone.network
+            state = {name: whole(value) for name, value in network.state_dict().items()} if self.backbone.sharded else None
+            network.save_pretrained(folder, max_shard_size="1TB", state_dict=state)
         if self.head is not None:
             save_file(
                 {name: value.detach().cpu().contiguous() for name, value in self.head.state_dict().items()}, folder / HEAD_FILE
@@ -275,12 +317,24 @@ class BaseModel:
         try:
             if self.adapter and self.backbone.peft is not None:
                 load_adapter_weights(self.backbone.peft, self.adapter, folder / ADAPTER_FILE)
+            elif self.backbone.sharded:
+                load_sharded(self.backbone.network, folder / "model.safetensors")
             else:
                 load_model(self.backbone.network, folder / "model.safetensors", device=str(self.device))
             if self.head is not None:
                 self.head.load_state_dict(load_file(folder / HEAD_FILE, device=str(self.device)))
         except (OSError, RuntimeError, SafetensorError, ValueError) as error:
             raise ValueError(f"cannot load the weights in {folder}: {str(error).splitlines()[0]}") from error
+
+
+def load_sharded(network: nn.Module, path: Path) -> None:
+    """A network's file into weights of which each process holds a part."""
+    state, present = load_file(path), network.state_dict(keep_vars=True)
+    filled = {id(present[name]) for name in state if name in present}  # of tied weights only one is in the file
+    if odd := sorted({*(state.keys() - present.keys()), *(name for name in present if id(present[name]) not in filled)}):
+        raise ValueError(f"it was made for another model ({odd[0]} differs)")
+    for name, value in state.items():
+        fill(present[name], value)
 
 
 def load_adapter_weights(peft: PeftModel, adapter: str, path: Path) -> None:

@@ -44,6 +44,7 @@ class PolicyModel(BaseModel):
                     given["position_ids"] = positions
                 if "logits_to_keep" in accepted:
                     given["logits_to_keep"] = 1
+                self.backbone.begin_pass()
                 output = network(**given, use_cache=True)
                 cache = output.past_key_values
                 scaled = output.logits[:, -1].float() / sampling.temperature  # (B, V)

@@ -14,6 +14,7 @@ from proxima.config import PPOConfig
 from proxima.models import Sampling
 from proxima.models.base_model import by_chunks, unpack
 from proxima.pairs import SAPairs
+from proxima.ppo_trainer.shares import join_tokens, own_share
 from proxima.sampling import score_tokens, sequence_keys
 from proxima.token_attribution import TokenAttributor
 from proxima.types import KeptSet, Prompt, Rollout, Tokens, pad_to
@@ -71,7 +72,11 @@ class SequenceGenerator:
             seed=settings.seed,
             step=step,
         )
-        return self.models.policy.generate(self.read_prompts(prompts), sampling)
+        tokens, processes = self.read_prompts(prompts), self.models.processes
+        if not processes.many:
+            return self.models.policy.generate(tokens, sampling)
+        own = tokens.select(processes.rows(len(prompts)))
+        return join_tokens(tokens, self.models.policy.generate(own, sampling) if len(own.prompts) else own, processes)
 
     def tokenize(self, prompts: Sequence[str], first: int = 0) -> tuple[list[str], list[list[int]], Tensor]:
         """Prompts with their ids, and which were cut to fit (B,). Refuses what would spoil the rollout.
@@ -129,18 +134,22 @@ class SequenceGenerator:
     def score(self, tokens: Tokens) -> dict[str, Tensor]:
         """The columns of a rollout: log-probabilities of policy and reference, exact KL, entropy, truncation's cost."""
         policy, reference, micro_batches = self.models.policy, self.models.sft, self.models.micro_batches
+        own = own_share(tokens, self.models.processes)
 
         def measured() -> dict[str, Tensor]:
-            parts: dict[str, list[Tensor]] = {}
-            for rows in micro_batches.rows(tokens):
-                part = tokens.select(rows)
+            parts: dict[str, list[Tensor]] = {
+                name: [tokens.mask.new_zeros(0, tokens.mask.shape[1]).float()] for name in MEASURED
+            }
+            for rows in micro_batches.rows(own):
+                part = own.select(rows)
                 states = policy.response_hidden(part), reference.response_hidden(part)
                 columns = by_chunks(self._measure, part, *states)
                 for name, column in zip(MEASURED, columns, strict=True):
-                    parts.setdefault(name, []).append(pad_to(unpack(column, part), tokens.mask.shape[1]))
+                    parts[name].append(pad_to(unpack(column, part), tokens.mask.shape[1]))
             return {name: torch.cat(columns) for name, columns in parts.items()}
 
-        return micro_batches.run(measured, tokens.longest)
+        columns = micro_batches.run(measured, tokens.longest)
+        return {name: self.models.processes.join(column, len(tokens.prompts)) for name, column in columns.items()}
 
     def _measure(self, hidden: Tensor, ref_hidden: Tensor, ids: Tensor, kept: KeptSet | None) -> tuple[Tensor, ...]:
         """Numbers (M,) of each response token, from its hidden states."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
@@ -18,6 +19,7 @@ from proxima.experience_buffer import BatchedData
 from proxima.models.base_model import by_chunks, flatten_column
 from proxima.ops import entropy, exact_kl, masked_mean
 from proxima.pairs import SAPairs, as_pairs
+from proxima.processes.gradients import add_gradients, clip_gradients
 from proxima.sampling import kept_logits, token_logprobs
 from proxima.token_attribution.sa_pair_builder import ensure_tokens
 from proxima.training import approximate_kl, clipped, policy_loss, policy_ratio, value_loss
@@ -84,15 +86,16 @@ class ModelTrainer:
         and "skipped" is set (the one question an update waits for the device to answer).
         """
         assert batch.tokens is not None
-        longest = batch.tokens.longest
+        longest, processes = batch.tokens.longest, self.models.processes
         stats: dict[str, Tensor] = {}
         if policy:
-            stats |= self.models.micro_batches.run(lambda: self._policy_backward(batch), longest)
+            sums, peaks = self.models.micro_batches.run(lambda: self._policy_backward(batch), longest)
+            stats |= processes.sum(sums) | processes.max(peaks)
             if 0 < self.config.kl_stop < stats["approx_kl"]:
                 return stats | {"stopped": torch.tensor(True)}
         if value:
             keep_trunk = policy and self.models.value.shares_policy
-            stats |= self.models.micro_batches.run(lambda: self._value_backward(batch, keep_trunk), longest)
+            stats |= processes.sum(self.models.micro_batches.run(lambda: self._value_backward(batch, keep_trunk), longest))
         if policy:
             stats["grad_norm_policy"] = self._clip(self.policy_parameters)
         if value:
@@ -105,10 +108,11 @@ class ModelTrainer:
             self.value_optimizer.step()
         return stats
 
-    def _policy_backward(self, batch: SAPairs) -> dict[str, Tensor]:
+    def _policy_backward(self, batch: SAPairs) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Gradients of this process's share; numbers to add up and numbers of which the largest counts."""
         config, total = self.config, batch.mask.sum()
-        sums: dict[str, Tensor] = {}
-        peaks: dict[str, Tensor] = {}
+        sums = dict.fromkeys(("policy_loss", "approx_kl", "clip_fraction"), torch.zeros((), device=batch.mask.device))
+        peaks = dict.fromkeys(("ratio_max", "ratio_error"), torch.zeros((), device=batch.mask.device))
         self.policy_optimizer.zero_grad()
         with self.models.policy.training():
             for part in self._micro_batches(batch):
@@ -121,10 +125,10 @@ class ModelTrainer:
                         "approx_kl": approximate_kl(ratio).sum() / total,
                         "clip_fraction": clipped(ratio, advantages, config.clip_epsilon).float().sum() / total,
                     }
-                    sums = {name: sums.get(name, 0) + number for name, number in measured.items()}
+                    sums = {name: sums[name] + number for name, number in measured.items()}
                     worst = {"ratio_max": ratio.max(), "ratio_error": (ratio - 1).abs().max()}
-                    peaks = {name: torch.maximum(peaks.get(name, peak), peak) for name, peak in worst.items()}
-        return sums | peaks
+                    peaks = {name: torch.maximum(peaks[name], peak) for name, peak in worst.items()}
+        return sums, peaks
 
     def _policy_losses(self, part: SAPairs) -> tuple[Tensor, Tensor, Tensor]:
         """Ratio, loss and advantage (M,) of each response token."""
@@ -174,15 +178,21 @@ class ModelTrainer:
         return {"value_loss": summed}
 
     def _clip(self, parameters: list[nn.Parameter]) -> Tensor:
-        """Clip, and say how large the gradient was."""
-        return nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm or float("inf")).detach()
+        """Add up the shares of all processes, clip, and say how large the gradient was."""
+        add_gradients(parameters, self.models.processes)
+        return clip_gradients(parameters, self.config.max_grad_norm or float("inf"), self.models.processes)
 
     def _micro_batches(self, batch: SAPairs) -> Iterator[SAPairs]:
+        assert batch.tokens is not None
+        if self.models.processes.many:
+            batch = batch.select(self.models.processes.balanced_rows(batch.tokens.prompt_sizes + batch.tokens.sizes))
         assert batch.tokens is not None
         for rows in self.models.micro_batches.rows(batch.tokens):
             yield batch.select(rows)
 
 
 def _adamw(parameters: list[nn.Parameter], rate: float) -> torch.optim.AdamW:
-    fused = all(parameter.is_cuda for parameter in parameters)
-    return torch.optim.AdamW(parameters, lr=rate, eps=ADAM_EPS, weight_decay=0.0, fused=fused)
+    settings: dict[str, Any] = {"lr": rate, "eps": ADAM_EPS, "weight_decay": 0.0}
+    if any(isinstance(parameter, DTensor) for parameter in parameters):  # sharded and whole ones: one at a time
+        return torch.optim.AdamW(parameters, foreach=False, **settings)
+    return torch.optim.AdamW(parameters, fused=all(parameter.is_cuda for parameter in parameters), **settings)

@@ -25,12 +25,13 @@ from proxima.ppo_trainer.generator import SequenceGenerator, Stopwatch
 from proxima.ppo_trainer.model_trainer import ModelTrainer
 from proxima.ppo_trainer.plan import Plan
 from proxima.ppo_trainer.reward_computer import RewardComputer, Scores
+from proxima.ppo_trainer.shared_run import open_run
 from proxima.ppo_trainer.signals import StopSignals
+from proxima.ppo_trainer.state import put_state_together
 from proxima.ppo_trainer.training_run import TrainingResults, TrainingRun
 from proxima.ppo_trainer.value_adder import ValueAdder
 from proxima.reward_kl import KLDivergence, RewardAdjuster, adapt_kl_coef, shape_scores
 from proxima.rewards import check_rewards
-from proxima.run_folder import RunFolder
 from proxima.training.schedule import learning_rate_factor
 
 CHECKED_AT_ONCE = 512  # prompts tokenised together before a run
@@ -194,7 +195,7 @@ class PPOTrainer:
         plan = Plan(prompts, config.batch_size, num_epochs, config.seed, fingerprints)
         validate = None if held_out is None else (lambda: self.validate(held_out))
         evaluator = Evaluator(self.models, self.tokenizer, config, validate)
-        with RunFolder(config, resume) as run, StopSignals() as signals:
+        with open_run(config, resume, self.models.processes) as run, StopSignals() as signals:
             return TrainingRun(self, plan, evaluator, run, signals).go(force)
 
     def check(self, prompts: Sequence[str]) -> dict[str, Any]:
@@ -223,14 +224,18 @@ class PPOTrainer:
     def save(self, folder: str | Path) -> Path:
         """Write `policy/` and `value/` (adapters in PEFT's format, heads) and the tokenizer; each folder in one move."""
 
+        whole = put_state_together(self, optimizers=False)
+
         def policy(part: Path) -> None:
-            self.models.policy.save(part)
+            self.models.policy.save(part, whole)
             self.tokenizer.save_pretrained(part)
 
-        folder = Path(folder)
-        write_folder(folder / "policy", policy, manifest=False)
-        write_folder(folder / "value", self.models.value.save, manifest=False)
-        return folder
+        def write() -> None:
+            write_folder(Path(folder) / "policy", policy, manifest=False)
+            write_folder(Path(folder) / "value", lambda part: self.models.value.save(part, whole), manifest=False)
+
+        self.models.processes.lead(write)
+        return Path(folder)
 
     def load(self, folder: str | Path) -> None:
         """Take over policy and value model from a folder that `save` wrote."""

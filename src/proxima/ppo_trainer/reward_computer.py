@@ -18,11 +18,14 @@ from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig, RewardSpec
 from proxima.ops import place_rewards
 from proxima.pairs import SAPairs
+from proxima.ppo_trainer.shares import own_share
+from proxima.processes.group import Processes
 from proxima.reward_kl import shape_scores
 from proxima.rewards import Outcome, Samples, open_reward
 from proxima.rewards.model import TrainedReward
 from proxima.rewards.outcome import in_one_line
 from proxima.rewards.sources import RewardSource
+from proxima.types import pad_to
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,17 @@ class Scores:
     def select(self, rows: Tensor) -> Scores:
         token = None if self.token is None else self.token[rows]
         return Scores(self.sequence[rows], token, {name: each[rows] for name, each in self.by_name.items()})
+
+
+def join_scores(scores: Scores, shape: torch.Size, processes: Processes) -> Scores:
+    """The scores of a whole batch (B, R), from each process's own."""
+    total, width = shape
+    token = None
+    if processes.largest(int(scores.token is not None)):
+        own = torch.zeros(len(scores.sequence), 0, dtype=torch.float64) if scores.token is None else scores.token
+        token = processes.join(pad_to(own, width), total)
+    by_name = {name: processes.join(each, total) for name, each in scores.by_name.items()}
+    return Scores(processes.join(scores.sequence, total), token, by_name)
 
 
 class RewardComputer:
@@ -103,9 +117,21 @@ class RewardComputer:
     def score_pairs(self, pairs: SAPairs) -> Scores:
         """Scores of a rollout, from its own token ids wherever the reward model is ours."""
         assert pairs.tokens is not None
-        return self.score(Samples.of_tokens(pairs.tokens))
+        own, self.last_failure = own_share(pairs.tokens, self.models.processes), ""
+        scores = self.score(Samples.of_tokens(own))
+        if not self.models.processes.many:
+            return scores
+        reasons = self.models.processes.gather(self.last_failure)
+        self.last_failure = next((reason for reason in reasons if reason), "")
+        for rank, reason in enumerate(reasons):
+            if reason and rank != self.models.processes.rank:
+                log.warning("reward failed in process %d: %s", rank, reason)
+        return join_scores(scores, pairs.mask.shape, self.models.processes)
 
     def score(self, samples: Samples) -> Scores:
+        if not len(samples):  # a process without a share
+            nothing = torch.zeros(0, dtype=torch.float64)
+            return Scores(nothing, None, {spec.label: nothing for spec, _ in self.rewards})
         self.check_columns(samples.prompts)
         outcomes = [(spec, self._attempt(spec.label, source, samples)) for spec, source in self.rewards]
         by_name = {spec.label: torch.tensor(outcome.totals, dtype=torch.float64) for spec, outcome in outcomes}

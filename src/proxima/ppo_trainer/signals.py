@@ -8,11 +8,17 @@ import threading
 from types import FrameType
 from typing import Any
 
+from proxima.processes import rank_and_count, started_by_torchrun
+
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class StopSignals:
-    """The first signal is noted; Ctrl-C after it stops at once. Outside the main thread signals stay as they are."""
+    """The first signal is noted; Ctrl-C after it stops at once. Outside the main thread signals stay as they are.
+
+    Under torchrun, which passes on what the terminal has sent already, more of them change nothing: it kills by itself those
+    that take longer than its --shutdown-timeout.
+    """
 
     def __init__(self) -> None:
         self.received = 0
@@ -23,12 +29,13 @@ class StopSignals:
         return NAMES[signal.Signals(self.received)]
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        if self.received and number == signal.SIGINT:
+        if self.received and number == signal.SIGINT and not started_by_torchrun():
             raise KeyboardInterrupt
         if not self.received:
             self.received = number
             # not print: the signal may have come in the middle of one
-            os.write(2, f"\n{self.name}: finishing this step, then a checkpoint; Ctrl-C stops at once\n".encode())
+            if rank_and_count()[0] == 0:
+                os.write(2, f"\n{self.name}: finishing this step, then a checkpoint; Ctrl-C stops at once\n".encode())
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():

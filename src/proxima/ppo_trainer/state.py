@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from proxima.checkpoint import Checkpoint
 from proxima.checkpoint.tensors import (
@@ -15,9 +18,11 @@ from proxima.checkpoint.tensors import (
     random_numbers,
     save_optimizer,
     save_random_tensors,
+    set_random_state,
 )
 from proxima.config import PPOConfig
 from proxima.ppo_trainer.plan import Plan
+from proxima.processes.sharding import put_together
 
 if TYPE_CHECKING:
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer
@@ -25,10 +30,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # What a resumed run may change: where, how fast, how carefully and until when, but not what is computed.
-_FREE = """run_dir run_name trackers device engine compile_layers gradient_checkpointing micro_batch_size micro_batch_tokens
-    trust_remote_code buffer_storage buffer_max_bytes buffer_overflow eval_every patience min_improvement max_reward_failures
-    checkpoint_every keep_checkpoints max_skipped_updates on_nonfinite kl_limit min_entropy length_limit max_falling_verdicts
-    on_guard rollback_rate_factor"""
+_FREE = """run_dir run_name trackers device engine compile_layers gradient_checkpointing micro_batch_size
+    micro_batch_tokens shard_base process_timeout trust_remote_code buffer_storage buffer_max_bytes buffer_overflow
+    eval_every patience min_improvement max_reward_failures checkpoint_every keep_checkpoints max_skipped_updates
+    on_nonfinite kl_limit min_entropy length_limit max_falling_verdicts on_guard rollback_rate_factor"""
 FREE = frozenset(_FREE.split())
 
 
@@ -56,12 +61,31 @@ def plain_state(trainer: PPOTrainer) -> dict[str, Any]:
     }
 
 
-def save_tensors(trainer: PPOTrainer, folder: Path) -> None:
-    trainer.models.policy.save(folder / "policy")
-    trainer.models.value.save(folder / "value")
-    save_optimizer(trainer.model_trainer.policy_optimizer, folder / "policy_optimizer.safetensors")
-    save_optimizer(trainer.model_trainer.value_optimizer, folder / "value_optimizer.safetensors")
+def save_tensors(trainer: PPOTrainer, folder: Path, whole: Callable[[Tensor], Tensor]) -> None:
+    trainer.models.policy.save(folder / "policy", whole)
+    trainer.models.value.save(folder / "value", whole)
+    save_optimizer(trainer.model_trainer.policy_optimizer, folder / "policy_optimizer.safetensors", whole)
+    save_optimizer(trainer.model_trainer.value_optimizer, folder / "value_optimizer.safetensors", whole)
     save_random_tensors(folder / "random.safetensors")
+
+
+def put_state_together(trainer: PPOTrainer, optimizers: bool = True) -> Callable[[Tensor], Tensor]:
+    """Called by all processes before the first one writes: the function gives the whole of a tensor that is sharded."""
+    roles = (trainer.models.policy, trainer.models.value)
+    tensors = [tensor for role in roles for tensor in role.parameters()]
+    if optimizers:
+        both = (trainer.model_trainer.policy_optimizer, trainer.model_trainer.value_optimizer)
+        tensors += [tensor for each in both for state in each.state_dict()["state"].values() for tensor in state.values()]
+    return put_together(tensors, trainer.models.processes)
+
+
+def agree(trainer: PPOTrainer) -> None:
+    """At a checkpoint: generators and micro-batches, which differ a little between processes, become what is written."""
+    processes, budget = trainer.models.processes, trainer.models.micro_batches
+    if not processes.many:
+        return
+    budget.size, budget.tokens = processes.smallest(budget.size), processes.smallest(budget.tokens)
+    set_random_state(processes.lead(lambda: {"torch": torch.get_rng_state().tolist(), **random_numbers()}))
 
 
 def load_state(trainer: PPOTrainer, folder: Path, state: Mapping[str, Any]) -> None:

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from proxima.checkpoint import Checkpoint
-from proxima.errors import Interrupted, RewardFailure
+from proxima.errors import Interrupted, ProcessLost, RewardFailure
 from proxima.evaluator import Evaluator
 from proxima.guards import MAX_ROLLBACKS, Alarm, alarms
 from proxima.metrics import is_defined
 from proxima.ppo_trainer.plan import Plan
+from proxima.ppo_trainer.shared_run import AnyRun
 from proxima.ppo_trainer.signals import StopSignals
-from proxima.ppo_trainer.state import check_resumable, load_state, plain_state, save_tensors
-from proxima.run_folder import RunFolder, plain
+from proxima.ppo_trainer.state import agree, check_resumable, load_state, plain_state, put_state_together, save_tensors
+from proxima.processes.group import is_lost
+from proxima.run_folder import plain
 
 if TYPE_CHECKING:
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer
@@ -51,9 +53,9 @@ class TrainingResults:
 class TrainingRun:
     """The loop over steps, with verdicts, guards, checkpoints and signals around each."""
 
-    def __init__(self, trainer: PPOTrainer, plan: Plan, evaluator: Evaluator, run: RunFolder, signals: StopSignals):
+    def __init__(self, trainer: PPOTrainer, plan: Plan, evaluator: Evaluator, run: AnyRun, signals: StopSignals):
         self.trainer, self.plan, self.evaluator, self.run, self.signals = trainer, plan, evaluator, run, signals
-        self.config = trainer.config
+        self.config, self.processes = trainer.config, trainer.models.processes
         self.results = TrainingResults(run_folder=run.path)
         self.first_step, self.rollbacks = trainer.step, 0
         self.verdict: float | None = None  # of the step just done
@@ -62,10 +64,11 @@ class TrainingRun:
     def go(self, force: bool = False) -> TrainingResults:
         self.begin(force)
         total, done = self.trainer.total_steps or 0, self.trainer.step - self.first_step
-        with tqdm(desc="PPO", unit="step", initial=done, total=total - self.first_step, disable=None) as bar:
+        hidden = None if self.processes.first else True
+        with tqdm(desc="PPO", unit="step", initial=done, total=total - self.first_step, disable=hidden) as bar:
             try:
                 while not self.results.stop_reason and self.trainer.step < total:
-                    if self.signals.received:
+                    if self.stop_asked():
                         self.interrupt()
                     self.advance(bar)
                     bar.update(self.trainer.step - self.first_step - bar.n)
@@ -73,11 +76,24 @@ class TrainingRun:
                 self.checkpoint()
                 folder = self.trainer.save(self.run.path)
                 raise RewardFailure(f"{failure}; the weights as they were before this step are in {folder}") from failure
-            except Exception:
-                with suppress(OSError):
-                    self.trainer.save(self.run.path)
+            except Exception as error:
+                if is_lost(error):
+                    raise ProcessLost(f"{error}; {self.what_to_do()}") from error
+                if not self.processes.many:
+                    with suppress(OSError):
+                        self.trainer.save(self.run.path)
                 raise
         return self.finish()
+
+    def stop_asked(self) -> bool:
+        """Whether a signal came, to any process: all stop after the same step."""
+        self.signals.received = self.processes.largest(self.signals.received)
+        return self.signals.received > 0
+
+    def what_to_do(self) -> str:
+        """After another process was lost."""
+        last = "no checkpoint was written yet" if self.saved is None else f"the checkpoint of step {self.saved} is good"
+        return f"{last}; to go on: the same command with --resume --run-name {self.run.path.name}"
 
     def begin(self, force: bool) -> None:
         """From the newest checkpoint where there is one to go on from, else from the trainer as it is."""
@@ -98,7 +114,8 @@ class TrainingRun:
         if not changed:  # an ended run stays ended
             self.results.stop_reason = state["stop_reason"]
         log.info("resumed after step %d of %d from %s", checkpoint.step, total, checkpoint.path)
-        print(f"resumed after step {checkpoint.step} of {total} from {checkpoint.path}")
+        if self.processes.first:
+            print(f"resumed after step {checkpoint.step} of {total} from {checkpoint.path}")
 
     def advance(self, bar: Any) -> None:
         """One step, and all that follows from it."""
@@ -106,9 +123,10 @@ class TrainingRun:
         epoch, batch = self.plan.at(trainer.step - self.first_step)
         outcome = trainer.ppo_step(batch)
         metrics = {"epoch": epoch + 1, **{name: outcome[name] for name in outcome if is_defined(name)}}
+        metrics = self.processes.lead(lambda: metrics)  # what verdicts and guards decide by is the same bits everywhere
         self.verdict, new_best = None, False
         if trainer.step % self.config.eval_every == 0 or trainer.step == trainer.total_steps:
-            performance, convergence = self.evaluator.evaluate({**outcome, "prompts": batch})
+            performance, convergence = self.evaluator.evaluate({**outcome, **metrics, "prompts": batch})
             metrics |= performance["validation"]
             results.evaluation, results.best_step = {**performance, **convergence}, performance["best_step"]
             self.run.write_samples(trainer.step, performance["samples"])
@@ -122,7 +140,8 @@ class TrainingRun:
         raised = self.alarms(results.metrics)
         metrics["alarms"] = len(raised)
         self.run.write_metrics(metrics)
-        bar.write(step_line(metrics))
+        if self.processes.first:
+            bar.write(step_line(metrics))
         if raised and self.act_on(raised):
             return
         every = self.config.checkpoint_every
@@ -182,6 +201,8 @@ class TrainingRun:
     def checkpoint(self, again: bool = False) -> None:
         if self.saved == self.trainer.step and not again:
             return
+        agree(self.trainer)
+        whole = put_state_together(self.trainer)
         epoch, batch = divmod(self.trainer.step - self.first_step, self.plan.steps_an_epoch)
         state = {
             **plain_state(self.trainer),
@@ -197,7 +218,7 @@ class TrainingRun:
             "stop_reason": self.results.stop_reason,
         }
         self.run.sync()
-        path = self.run.checkpoints.write(state, lambda folder: save_tensors(self.trainer, folder))
+        path = self.run.checkpoints.write(state, lambda folder: save_tensors(self.trainer, folder, whole))
         self.saved = self.trainer.step
         log.info("checkpoint %s", path)
 
@@ -237,7 +258,7 @@ class TrainingRun:
             }
         )
         log.info("ended after step %d: %s", self.trainer.step, results.stop_reason)
-        if self.signals.received:
+        if self.stop_asked():
             raise Interrupted(self.signals.received, f"{self.signals.name} came in the last step; {self.run.path} is finished")
         return results
 

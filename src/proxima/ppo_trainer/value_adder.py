@@ -12,6 +12,7 @@ from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
 from proxima.pairs import SAPairs, as_pairs
 from proxima.ppo_trainer.generator import check_prompts
+from proxima.ppo_trainer.shares import own_share
 from proxima.types import pad_to
 
 
@@ -31,13 +32,16 @@ class ValueAdder:
                 self.add_values([pair["state"] for pair in pairs]), dtype=torch.float64
             )
             return pairs.with_columns(value=values)
-        tokens, width = pairs.tokens, pairs.mask.shape[1]
+        tokens, width, processes = pairs.tokens, pairs.mask.shape[1], self.models.processes
+        own = own_share(tokens, processes)
 
         def measured() -> Tensor:
-            passes = [tokens.select(rows) for rows in self.models.micro_batches.rows(tokens)]
-            return torch.cat([pad_to(self.models.value.response_values(part), width) for part in passes])
+            passes = [own.select(rows) for rows in self.models.micro_batches.rows(own)]
+            nothing = torch.zeros(0, width, device=pairs.mask.device)
+            return torch.cat([nothing, *(pad_to(self.models.value.response_values(part), width) for part in passes)])
 
-        return pairs.with_columns(value=self.models.micro_batches.run(measured, tokens.longest))
+        values = self.models.micro_batches.run(measured, tokens.longest)
+        return pairs.with_columns(value=processes.join(values, len(tokens.prompts)))
 
     @torch.no_grad()
     def add_values(self, states: Sequence[str]) -> list[float]:
