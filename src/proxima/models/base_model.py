@@ -303,7 +303,9 @@ class BaseModel:
             save_adapter(self.backbone.peft, self.adapter, folder)
         else:
             network = self.backbone.network
-            state = {name: whole(value) for name, value in network.state_dict().items()} if self.backbone.sharded else None
+            state = None
+            if self.backbone.sharded:
+                state = {name: whole(value).detach() for name, value in network.state_dict(keep_vars=True).items()}
             network.save_pretrained(folder, max_shard_size="1TB", state_dict=state)
         if self.head is not None:
             save_file(

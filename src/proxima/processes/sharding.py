@@ -52,6 +52,7 @@ def shard_network(network: nn.Module, decoder: nn.Module, mesh: DeviceMesh, whol
     for module in network.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
 
 
 def put_together(tensors: Iterable[Tensor], processes: Processes) -> Callable[[Tensor], Tensor]:
