@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-gpu bench peer format kill learn frontier embedded clean
+.PHONY: demo test test-processes test-gpu bench peer format kill learn frontier embedded clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
@@ -13,6 +13,9 @@ test: $(VENV)/.installed  ## lint, types and the whole test suite
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-processes: $(VENV)/.installed  ## training over 1, 2 and 4 processes: equal, killed, restarted, resumed on another number
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_processes.py -m "long or not long"
 
 test-gpu: $(VENV)/.installed  ## the fast engine on a GPU: equal to the plain road, and the same bits twice
 	$(BIN)/python -m pytest tests/gpu

@@ -46,7 +46,7 @@ class ModelSet:
 
 def build_models(config: PPOConfig, tokenizer: Any) -> ModelSet:
     """Load the base once and put the four roles on it. The global random state is left as it was."""
-    processes = meet(config.device, config.process_timeout)
+    processes = replace(meet(config.device, config.process_timeout))  # its own, for `settle`
     device = pick_device(config.device)
     mesh = make_mesh(processes, device.type) if config.shard_base and processes.many else None
     if mesh is not None:  # a whole network need not fit on a GPU
@@ -67,6 +67,9 @@ def build_models(config: PPOConfig, tokenizer: Any) -> ModelSet:
         role.backbone.settings = EngineSettings(
             fast=config.engine != "plain", compiled=config.compile_layers, checkpointing=config.gradient_checkpointing
         )
+    if config.gradient_checkpointing and (mesh is not None or config.engine == "plain"):
+        for backbone in {id(role.backbone): role.backbone for role in (policy, value)}.values():
+            backbone.checkpoint_layers()
     if mesh is not None:
         _shard([policy, sft, value, reward], processes, mesh)
     ends, passes = eos_token_ids(tokenizer, base.network), MicroBatches.of(config)

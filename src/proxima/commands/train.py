@@ -38,11 +38,6 @@ class Train:
         from proxima.ppo_trainer import PPOTrainer
         from proxima.processes.group import meet
 
-        if not self.ppo.rewards:
-            raise ValueError(
-                "no reward is configured; give --rewards module:function, a reward model's folder, a Hub id, a URL or a "
-                "ready-made one such as length_band (docs/rewards.md has them all)"
-            )
         processes = meet(self.ppo.device, self.ppo.process_timeout)
         if processes.many:
             way = "NCCL" if processes.direct else "gloo"
@@ -60,6 +55,11 @@ class Train:
         from proxima.base_setup.tokenizer_setup import load_tokenizer
         from proxima.data import open_rows, read_prompts
 
+        if not self.ppo.rewards:
+            raise ValueError(
+                "no reward is configured; give --rewards module:function, a reward model's folder, a Hub id, a URL or a "
+                "ready-made one such as length_band (docs/rewards.md has them all)"
+            )
         rows, held_out_rows = open_rows(self.data, self.limit), open_rows(self.validation) if self.validation else None
         tokenizer = load_tokenizer(self.ppo.model_name, self.ppo.trust_remote_code)
         held_out = read_prompts(held_out_rows, tokenizer) if held_out_rows is not None else None

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from proxima.engine import Decoder, Generation, Layout, pack, supports
 from proxima.engine.layout import cells
-from proxima.processes.sharding import Lockstep, fill, shard_network
+from proxima.processes.sharding import Lockstep, decoder_layers, fill, shard_network
 from proxima.types import Tokens
 
 
@@ -103,6 +103,11 @@ class Backbone:
             if not isinstance(tensor, DTensor):
                 tensor.data = tensor.data.to(device)
         self.lockstep = lockstep
+
+    def checkpoint_layers(self) -> None:
+        """Compute each layer again in the backward pass instead of keeping its inside; for `transformers`' own forward pass."""
+        for layer in decoder_layers(self.network):
+            layer.forward = _computed_again(layer.forward)
 
     def begin_pass(self) -> None:
         if self.lockstep is not None:
@@ -327,6 +332,15 @@ class BaseModel:
                 self.head.load_state_dict(load_file(folder / HEAD_FILE, device=str(self.device)))
         except (OSError, RuntimeError, SafetensorError, ValueError) as error:
             raise ValueError(f"cannot load the weights in {folder}: {str(error).splitlines()[0]}") from error
+
+
+def _computed_again(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*given: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*given, **named)
+        return checkpoint(forward, *given, use_reentrant=False, **named)
+
+    return call
 
 
 def load_sharded(network: nn.Module, path: Path) -> None:

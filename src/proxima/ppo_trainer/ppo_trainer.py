@@ -186,12 +186,12 @@ class PPOTrainer:
             force: resume although settings changed that alter what is computed.
         """
         config, held_out = self.config, validation_prompts
-        fingerprints = {  # what is wrong is said before anything happens
-            "prompts": self.check(prompts),
-            "validation": None if held_out is None else self.check(held_out),
-        }
         if num_epochs < 1:
             raise ValueError(f"num_epochs ({num_epochs}) must be at least 1")
+        given = {"prompts": prompts, "validation": held_out}  # what is wrong with them is said before anything happens
+        fingerprints = self.models.processes.together(
+            lambda: {name: None if texts is None else self.check(texts) for name, texts in given.items()}
+        )
         plan = Plan(prompts, config.batch_size, num_epochs, config.seed, fingerprints)
         validate = None if held_out is None else (lambda: self.validate(held_out))
         evaluator = Evaluator(self.models, self.tokenizer, config, validate)

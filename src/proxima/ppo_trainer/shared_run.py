@@ -97,11 +97,7 @@ AnyRun = RunFolder | SharedRun
 
 def open_run(config: PPOConfig, resume: bool, processes: Processes) -> AbstractContextManager[AnyRun]:
     """The run folder; that of a run which torchrun started again (--max-restarts) is resumed without being asked to."""
-    restarts, allowed = (int(os.environ.get(f"TORCHELASTIC_{name}", "0")) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
-    if allowed and not config.run_name:
-        raise ValueError("torchrun --max-restarts needs run_name, so that a run that is started again finds its folder")
-    launch = Path(config.run_dir) / config.run_name / LAUNCH
-    resume = resume or (restarts > 0 and processes.lead(lambda: launch.is_file() and launch.read_text() == launch_id()))
+    resume = processes.lead(lambda: was_restarted(config)) or resume
     with ExitStack() as stack:
         run: AnyRun = SharedRun(config, resume, processes) if processes.many else RunFolder(config, resume)
         stack.push(run)
@@ -109,6 +105,15 @@ def open_run(config: PPOConfig, resume: bool, processes: Processes) -> AbstractC
             processes.lead(lambda: (run.path / LAUNCH).write_text(launch_id(), encoding="utf-8"))
         stack.pop_all()
     return run
+
+
+def was_restarted(config: PPOConfig) -> bool:
+    """Whether this torchrun has begun this very run before."""
+    restarts, allowed = (int(os.environ.get(f"TORCHELASTIC_{name}", "0")) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+    if allowed and not config.run_name:
+        raise ValueError("torchrun --max-restarts needs run_name, so that a run that is started again finds its folder")
+    launch = Path(config.run_dir) / config.run_name / LAUNCH
+    return restarts > 0 and launch.is_file() and launch.read_text(encoding="utf-8") == launch_id()
 
 
 def launch_id() -> str:

@@ -106,7 +106,7 @@ class TrainingRun:
             return
         state = checkpoint.state
         total = state["first_step"] + steps
-        changed = check_resumable(checkpoint, self.config, self.plan, total, force)
+        changed = self.processes.lead(lambda: check_resumable(checkpoint, self.config, self.plan, total, force))
         self.restore(checkpoint)
         self.results.metrics = self.run.begin(checkpoint.step, state["warnings"])
         self.run.checkpoints.forget_after(checkpoint)

@@ -1,0 +1,119 @@
+"""What each process of `tests/test_processes.py` does. In: cases by name. Out: what the first process saw of each, as JSON.
+
+`torchrun --nproc_per_node=N tests/processes_runs.py MODELS OUT CASE...`; by itself it is the run on one process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+STEPS = 5
+PROMPTS = [f"Post {i}: " + "word " * (i % 5) + "TL;DR:" for i in range(12)]
+
+
+def count_e(prompts: list[str], texts: list[str]) -> list[float]:
+    return [len(text.encode()) / 10 + text.count("e") for text in texts]
+
+
+def some_fail(prompts: list[str], texts: list[str]) -> list[float | None]:
+    """None for about a third of the texts, whoever asks."""
+    return [None if hashlib.sha256(text.encode()).digest()[0] < 80 else len(text) / 10 for text in texts]
+
+
+def each_token(prompts: list[str], texts: list[str], completion_ids: list[list[int]]) -> list[list[float]]:
+    return [[0.01 * (token % 7) for token in ids] for ids in completion_ids]
+
+
+def fails_on_the_second(prompts: list[str], texts: list[str]) -> list[float]:
+    if os.environ.get("RANK") == "1":
+        raise RuntimeError("the second process has no luck")
+    return count_e(prompts, texts)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    # settings of the config; `prompts` is how many a step has
+    "lora": {},
+    "lora-sharded": {"shard_base": True},
+    "full": {"lora_r": 0},
+    "full-sharded": {"lora_r": 0, "shard_base": True},
+    "few-prompts": {"prompts": 3, "minibatch_size": 1},
+    "few-prompts-sharded": {"prompts": 3, "minibatch_size": 2, "shard_base": True},
+    "one-prompt-full-sharded": {"prompts": 1, "lora_r": 0, "shard_base": True},
+    "kl-stop": {"kl_stop": 2e-3, "learning_rate": 1e-2},
+    "adaptive": {"kl_controller": "adaptive", "kl_target": 0.5, "kl_horizon": 20, "normalize_rewards": True},
+    "failures": {"rewards": (some_fail,), "max_reward_failures": 0.9, "normalize_rewards": True},
+    "token-rewards": {"rewards": (each_token, count_e)},
+    "trunk": {"value_model": "policy"},
+    "trunk-sharded": {"value_model": "policy", "shard_base": True, "kl_loss_coef": 0.1, "entropy_coef": 0.01},
+    "top-p": {"top_k": 0, "top_p": 0.8},
+    "all-tokens": {"top_k": 0, "top_p": 1.0, "buffer_sampling": "length_balanced"},
+    "passes-of-one": {"micro_batch_size": 1, "shard_base": True},
+    "untrained": {"rewards": (), "shard_base": True},
+    "plain": {"engine": "plain", "gradient_checkpointing": True},
+    "checkpointed-sharded": {"shard_base": True, "gradient_checkpointing": True, "micro_batch_size": 2},
+    "checkpointed-full-sharded": {"lora_r": 0, "shard_base": True, "gradient_checkpointing": True},
+    "gpt2-sharded": {"model": "gpt2", "shard_base": True},
+    "llama-full-sharded": {"model": "llama", "lora_r": 0, "shard_base": True, "value_clip": 0.2},
+}
+
+
+def run_case(models: Path, name: str) -> dict[str, Any]:
+    import torch
+
+    from proxima.config import PPOConfig
+    from proxima.metrics import is_defined
+    from proxima.ppo_trainer import PPOTrainer
+
+    settings = {
+        "rewards": (count_e,),
+        "minibatch_size": 3,
+        "max_new_tokens": 6,
+        "learning_rate": 1e-3,
+        "value_learning_rate": 1e-3,
+        **CASES[name],
+    }
+    count, model = settings.pop("prompts", 7), settings.pop("model", "qwen3")
+    trainer = PPOTrainer(PPOConfig(str(models / model), **settings))
+    processes = trainer.models.processes
+    assert processes.count == int(os.environ.get("WORLD_SIZE", "1"))
+    steps = []
+    for step in range(STEPS):
+        batch = [PROMPTS[(step * count + i) % len(PROMPTS)] for i in range(count)]
+        outcome = trainer.ppo_step(batch)
+        numbers = {key: value for key, value in outcome.items() if is_defined(key) and not key.startswith("seconds")}
+        assert outcome["sa_pairs"].tokens is not None
+        tokens = [row[mask].tolist() for row, mask in zip(*_columns(outcome["sa_pairs"]), strict=True)]
+        steps.append({"numbers": numbers, "texts": outcome["generated_texts"], "rewards": outcome["rewards"], "tokens": tokens})
+    weights = [p.detach() for role in (trainer.models.policy, trainer.models.value) for p in role.parameters()]
+    held = sum(
+        (p.to_local() if hasattr(p, "to_local") else p).numel() for p in trainer.models.sft.backbone.network.parameters()
+    )
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in weights]
+    digest = hashlib.sha256(b"".join(p.contiguous().numpy().tobytes() for p in whole)).hexdigest()
+    assert len(set(processes.gather(digest))) == 1, "the replicas differ"
+    norms = [float(torch.linalg.vector_norm(p.float())) for p in whole]
+    return {"world": processes.count, "steps": steps, "norms": norms, "reference_parameters_held": held}
+
+
+def _columns(pairs: Any) -> tuple[Any, Any]:
+    return pairs.tokens.response_ids, pairs.tokens.mask
+
+
+def main(models: str, out: str, *names: str) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    found = {name: run_case(Path(models), name) for name in names}
+    if os.environ.get("RANK", "0") == "0":
+        Path(out).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
