@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -170,8 +171,8 @@ class Processes:
         try:
             yield
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise ProcessLost(f"process {self.rank} of {self.count} lost the others: one died or hangs ({reason})") from error
+            who = f"process {self.rank} of {self.count}"
+            raise ProcessLost(f"{who} lost the others: one died or hangs ({_reason(error)})") from error
 
     def leave(self) -> None:
         """At the end, when all have all they need."""
@@ -202,11 +203,18 @@ def meet(device: str = "auto", timeout: float = 1800.0) -> Processes:
     direct = gpus >= beside
     if gpus:
         torch.cuda.set_device(local % gpus)
-    limit = timedelta(seconds=timeout)
+    backend, limit = "cpu:gloo,cuda:nccl" if direct else "gloo", timedelta(seconds=timeout)
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if direct else "gloo", timeout=limit)
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            # torchrun keeps what processes told each other before a restart; a new start must not read it
+            address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            store = dist.TCPStore(*address, count, is_master=False, timeout=limit)
+            fresh = dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+            dist.init_process_group(backend, store=fresh, rank=rank, world_size=count, timeout=limit)
+        else:
+            dist.init_process_group(backend, timeout=limit)
     except (RuntimeError, ValueError) as error:
-        raise ProcessLost(f"process {rank} of {count} could not meet the others ({str(error).splitlines()[0]})") from error
+        raise ProcessLost(f"process {rank} of {count} could not meet the others ({_reason(error)})") from error
     if rank:
         for name in ("proxima", "transformers"):
             logging.getLogger(name).setLevel(logging.ERROR)  # the first process says what there is to say
@@ -218,6 +226,11 @@ def is_lost(error: Exception) -> bool:
     """Whether an error says that another process was lost, also where torch itself raised it in the middle of a pass."""
     told = isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection closed by peer"))
     return isinstance(error, ProcessLost) or (_met != [] and told)
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of torch's message, without the place in its code."""
+    return re.sub(r"\[/\S*\] ?", "", str(error).splitlines()[0]).split(". ")[0]
 
 
 def _as_bytes(value: Any) -> Tensor:
