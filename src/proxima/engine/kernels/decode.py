@@ -15,7 +15,8 @@ BLOCK = 64  # cached tokens a program reads at once
 @triton.jit
 def _decode(  # type: ignore[no-untyped-def]
     query, new_key, new_value, keys, values, lengths, out, scale,
-    query_stride, key_stride, value_stride, size: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr, head: tl.constexpr, block: tl.constexpr,
+    query_stride, key_stride, value_stride, size: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr,
+    head: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """One sequence and one key head: its queries against the first `length` cached tokens and the new one."""
     row, kv = tl.program_id(0), tl.program_id(1)
