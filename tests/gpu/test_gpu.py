@@ -10,6 +10,7 @@ from proxima.engine.decoder import Norm, activate, add_and_norm
 from proxima.models import Sampling
 from proxima.ppo_trainer import PPOTrainer
 from tests.helpers import difference, shake, weights
+from tests.test_resume import Crash, crash_at, lines
 
 if not torch.cuda.is_available():
     pytest.skip("no GPU here", allow_module_level=True)
@@ -173,3 +174,20 @@ def test_real_lack_of_memory_splits_the_batch_and_the_step_goes_on(qwen):
 
     assert trainer.models.micro_batches.run(work, 10) == 1
     assert calls == [100_000, 50_000]
+
+
+@pytest.mark.parametrize("settings", [{}, {"value_model": "policy"}, {"lora_r": 0}], ids=["adapters", "one trunk", "full"])
+def test_a_run_that_died_goes_on_to_the_same_bits(qwen, tmp_path, settings):
+    def trainer(name):
+        given = {"batch_size": 4, "minibatch_size": 2, "max_new_tokens": 8, "checkpoint_every": 1, "rewards": vowels}
+        given |= {"dtype": "float32" if settings.get("lora_r") == 0 else "bfloat16", "compile_layers": False}
+        return PPOTrainer(PPOConfig(qwen, run_dir=str(tmp_path), run_name=name, **given | settings))
+
+    whole = trainer("whole")
+    whole.train(PROMPTS, 2)
+    with pytest.raises(Crash):
+        crash_at(trainer("died"), 4).train(PROMPTS, 2)
+    again = trainer("died")
+    again.train(PROMPTS, 2, resume=True)
+    assert difference(weights(whole), weights(again)) == 0
+    assert lines(tmp_path / "whole") == lines(tmp_path / "died")
