@@ -73,10 +73,11 @@ def test_the_same_run_twice_gives_the_same_bits(qwen, compiled):
 
 @pytest.mark.parametrize("change", [{"micro_batch_tokens": 256}, {"compile_layers": True}, {"gradient_checkpointing": True}])
 def test_what_must_change_nothing_changes_nothing_but_rounding(qwen, change):
-    results = [make(qwen, ppo_epochs=1, **given).ppo_step(PROMPTS) for given in ({}, change)]
-    for name in ("policy_loss", "value_loss", "entropy", "grad_norm_policy", "grad_norm_value"):
+    pairs = make(qwen).ppo_step(PROMPTS)["sa_pairs"]  # the same tokens for both: rounding may flip a choice
+    results = [make(qwen, **given).model_trainer._minibatch(pairs) for given in ({}, change)]
+    for name in ("policy_loss", "value_loss", "grad_norm_policy", "grad_norm_value"):
         near = 1e-2 if name == "policy_loss" else 1e-3  # of the order of whitened advantages, which are 1
-        assert results[1][name] == pytest.approx(results[0][name], rel=0.03, abs=near), name
+        assert float(results[1][name]) == pytest.approx(float(results[0][name]), rel=0.03, abs=near), name
 
 
 def test_hidden_states_and_gradients_are_near_those_of_transformers(folder):

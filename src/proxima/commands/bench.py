@@ -44,16 +44,20 @@ class Bench:
         machine = measure_machine()
         print(f"{machine.name}: {machine.flops / 1e12:.1f} TFLOP/s, {machine.bandwidth / 1e9:,.0f} GB/s, both measured\n")
         written: list[dict[str, Any]] = []
+
+        def keep(found: dict[str, Any]) -> None:
+            written.append({**found, "machine": asdict(machine)})
+            self.output.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+
         with tempfile.TemporaryDirectory() as folder:
             for name in names:
                 result = run_case(CASES[name], machine, self.steps, folder, micro_batch_tokens=self.micro_batch_tokens)
                 peer = run_peer(CASES[name], self.steps) if self.peer and CASES[name].even else None
                 print(table(result, peer) + "\n", flush=True)
-                written.append({**result, "peer": peer, "machine": asdict(machine)})
+                keep({**result, "peer": peer})
             if self.scaling:
                 settings = {"micro_batch_tokens": self.micro_batch_tokens}
                 found = run_scaling(CASES[names[0]], machine, self.steps, folder, **settings)
                 print(f"{names[0]}, growth\n{scaling_table(found)}\n", flush=True)
-                written.append({"scaling": found, "name": names[0], "machine": asdict(machine)})
-        self.output.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+                keep({"name": names[0], "scaling": found})
         print(f"all numbers: {self.output}")

@@ -379,7 +379,7 @@ def write(
         for buffer, part in ((outputs.kept.ids, kept.ids), (outputs.kept.bits, kept.bits)):
             if buffer is not None and part is not None:
                 buffer.flatten(0, 1).index_copy_(0, place, part.squeeze(1))
-    return running & ~torch.isin(token, eos) & (columns + 1 < limit)
+    return running & ~(token.unsqueeze(1) == eos).any(1) & (columns + 1 < limit)
 
 
 def _kept_shape(sampling: Sampling, vocabulary: int) -> tuple[str, int]:
