@@ -17,7 +17,7 @@ LEVELS = [
     {"engine"},
     {"models", "tiny", "data", "tracking", "checkpoint", "environment", "run_folder", "web"},
     {"base_setup"},
-    {"experience_buffer", "evaluator", "rewards"},
+    {"experience_buffer", "evaluator", "rewards", "rollouts"},
     {"ppo_trainer"},
     {"stages", "export", "evaluation", "bench", "doctor"},
     {"label"},
@@ -88,7 +88,7 @@ def test_every_file_begins_with_its_purpose():
 def test_importing_does_no_work_and_needs_no_optional_package():
     code = (
         "import sys\n"
-        "for name in 'datasets tyro pandas tensorboard wandb trackio fastapi uvicorn httpx tenacity'.split():\n"
+        "for name in 'datasets tyro pandas tensorboard wandb trackio fastapi uvicorn httpx tenacity vllm'.split():\n"
         "    sys.modules[name] = None\n"
         "import proxima\n"
         "assert 'torch' not in sys.modules\n"

@@ -21,7 +21,7 @@ from proxima import __version__
 from proxima.commands import COMMANDS
 from proxima.config import PPOConfig, RewardSpec, StageConfig
 from proxima.config.settings import checked, read_yaml
-from proxima.errors import Interrupted, ProcessLost, RewardFailure
+from proxima.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.processes import rank_and_count
 
 CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "stage": StageConfig}
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         if not first and (getattr(error, "shared", False) or isinstance(error, RewardFailure)):
             _leave_silently()
-        known = isinstance(error, (ValueError, OSError, MemoryError, RewardFailure, ProcessLost))
+        known = isinstance(error, (ValueError, OSError, MemoryError, RewardFailure, EngineFailure, ProcessLost))
         reason = " ".join(str(error).split()) or type(error).__name__
         hint = "" if known else f" (an unexpected {type(error).__name__}; --debug shows the traceback)"
         print(f"proxima: {reason}{hint}", file=sys.stderr)

@@ -5,6 +5,10 @@ class RewardFailure(RuntimeError):  # noqa: N818
     """More rewards of a step failed than `max_reward_failures` allows: nothing was trained on it."""
 
 
+class EngineFailure(RuntimeError):  # noqa: N818
+    """The engine that samples failed for good: nothing was trained on the step."""
+
+
 class Interrupted(KeyboardInterrupt):
     """SIGINT or SIGTERM came; the step was finished and a checkpoint written."""
 

@@ -44,7 +44,10 @@ def run_config(run: str | Path) -> PPOConfig:
 def open_run(run: str | Path, rewards: Sequence[RewardSpec] = (), **changes: Any) -> PPOTrainer:
     """The trainer of a finished run, before its trained weights are loaded: policy and reference are still the same."""
     config = run_config(run)
-    return PPOTrainer(replace(config, rewards=tuple(rewards) or config.rewards, trackers=(), **changes))
+    alone = (
+        {"engine": "auto", "engine_urls": (), "overlap": False} if config.engine == "vllm" else {}
+    )  # its servers may be gone
+    return PPOTrainer(replace(config, rewards=tuple(rewards) or config.rewards, trackers=(), **{**alone, **changes}))
 
 
 def evaluate_run(run: str | Path, prompts: Sequence[str], rewards: Sequence[RewardSpec] = (), **changes: Any) -> dict[str, Any]:

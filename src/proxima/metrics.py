@@ -22,6 +22,10 @@ GLOSSARY: dict[str, str] = {
     "kl_exact": "Mean over sequences of the summed exact KL(untruncated policy || reference) (nats): never negative.",
     "truncation_cost": "Mean over sequences of the summed -log(kept mass) (nats): the part of `kl` that top-k and top-p cause.",
     "sampling_gap": "Mean |log-probability when sampled - in the scoring pass| a token: how the engine that samples rounds.",
+    "outside_kept": "Tokens outside the kept set that the training side computed for an engine that names none (vLLM).",
+    "policy_lag": "1 if the step's responses were sampled from the policy before the last update (overlap), else 0.",
+    "importance_truncated": "Share of tokens whose importance weight was cut at importance_clip; 0 where none was needed.",
+    "engine_retries": "Responses that another vLLM server, or the same one later, was asked for again.",
     "kl_coef": "KL coefficient used in this step.",
     "entropy": "Mean entropy of the acting (truncated) policy a token (nats), at sampling time.",
     "response_length": "Mean number of response tokens, EOS included.",
@@ -74,7 +78,8 @@ def rollout_metrics(pairs: SAPairs) -> dict[str, float]:
         "kl": _sequence_mean(pairs.column("logprob_policy") - pairs.column("logprob_ref"), mask),
         "kl_exact": _sequence_mean(pairs.column("kl_exact"), mask),
         "truncation_cost": _sequence_mean(pairs.column("truncation_cost"), mask),
-        "sampling_gap": _sampling_gap(pairs),
+        "sampling_gap": sampling_gap(pairs),
+        "outside_kept": (pairs.columns["outside_kept"] * mask).sum() if "outside_kept" in pairs.columns else 0,
         "entropy": masked_mean(pairs.column("entropy"), mask),
         "response_length": mask.sum() / len(mask),
         "eos_rate": tokens.ended.float().mean(),
@@ -84,7 +89,7 @@ def rollout_metrics(pairs: SAPairs) -> dict[str, float]:
     return {name: float(value) for name, value in numbers.items()}
 
 
-def _sampling_gap(pairs: SAPairs) -> Tensor | float:
+def sampling_gap(pairs: SAPairs) -> Tensor | float:
     """nan where whatever sampled did not say what it thought."""
     assert pairs.tokens is not None
     sampled = pairs.tokens.sampled_logprobs

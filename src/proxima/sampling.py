@@ -111,6 +111,29 @@ def truncate(scaled: Tensor, top_k: int, top_p: float) -> KeptSet | None:
     return KeptSet(bits=pack_bits(mask).unsqueeze(1))
 
 
+def kept_shape(top_k: int, top_p: float, vocabulary: int) -> tuple[int, torch.dtype] | None:
+    """Size and type of a position's kept set as `cover` gives it; None when nothing is cut."""
+    if 0 < top_k < vocabulary:
+        return top_k + 1, torch.int32
+    return (-(-vocabulary // 8), torch.uint8) if top_p < 1 else None
+
+
+def cover(kept: KeptSet, token_ids: Tensor) -> tuple[KeptSet, Tensor]:
+    """The kept sets (M, 1, ...) with the chosen tokens (M,) in them, and which of these were outside (M,).
+
+    For an engine that names no kept set. Where its rounding, or a policy that has moved since, let it choose what the set
+    computed here leaves out, the acting policy is the one over the set and that token: finite, and its ratio starts at 1.
+    """
+    if kept.ids is not None:
+        present = (kept.ids == token_ids[:, None, None]).any(-1, keepdim=True)  # (M, 1, 1)
+        added = torch.where(present, -1, token_ids[:, None, None]).int()
+        return KeptSet(ids=torch.cat([kept.ids, added], -1)), ~present.flatten()
+    assert kept.bits is not None
+    place, bit = (token_ids // 8)[:, None, None], (1 << (token_ids % 8)).to(torch.uint8)[:, None, None]
+    here = kept.bits.gather(-1, place)
+    return KeptSet(bits=kept.bits.scatter(-1, place, here | bit)), ((here & bit) == 0).flatten()
+
+
 def pack_bits(mask: Tensor) -> Tensor:
     """(..., V) bool -> (..., ceil(V/8)) uint8, lowest bit first."""
     padded = torch.nn.functional.pad(mask, (0, -mask.shape[-1] % 8))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import urlsplit
 
 from proxima.config.reward_spec import RewardSpec
 from proxima.config.settings import Settings, check_fields
@@ -88,8 +89,19 @@ class PPOConfig(Settings):
     """Most prompt and response tokens in one; halved by itself when a GPU's memory runs out. Memory only."""
     gradient_checkpointing: bool = False
     """Compute a layer's inside again in the backward pass instead of keeping it: less memory, more time. Memory only."""
-    engine: Literal["auto", "plain"] = "auto"
-    """`auto` = the package's own fast forward pass and generation where it knows the architecture; `plain` = transformers'."""
+    engine: Literal["auto", "plain", "vllm"] = "auto"
+    """`auto` = the package's own fast forward pass and generation where it knows the architecture; `plain` = transformers';
+    `vllm` = as auto, but sampling is vLLM's, in this process or at engine_urls (docs/engines.md)."""
+    engine_urls: tuple[str, ...] = ()
+    """vLLM servers on other GPUs or machines, for example http://gpu2:8000; they must see run_dir under the same path."""
+    engine_memory: float = 0.3
+    """Share of the GPU's memory that vLLM takes when it runs in this process. Memory only."""
+    engine_timeout: float = 600.0
+    """Seconds after which a request to a vLLM server has failed; also how long a step waits when no server is left."""
+    importance_clip: float = 2.0
+    """Largest weight a token, pi_training / pi_engine, where what vLLM sampled from differs from the policy that is trained."""
+    overlap: bool = False
+    """With engine_urls, sample the next step's responses during this step's update: one update behind, corrected by weights."""
     compile_layers: bool = True
     """On a GPU, compile the fast engine's layers (half a minute at the start)."""
     shard_base: bool = False
@@ -185,10 +197,28 @@ class PPOConfig(Settings):
         for name in self.trackers:
             if name not in TRACKERS:
                 raise ValueError(f"trackers: {name!r} is not one of {', '.join(TRACKERS)}")
+        if self.engine_urls and self.engine != "vllm":
+            raise ValueError(f"engine_urls are for engine vllm, but engine is {self.engine!r}")
+        for url in self.engine_urls:
+            check_url(url)
+        if self.engine_urls and not self.lora_r:
+            raise ValueError(
+                "with engine_urls only adapters are trained: all weights would have to travel every step; set lora_r above 0"
+            )
+        if self.overlap and not self.engine_urls:
+            raise ValueError("overlap needs engine_urls: vLLM in this process samples or trains, it cannot do both at once")
         if 0 < self.dual_clip <= 1:
             raise ValueError(f"dual_clip ({self.dual_clip}) must be 0 (off) or above 1")
         if 0 < self.length_limit <= 1:
             raise ValueError(f"length_limit ({self.length_limit}) must be 0 (off) or above 1")
+
+
+def check_url(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(f"engine_urls: {url!r} is no address of a server, such as http://127.0.0.1:8000")
+    if parts.username or parts.password:
+        raise ValueError("engine_urls: an address with a user or password would be written to the run's folder; leave them out")
 
 
 TRACKERS = ("tensorboard", "wandb", "trackio")

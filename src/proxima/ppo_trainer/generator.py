@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from proxima.models import Sampling
 from proxima.models.base_model import by_chunks, unpack
 from proxima.pairs import SAPairs
 from proxima.ppo_trainer.shares import join_tokens, own_share
-from proxima.sampling import score_tokens, sequence_keys
+from proxima.rollouts import Pending, VllmRollouts
+from proxima.sampling import cover, kept_shape, score_tokens, sequence_keys, truncate
 from proxima.token_attribution import TokenAttributor
 from proxima.types import KeptSet, Prompt, Rollout, Tokens, pad_to
 
@@ -39,31 +41,71 @@ class Stopwatch:
         return {**self._laps, "seconds": time.perf_counter() - self._start}
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """The rollout of a step that was begun before its time."""
+
+    step: int
+    prompts: Tokens
+    pending: Pending
+
+
 class SequenceGenerator:
     """Samples from the policy, then scores the sample with policy and reference in training-side forward passes."""
 
     def __init__(self, models: ModelSet, tokenizer: Any, config: PPOConfig):
         self.models, self.tokenizer, self.config = models, tokenizer, config
         self.attributor = TokenAttributor(tokenizer)
+        self.rollouts = VllmRollouts(models, config) if config.engine == "vllm" else None
+        self.policy_lag = 0  # updates between the policy that the last sample came from and the one of now
+        self._ahead: Ahead | None = None
 
     def generate_sequences(
-        self, prompts: Sequence[str], step: int = 0, clock: Stopwatch | None = None
+        self,
+        prompts: Sequence[str],
+        step: int = 0,
+        clock: Stopwatch | None = None,
+        following: Sequence[str] | None = None,
     ) -> tuple[SAPairs, list[str]]:
-        """Pairs and texts, one sequence a prompt. Noise follows from (seed, step, prompt): the same call, the same sample."""
-        texts, rollout = self.generate(prompts, step, clock)
+        """Pairs and texts, one sequence a prompt. Noise follows from (seed, step, prompt): the same call, the same sample.
+
+        Args:
+            following: prompts of the next step, to be sampled in the background from now on (with `overlap`).
+        """
+        texts, rollout = self.generate(prompts, step, clock, following)
         return self.attributor.extract_pairs(texts, rollout), texts
 
-    def generate(self, prompts: Sequence[str], step: int = 0, clock: Stopwatch | None = None) -> tuple[list[str], Rollout]:
+    def generate(
+        self,
+        prompts: Sequence[str],
+        step: int = 0,
+        clock: Stopwatch | None = None,
+        following: Sequence[str] | None = None,
+    ) -> tuple[list[str], Rollout]:
         """Texts, and the record of their tokens and log-probabilities."""
         tokens = self.sample(prompts, step)
         if clock is not None:
             clock.lap("generate")
-        return tokens.texts(), Rollout(tokens, self.score(tokens))
+        if following is not None and self.config.overlap:
+            self.forget()
+            self._ahead = self._begin(following, step + 1)
+        return tokens.texts(), self.score(tokens)
 
-    def sample(self, prompts: Sequence[str], step: int = 0) -> Tokens:
-        """One response a prompt, not scored."""
+    def forget(self) -> None:
+        """Throw away what was begun ahead: it is sampled again when its step comes."""
+        if self._ahead is not None:
+            self._ahead.pending.answers.cancel()
+        self._ahead = None
+
+    def release(self) -> None:
+        """At the end of a run: nothing is left with vLLM's servers."""
+        self.forget()
+        if self.rollouts is not None:
+            self.rollouts.release()
+
+    def _sampling(self, step: int) -> Sampling:
         settings = self.config
-        sampling = Sampling(
+        return Sampling(
             max_new_tokens=settings.max_new_tokens,
             temperature=settings.temperature,
             top_k=settings.top_k,
@@ -72,11 +114,34 @@ class SequenceGenerator:
             seed=settings.seed,
             step=step,
         )
-        tokens, processes = self.read_prompts(prompts), self.models.processes
+
+    def sample(self, prompts: Sequence[str], step: int = 0) -> Tokens:
+        """One response a prompt, not scored."""
+        if self.rollouts is not None:
+            return self._sample_on_vllm(prompts, step)
+        tokens, processes, sampling = self.read_prompts(prompts), self.models.processes, self._sampling(step)
         if not processes.many:
             return self.models.policy.generate(tokens, sampling)
         own = tokens.select(processes.rows(len(prompts)))
         return join_tokens(tokens, self.models.policy.generate(own, sampling) if len(own.prompts) else own, processes)
+
+    def _begin(self, prompts: Sequence[str], step: int) -> Ahead:
+        assert self.rollouts is not None
+        tokens = self.read_prompts(prompts)
+        own = own_share(tokens, self.models.processes)
+        return Ahead(step, tokens, self.rollouts.begin(tokens, own, self._sampling(step)))
+
+    def _sample_on_vllm(self, prompts: Sequence[str], step: int) -> Tokens:
+        assert self.rollouts is not None
+        begun, rollouts, processes = self._ahead, self.rollouts, self.models.processes
+        if begun is not None and begun.step == step and begun.prompts.prompts == self.tokenize(prompts)[0]:
+            self._ahead = None
+        else:
+            begun = self._begin(prompts, step)
+        pending = begun.pending
+        own = processes.together(lambda: rollouts.finish(pending))
+        self.policy_lag = int(rollouts.is_old(pending))
+        return join_tokens(begun.prompts, own, processes) if processes.many else own
 
     def tokenize(self, prompts: Sequence[str], first: int = 0) -> tuple[list[str], list[list[int]], Tensor]:
         """Prompts with their ids, and which were cut to fit (B,). Refuses what would spoil the rollout.
@@ -131,31 +196,52 @@ class SequenceGenerator:
         return tokens.map(lambda tensor: tensor.to(self.models.device))
 
     @torch.no_grad()
-    def score(self, tokens: Tokens) -> dict[str, Tensor]:
-        """The columns of a rollout: log-probabilities of policy and reference, exact KL, entropy, truncation's cost."""
+    def score(self, tokens: Tokens) -> Rollout:
+        """Log-probabilities of policy and reference, exact KL, entropy, truncation's cost; kept sets where none came."""
         policy, reference, micro_batches = self.models.policy, self.models.sft, self.models.micro_batches
-        own = own_share(tokens, self.models.processes)
+        own, width = own_share(tokens, self.models.processes), tokens.mask.shape[1]
+        missing = self._missing_kept_sets(tokens)
 
         def measured() -> dict[str, Tensor]:
-            parts: dict[str, list[Tensor]] = {
-                name: [tokens.mask.new_zeros(0, tokens.mask.shape[1]).float()] for name in MEASURED
-            }
+            names = MEASURED if missing is None else (*MEASURED, "outside_kept")
+            empty = tokens.mask.new_zeros(0, width)
+            parts: dict[str, list[Tensor]] = {name: [empty.float()] for name in names}
+            if missing is not None:
+                parts["kept"] = [empty.unsqueeze(-1).expand(-1, -1, missing[0]).to(missing[1])]
             for rows in micro_batches.rows(own):
                 part = own.select(rows)
                 states = policy.response_hidden(part), reference.response_hidden(part)
                 columns = by_chunks(self._measure, part, *states)
-                for name, column in zip(MEASURED, columns, strict=True):
-                    parts[name].append(pad_to(unpack(column, part), tokens.mask.shape[1]))
+                for name, column in zip(parts, columns, strict=True):
+                    parts[name].append(pad_to(unpack(column, part), width))
             return {name: torch.cat(columns) for name, columns in parts.items()}
 
         columns = micro_batches.run(measured, tokens.longest)
-        return {name: self.models.processes.join(column, len(tokens.prompts)) for name, column in columns.items()}
+        columns = {name: self.models.processes.join(column, len(tokens.prompts)) for name, column in columns.items()}
+        if missing is None:
+            return Rollout(tokens, columns)
+        kept, nowhere = columns.pop("kept"), ~tokens.mask.unsqueeze(-1)
+        listed = missing[1] == torch.int32
+        found = KeptSet(ids=kept.masked_fill(nowhere, -1)) if listed else KeptSet(bits=kept.masked_fill(nowhere, 0))
+        return Rollout(replace(tokens, kept=found), columns)
+
+    def _missing_kept_sets(self, tokens: Tokens) -> tuple[int, torch.dtype] | None:
+        """Size and type of the kept sets that whatever sampled did not name."""
+        rows = self.models.policy.backbone.network.get_output_embeddings().weight.shape[0]
+        return kept_shape(self.config.top_k, self.config.top_p, rows) if tokens.kept is None else None
 
     def _measure(self, hidden: Tensor, ref_hidden: Tensor, ids: Tensor, kept: KeptSet | None) -> tuple[Tensor, ...]:
         """Numbers (M,) of each response token, from its hidden states."""
         logits, ref_logits = self.models.policy.backbone.head(hidden), self.models.sft.backbone.head(ref_hidden)
-        given = (logits.unsqueeze(1), ref_logits.unsqueeze(1), ids.unsqueeze(1), kept, self.config.temperature)
-        return tuple(column.squeeze(1) for column in score_tokens(*given))
+        config = self.config
+        found: tuple[Tensor, ...] = ()
+        if kept is None and (named := truncate(logits.float() / config.temperature, config.top_k, config.top_p)) is not None:
+            kept, outside = cover(named, ids)
+            packed = kept.ids if kept.ids is not None else kept.bits
+            assert packed is not None
+            found = outside.float(), packed.squeeze(1)
+        given = (logits.unsqueeze(1), ref_logits.unsqueeze(1), ids.unsqueeze(1), kept, config.temperature)
+        return *(column.squeeze(1) for column in score_tokens(*given)), *found
 
 
 MEASURED = ("logprob_policy", "logprob_ref", "kl_exact", "entropy", "truncation_cost")

@@ -143,7 +143,10 @@ class ModelTrainer:
         logprobs, extra = by_chunks(self._chunk_losses, tokens, *states)
         old, advantages = (flatten_column(part.column(name), tokens) for name in ("logprob_policy", "advantage"))
         ratio = policy_ratio(logprobs, old)
-        return ratio, policy_loss(ratio, advantages, config.clip_epsilon, config.dual_clip) + extra, advantages
+        losses = policy_loss(ratio, advantages, config.clip_epsilon, config.dual_clip)
+        if "importance" in part.columns:  # another engine, or an older policy, chose the tokens
+            losses = losses * flatten_column(part.column("importance"), tokens)
+        return ratio, losses + extra, advantages
 
     def _chunk_losses(self, hidden: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
         """Log-probabilities (m,), and the loss terms that need whole distributions."""

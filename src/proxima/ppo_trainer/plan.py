@@ -34,7 +34,7 @@ class Plan:
         return epoch, [self.prompts[i] for i in order[batch * self.batch_size : (batch + 1) * self.batch_size].tolist()]
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # a step may look at the next one's prompts
 def _permutation(count: int, seed: int, epoch: int) -> Tensor:
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     return torch.randperm(count, generator=generator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +19,8 @@ from proxima.config import PPOConfig
 from proxima.errors import RewardFailure
 from proxima.evaluator import Evaluator
 from proxima.experience_buffer import BatchedData, ExperienceBuffer
-from proxima.metrics import advantage_metrics, rollout_metrics, score_metrics, update_metrics
-from proxima.ops import whiten
+from proxima.metrics import advantage_metrics, rollout_metrics, sampling_gap, score_metrics, update_metrics
+from proxima.ops import masked_mean, whiten
 from proxima.pairs import SAPairs, rejoin
 from proxima.ppo_trainer.generator import SequenceGenerator, Stopwatch
 from proxima.ppo_trainer.model_trainer import ModelTrainer
@@ -32,8 +33,12 @@ from proxima.ppo_trainer.training_run import TrainingResults, TrainingRun
 from proxima.ppo_trainer.value_adder import ValueAdder
 from proxima.reward_kl import KLDivergence, RewardAdjuster, adapt_kl_coef, shape_scores
 from proxima.rewards import check_rewards
+from proxima.training import importance_weights
 from proxima.training.schedule import learning_rate_factor
 
+log = logging.getLogger(__name__)
+
+NEGLIGIBLE_GAP = 1e-3  # mean |log-probability of engine - of training side| a token, up to which no weights are needed
 CHECKED_AT_ONCE = 512  # prompts tokenised together before a run
 VALIDATION_STEP = -1  # its noise is a stream of its own, the same at every evaluation
 
@@ -67,14 +72,17 @@ class PPOTrainer:
         self.step = 0
         self.total_steps: int | None = None
 
-    def ppo_step(self, prompts: Sequence[str]) -> dict[str, Any]:
+    def ppo_step(self, prompts: Sequence[str], following: Sequence[str] | None = None) -> dict[str, Any]:
         """One whole PPO step on any number of prompts.
 
+        Args:
+            following: prompts of the next step, sampled in the background during this one (`overlap` does it in `train`).
         Returns: every metric of the glossary by name, and `generated_texts`, `rewards` (nan where one failed),
         `reward_source` and the `sa_pairs` that were trained on.
         """
         clock = Stopwatch(self.models.device)
-        rollout, texts = self.generator.generate_sequences(prompts, self.step, clock)
+        rollout, texts = self.generator.generate_sequences(prompts, self.step, clock, following)
+        rollout, weighed = self.weigh(rollout)
         clock.lap("score")
         scores = self.reward_computer.score_pairs(rollout)
         clock.lap("reward")
@@ -93,6 +101,7 @@ class PPOTrainer:
             "step": self.step,
             **score_metrics(scores.total, scores.by_name),
             **rollout_metrics(rollout),
+            **weighed,
             "kl_coef": self.kl_coef,
             **advantages_measured,
             **update_measured,
@@ -107,6 +116,21 @@ class PPOTrainer:
             "sa_pairs": pairs,
             **metrics,
         }
+
+    def weigh(self, rollout: SAPairs) -> tuple[SAPairs, dict[str, float]]:
+        """Importance weights, where vLLM's probabilities differ from the training side's by more than rounding may."""
+        lag, rollouts = self.generator.policy_lag, self.generator.rollouts
+        measured: dict[str, float] = {"policy_lag": lag, "importance_truncated": 0.0, "engine_retries": 0}
+        if rollouts is None:
+            return rollout, measured
+        measured["engine_retries"] = self.models.processes.total(rollouts.new_retries())
+        assert rollout.tokens is not None
+        sampled = rollout.tokens.sampled_logprobs
+        if sampled is None or (not lag and float(sampling_gap(rollout)) <= NEGLIGIBLE_GAP):
+            return rollout, measured
+        weights, cut = importance_weights(rollout.column("logprob_policy"), sampled, self.config.importance_clip)
+        measured["importance_truncated"] = float(masked_mean(cut.float(), rollout.mask))
+        return rollout.with_columns(importance=weights), measured
 
     def leave_out_failed(self, rollout: SAPairs, scores: Scores) -> tuple[SAPairs, Tensor]:
         """The sequences whose rewards came, and their rewards as PPO sees them, (B,) or (B, R).
@@ -239,5 +263,6 @@ class PPOTrainer:
 
     def load(self, folder: str | Path) -> None:
         """Take over policy and value model from a folder that `save` wrote."""
+        self.generator.forget()
         self.models.policy.load(Path(folder) / "policy")
         self.models.value.load(Path(folder) / "value")

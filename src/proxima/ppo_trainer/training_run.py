@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from proxima.checkpoint import Checkpoint
-from proxima.errors import Interrupted, ProcessLost, RewardFailure
+from proxima.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.evaluator import Evaluator
 from proxima.guards import MAX_ROLLBACKS, Alarm, alarms
 from proxima.metrics import is_defined
@@ -63,6 +63,8 @@ class TrainingRun:
 
     def go(self, force: bool = False) -> TrainingResults:
         self.begin(force)
+        if self.config.overlap:
+            log.info("overlap: responses are sampled one update behind; importance weights correct for it (policy_lag)")
         total, done = self.trainer.total_steps or 0, self.trainer.step - self.first_step
         hidden = None if self.processes.first else True
         with tqdm(desc="PPO", unit="step", initial=done, total=total - self.first_step, disable=hidden) as bar:
@@ -72,10 +74,10 @@ class TrainingRun:
                         self.interrupt()
                     self.advance(bar)
                     bar.update(self.trainer.step - self.first_step - bar.n)
-            except RewardFailure as failure:
+            except (RewardFailure, EngineFailure) as failure:
                 self.checkpoint()
                 folder = self.trainer.save(self.run.path)
-                raise RewardFailure(f"{failure}; the weights as they were before this step are in {folder}") from failure
+                raise type(failure)(f"{failure}; the weights as they were before this step are in {folder}") from failure
             except Exception as error:
                 if is_lost(error):
                     raise ProcessLost(f"{error}; {self.what_to_do()}") from error
@@ -83,6 +85,8 @@ class TrainingRun:
                     with suppress(OSError):
                         self.trainer.save(self.run.path)
                 raise
+            finally:
+                self.trainer.generator.forget()
         return self.finish()
 
     def stop_asked(self) -> bool:
@@ -121,7 +125,7 @@ class TrainingRun:
         """One step, and all that follows from it."""
         trainer, results = self.trainer, self.results
         epoch, batch = self.plan.at(trainer.step - self.first_step)
-        outcome = trainer.ppo_step(batch)
+        outcome = trainer.ppo_step(batch, self.following())
         metrics = {"epoch": epoch + 1, **{name: outcome[name] for name in outcome if is_defined(name)}}
         metrics = self.processes.lead(lambda: metrics)  # what verdicts and guards decide by is the same bits everywhere
         self.verdict, new_best = None, False
@@ -147,6 +151,12 @@ class TrainingRun:
         every = self.config.checkpoint_every
         if results.stop_reason or (every and (new_best or trainer.step % every == 0)):
             self.checkpoint()
+
+    def following(self) -> list[str] | None:
+        """The prompts of the step after this one, where they may be sampled ahead."""
+        if not self.config.overlap or self.trainer.step + 1 >= (self.trainer.total_steps or 0):
+            return None
+        return self.plan.at(self.trainer.step + 1 - self.first_step)[1]
 
     def alarms(self, history: list[dict[str, float]]) -> list[Alarm]:
         config = self.config
@@ -257,6 +267,7 @@ class TrainingRun:
                 "last_metrics": results.metrics[-1] if results.metrics else {},
             }
         )
+        self.trainer.generator.release()
         log.info("ended after step %d: %s", self.trainer.step, results.stop_reason)
         if self.stop_asked():
             raise Interrupted(self.signals.received, f"{self.signals.name} came in the last step; {self.run.path} is finished")

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from proxima.errors import ProcessLost, RewardFailure
+from proxima.errors import EngineFailure, ProcessLost, RewardFailure
 from proxima.processes.launch import rank_and_count
 
 Result = TypeVar("Result")
 
 KINDS: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (ValueError, OSError, MemoryError, RewardFailure, ProcessLost)
+    kind.__name__: kind for kind in (ValueError, OSError, MemoryError, RewardFailure, EngineFailure, ProcessLost)
 }
 
 
@@ -104,6 +104,9 @@ class Processes:
 
     def smallest(self, number: int) -> int:
         return -self.largest(-number)
+
+    def total(self, number: int) -> int:
+        return int(self.reduce(torch.tensor(number))) if self.many else number
 
     def gather(self, value: Any) -> list[Any]:
         """One value of each process, as JSON holds it, in order."""

@@ -3,8 +3,9 @@
 In: new and old log-probabilities, advantages, values, returns. Out: loss tensors (B, R), not yet averaged.
 """
 
+from proxima.training.importance import importance_weights
 from proxima.training.policy_loss import clipped, policy_loss
 from proxima.training.policy_ratio import approximate_kl, policy_ratio
 from proxima.training.value_loss import value_loss
 
-__all__ = ["approximate_kl", "clipped", "policy_loss", "policy_ratio", "value_loss"]
+__all__ = ["approximate_kl", "clipped", "importance_weights", "policy_loss", "policy_ratio", "value_loss"]

@@ -1,0 +1,62 @@
+"""`Versions`: the policy in folders. In: the policy's live weights. Out: a folder under a new name whenever they changed."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+
+import torch
+
+from proxima.models import PolicyModel
+from proxima.processes.group import Processes
+from proxima.rollouts.job import Version
+
+KEPT = 2  # the newest, and the one that a rollout in flight may still use
+
+
+class Versions:
+    """A folder of its own in `home`, which goes when the trainer does."""
+
+    def __init__(self, policy: PolicyModel, home: Path, processes: Processes):
+        self.policy, self.processes = policy, processes
+        self.kept: list[Version] = []
+        self._count = 0
+        self._home, self._launch = processes.lead(lambda: _new_home(home))
+        if processes.first:
+            weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
+
+    def digest(self) -> str:
+        """Of the live weights."""
+        found = hashlib.blake2b(digest_size=16)
+        for parameter in self.policy.parameters():
+            found.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return found.hexdigest()
+
+    def publish(self) -> tuple[Version, list[Version]]:
+        """The policy as it is now, and the versions that no longer count (their folders are still there)."""
+        digest = self.processes.lead(self.digest)
+        if self.kept and self.kept[-1].digest == digest:
+            return self.kept[-1], []
+        self._count += 1
+        number = self._count
+        name = f"proxima-{self._launch}-{number}"
+        folder = Path(self._home) / name
+        self.processes.lead(lambda: self.policy.save(folder) and None)
+        version = Version(number, name, folder, digest, self.policy.adapter is not None)
+        self.kept.append(version)
+        old, self.kept = self.kept[:-KEPT], self.kept[-KEPT:]
+        return version, old
+
+    def remove(self, version: Version) -> None:
+        self.processes.lead(lambda: shutil.rmtree(version.folder, ignore_errors=True))
+
+
+def _new_home(home: Path) -> list[str]:
+    home.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".adapters-", dir=home)).resolve()
+    folder.chmod(0o755)  # servers may run as another user
+    return [str(folder), secrets.token_hex(4)]
