@@ -125,7 +125,8 @@ class TrainingRun:
         """One step, and all that follows from it."""
         trainer, results = self.trainer, self.results
         epoch, batch = self.plan.at(trainer.step - self.first_step)
-        outcome = trainer.ppo_step(batch, self.following())
+        following = self.following()
+        outcome = trainer.ppo_step(batch) if following is None else trainer.ppo_step(batch, following)
         metrics = {"epoch": epoch + 1, **{name: outcome[name] for name in outcome if is_defined(name)}}
         metrics = self.processes.lead(lambda: metrics)  # what verdicts and guards decide by is the same bits everywhere
         self.verdict, new_best = None, False
