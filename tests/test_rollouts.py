@@ -1,4 +1,4 @@
-"""Rollouts on servers that answer, lie, stall, die and come back; importance weights; overlap. For vLLM itself: tests/engines."""
+"""Rollouts on servers that answer, lie, stall, die and come back; importance weights; overlap. vLLM itself: tests/engines."""
 
 import math
 from dataclasses import replace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 
 @dataclass
@@ -21,6 +21,10 @@ class Demo:
     """Sample answers and ask the simulated annotators now, instead of reading the shipped preferences."""
     device: str = "auto"
     """`auto` = cuda where there is one, else cpu."""
+    engine: Literal["auto", "plain", "vllm"] = "auto"
+    """What PPO samples with; `vllm` in this process or, with --engine-urls, on servers (docs/engines.md)."""
+    engine_urls: tuple[str, ...] = ()
+    """vLLM servers of the embedded model."""
     run_dir: Path = Path("runs")
     """Folder of all runs; this one is `demo` in it."""
 
@@ -29,4 +33,5 @@ class Demo:
 
         if self.steps < 1:
             raise ValueError(f"steps ({self.steps}) must be at least 1")
-        run_demo(self.seed, self.steps, self.relabel, self.run_dir, device=self.device)
+        ppo = {"engine": self.engine, "engine_urls": self.engine_urls}
+        run_demo(self.seed, self.steps, self.relabel, self.run_dir, device=self.device, ppo=ppo)

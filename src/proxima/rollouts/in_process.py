@@ -41,6 +41,7 @@ class InProcess:
             trust: run code that comes with the model.
         """
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         settings: dict[str, Any] = {"gpu_memory_utilization": memory}
         if device.type == "cpu":
             torch._dynamo.config.disable = True  # compiling vLLM's small functions takes longer than they do
@@ -63,6 +64,7 @@ class InProcess:
                     logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
                     seed=0,
                     disable_log_stats=True,
+                    use_tqdm_on_load=False,
                     **settings,
                 )
             except Exception as error:  # it raises anything

@@ -9,6 +9,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,14 +45,8 @@ class VllmRollouts:
 
     def __init__(self, models: ModelSet, config: PPOConfig):
         network = models.policy.backbone.network
-        if config.temperature < LOWEST_TEMPERATURE:
-            raise ValueError(f"temperature ({config.temperature}) is below what vLLM samples with ({LOWEST_TEMPERATURE})")
         text = network.config.get_text_config()
-        if not config.lora_r and text.tie_word_embeddings:
-            raise ValueError(
-                "engine vllm cannot follow full fine-tuning of a model with tied embeddings: loading weights again leaves its "
-                "output head as it was; train adapters (lora_r above 0) or use engine auto"
-            )
+        check_settings(config, text)
         self.models, self._retries = models, 0
         self.dtype = pick_dtype(config.dtype, models.device)
         self.tolerance = TIGHT_TOLERANCE if self.dtype == torch.float32 and not config.engine_urls else TOLERANCE
@@ -134,6 +129,21 @@ class VllmRollouts:
         logprobs = log_softmax(self.models.policy.response_logits(one), 1.0)[0]
         chosen = logprobs.gather(-1, ids[1:, None]).squeeze(-1)
         return Probe(ids.tolist(), chosen.tolist(), self.tolerance)
+
+
+def check_settings(config: PPOConfig, text: Any) -> None:
+    """Refuse what vLLM would not do as asked.
+
+    Args:
+        text: the model's own config.
+    """
+    if config.temperature < LOWEST_TEMPERATURE:
+        raise ValueError(f"temperature ({config.temperature}) is below what vLLM samples with ({LOWEST_TEMPERATURE})")
+    if not config.lora_r and text.tie_word_embeddings:
+        raise ValueError(
+            "engine vllm cannot follow full fine-tuning of a model with tied embeddings: loading weights again leaves its "
+            "output head as it was; train adapters (lora_r above 0) or use engine auto"
+        )
 
 
 def sequence_seeds(keys: Tensor, seed: int, step: int) -> list[int]:
