@@ -1,7 +1,7 @@
 """Rollouts on real vLLM, in this process and on its servers: `make test-engines`. Float32 on a CPU."""
 
 import math
-import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -147,20 +147,20 @@ def test_overlap_on_a_server(servers, tmp_path):
 
 def test_a_killed_server_is_done_without_and_the_last_one_stops_the_run(servers, tmp_path):
     """One is killed while it samples: the other completes the step. Then both are gone, and come back."""
-    first, second = servers
-    config = make(tmp_path, [first.url, second.url], max_new_tokens=24, run_name="r", engine_timeout=5.0)
+    config = make(tmp_path, [server.url for server in servers], max_new_tokens=24, run_name="r", engine_timeout=5.0)
     trainer = PPOTrainer(config)
-    steps = []
+    engine, jobs = trainer.generator.rollouts.engine, []
+    sample = engine.sample
 
-    def killing(prompts, texts):
-        steps.append(len(texts))
-        if len(steps) == 1:
-            threading.Timer(0.0, first.kill).start()  # before and while the second step samples
-        if len(steps) == 2:
-            second.kill()
-        return in_words(prompts, texts)
+    def killing(job, version):
+        answers = sample(job, version)
+        jobs.append(job)
+        if len(jobs) > 1:
+            time.sleep(0.05)  # all requests are under way
+            servers[len(jobs) - 2].kill()
+        return answers
 
-    trainer = PPOTrainer(replace(config, rewards=(killing,)))
+    engine.sample = killing
     with pytest.raises(EngineFailure, match="no rollout server could be used") as problem:
         trainer.train(PROMPTS)
     assert "weights as they were before this step" in str(problem.value)
@@ -169,8 +169,9 @@ def test_a_killed_server_is_done_without_and_the_last_one_stops_the_run(servers,
         server.start()
     for server in servers:
         server.wait()
-    results = PPOTrainer(replace(config, rewards=(killing,), engine_timeout=60.0)).train(PROMPTS, resume=True)
+    results = PPOTrainer(replace(config, engine_timeout=60.0)).train(PROMPTS, resume=True)
     assert [metrics["step"] for metrics in results.metrics] == [1, 2, 3]
+    assert results.metrics[1]["engine_retries"] > 0
     assert all(metrics["sampling_gap"] < 1e-3 for metrics in results.metrics)  # they had no adapter, and got it again
 
 

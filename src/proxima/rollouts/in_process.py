@@ -31,21 +31,34 @@ class InProcess:
 
     retries = 0
 
-    def __init__(self, model: str, device: torch.device, dtype: torch.dtype, rank: int, memory: float, cache: int, trust: bool):
+    def __init__(
+        self,
+        model: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        rank: int,
+        memory: float,
+        context: int,
+        cache: int,
+        trust: bool,
+    ):
         """
         Args:
             model: folder or Hub id of the base.
             rank: of the adapters; 0 = all weights.
             memory: share of the GPU's memory.
-            cache: bytes that the KV cache of one longest sequence takes.
+            context: tokens of the longest sequence.
+            cache: bytes that its keys and values take.
             trust: run code that comes with the model.
         """
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         settings: dict[str, Any] = {"gpu_memory_utilization": memory}
         if device.type == "cpu":
             torch._dynamo.config.disable = True  # compiling vLLM's small functions takes longer than they do
             settings |= {"enforce_eager": True, "kv_cache_memory_bytes": min(max(8 * cache, CPU_CACHE[0]), CPU_CACHE[1])}
+            # cutting a long prompt in two, it winds a row's generator back, which generators on a CPU cannot do
+            settings |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, context)}
         if rank:
             settings |= {"enable_lora": True, "max_lora_rank": slots_for(rank), "max_loras": 1, "max_cpu_loras": 2}
         try:

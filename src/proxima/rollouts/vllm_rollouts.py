@@ -61,9 +61,17 @@ class VllmRollouts:
             rank = int(peft.peft_config[adapter].r) if peft is not None and adapter else 0
             size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
             heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-            cache = 2 * text.num_hidden_layers * heads * size * self.dtype.itemsize * (models.context_length or 4096)
-            name, trust = model_path(config.model_name), config.trust_remote_code
-            self.engine = InProcess(name, models.device, self.dtype, rank, config.engine_memory, cache, trust)
+            context = models.context_length or 4096
+            self.engine = InProcess(
+                model_path(config.model_name),
+                models.device,
+                self.dtype,
+                rank=rank,
+                memory=config.engine_memory,
+                context=context,
+                cache=2 * text.num_hidden_layers * heads * size * self.dtype.itemsize * context,
+                trust=config.trust_remote_code,
+            )
         self.versions = Versions(models.policy, Path(config.run_dir), models.processes)
 
     def begin(self, prompts: Tokens, own: Tokens, sampling: Sampling) -> Pending:
