@@ -73,6 +73,7 @@ def run_case(models: Path, name: str) -> dict[str, Any]:
     settings = {
         "rewards": (count_e,),
         "minibatch_size": 3,
+        "ppo_epochs": 2,
         "max_new_tokens": 6,
         "learning_rate": 1e-3,
         "value_learning_rate": 1e-3,

@@ -66,6 +66,8 @@ ELSEWHERE = {
     "gradient_checkpointing": "test_engine.py (it must change nothing)",
     "engine": "test_engine.py (it must change nothing)",
     "compile_layers": "tests/gpu (it must change nothing)",
+    "shard_base": "test_processes.py (it must change nothing)",
+    "process_timeout": "test_processes.py",
     "lr_schedule": "below",
     "buffer_storage": "below and test_buffer.py",
     "buffer_max_bytes": "below and test_buffer.py",

@@ -19,7 +19,7 @@ LEVELS = [
     {"base_setup"},
     {"experience_buffer", "evaluator", "rewards"},
     {"ppo_trainer"},
-    {"stages", "export", "evaluation", "bench", "doctor"},
+    {"stages", "export", "evaluation", "bench", "doctor", "scaling"},
     {"label"},
     {"world"},
     {"demo"},

@@ -13,6 +13,7 @@ from proxima.commands.evaluate import Eval
 from proxima.commands.export import Export
 from proxima.commands.generate import Generate
 from proxima.commands.label import Label
+from proxima.commands.scaling import Scaling
 from proxima.commands.serve_reward import ServeReward
 from proxima.commands.stages import Reward, Sft
 from proxima.commands.train import Train
@@ -30,5 +31,6 @@ COMMANDS: dict[str, Any] = {
     "export": Export,
     "serve-reward": ServeReward,
     "bench": Bench,
+    "scaling": Scaling,
 }
 """By name, in the order of the help."""
