@@ -8,8 +8,10 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from proxima.processes import rank_and_count
+
 PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy", "tokenizers", "datasets")
-MATTERS = ("packages", "machine", "threads", "gpus", "cuda")  # what the last bits of a number may depend on
+MATTERS = ("packages", "machine", "threads", "gpus", "cuda", "processes")  # what the last bits of a number may depend on
 
 
 def describe_environment() -> dict[str, Any]:
@@ -30,6 +32,7 @@ def describe_environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpus": gpus,
         "cuda": torch.version.cuda if gpus else None,
+        "processes": rank_and_count()[1],
     }
 
 
