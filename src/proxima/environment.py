@@ -38,7 +38,7 @@ def describe_environment() -> dict[str, Any]:
 
 def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What differs of that on which the last bits of a number may depend."""
-    return [f"{name}: {before.get(name)} -> {now[name]}" for name in MATTERS if before.get(name) != now[name]]
+    return [f"{name}: {before.get(name)} -> {now[name]}" for name in MATTERS if before.get(name, now[name]) != now[name]]
 
 
 def _version(package: str) -> str | None:
