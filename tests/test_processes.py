@@ -205,10 +205,10 @@ def test_an_error_is_said_once(folder, words, said):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("more", [(), ("--lora-r", "0", "--shard-base")], ids=["lora", "full, sharded"])
 def test_a_run_goes_on_with_the_same_numbers_on_another_number_of_processes(folder, more):
-    """4 steps an epoch: the first epoch on 2 processes, the second on 1, the third on 4, the fourth on 2."""
+    """4 steps an epoch: the first epoch on 2 processes, the second on 1, the third on 4."""
     more = ("--lr-schedule", "constant", "--kl-controller", "adaptive", "--kl-target", "0.5", "--kl-horizon", "50", *more)
-    one_process(folder, *more, "--run-name", "one", "--epochs", "4")
-    for epochs, count in ((1, 2), (2, 1), (3, 4), (4, 2)):
+    one_process(folder, *more, "--run-name", "one", "--epochs", "3")
+    for epochs, count in ((1, 2), (2, 1), (3, 4)):
         command = train(*more, "--run-name", "several", "--resume", "--epochs", str(epochs))
         done = finish(torchrun(count, *command), folder, 300)
         assert done.returncode == 0, done.stderr
