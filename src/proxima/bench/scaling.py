@@ -28,10 +28,13 @@ def growth(points: list[tuple[int, float]]) -> float:
     return max((after[1] / before[1]) / (after[0] / before[0]) for before, after in pairwise(points))
 
 
-def run_scaling(case: Case, machine: Machine, steps: int, folder: str, **settings: Any) -> dict[str, Any]:
-    """Seconds a step by size, and the growth, for each dimension; what is the same case is run once."""
-    done: dict[Case, float] = {}
-    found = {}
+def run_scaling(case: Case, seconds: float, machine: Machine, steps: int, folder: str, **settings: Any) -> dict[str, Any]:
+    """Seconds a step by size, and the growth, for each dimension.
+
+    Args:
+        seconds: of the case itself, which was timed already.
+    """
+    done, found = {case: seconds}, {}
     for dimension in DIMENSIONS:
         points = []
         for factor in FACTORS:

@@ -57,7 +57,7 @@ class Bench:
                 keep({**result, "peer": peer})
             if self.scaling:
                 settings = {"micro_batch_tokens": self.micro_batch_tokens}
-                found = run_scaling(CASES[names[0]], machine, self.steps, folder, **settings)
+                found = run_scaling(CASES[names[0]], written[0]["seconds"], machine, self.steps, folder, **settings)
                 print(f"{names[0]}, growth\n{scaling_table(found)}\n", flush=True)
                 keep({"name": names[0], "scaling": found})
         print(f"all numbers: {self.output}")
