@@ -6,7 +6,6 @@ import shutil
 import statistics
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -65,6 +64,9 @@ def test_runs_that_differ_in_their_seed_only_are_one_group():
         "broken too": {},
     }
     assert group_by_seed(configs) == {"a (2 seeds)": ["a-seed-0", "a-seed-1"]}
+    low, high = ({**base, "kl_coef": coef} for coef in (0.1, 0.2))
+    four = {f"a-{i}": {**(low if i < 2 else high), "seed": i} for i in range(4)}
+    assert group_by_seed(four) == {"a (2 seeds)": ["a-0", "a-1"], "a-2 … a-3 (2 seeds)": ["a-2", "a-3"]}
     assert list(group_by_seed({"7": base, "8": {**base, "seed": 8}})) == ["7 (2 seeds)"]
 
 
@@ -233,9 +235,7 @@ def test_runs_of_different_bases_answer_the_same_prompts_and_are_judged_in_both_
     assert failed["prompts"] == same  # equal answers are a tie without asking; all others failed
     assert [row["prompt"] for row in data["texts"]] == prompts
     assert data["texts"][0]["llama"] == texts["llama"][0]
-    assert data["groups"] == {"seed-0 (2 seeds)": ["seed-0", "seed-1"]} or list(data["groups"].values()) == [
-        ["seed-0", "seed-1"]
-    ]
+    assert data["groups"] == {"seed (2 seeds)": ["seed-0", "seed-1"]}
 
 
 def test_runs_with_different_rewards_need_to_be_told_what_counts(trained, tmp_path, capsys):
@@ -295,7 +295,6 @@ def test_hostile_text_is_only_text_on_the_page(folders, tmp_path):
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=3000"]
     done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=60, check=True).stdout
     assert "<title>taken" not in done
-    assert 'id="taken"' not in done
+    assert '<b id="taken"' not in done
     assert done.count('class="chart-line') > 10
     assert "Reward against KL" in done
-    assert isinstance(page, Path)

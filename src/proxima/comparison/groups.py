@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from statistics import fmean, stdev
 from typing import Any
 
@@ -32,7 +33,8 @@ def group_by_seed(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[st
     groups: dict[str, list[str]] = {}
     for names in alike.values():
         if len({str(configs[name].get("seed", 0)) for name in names}) > 1:
-            groups[f"{_common(names)} ({len(names)} seeds)"] = names
+            title = f"{_common(names)} ({len(names)} seeds)"
+            groups[f"{names[0]} … {names[-1]} ({len(names)} seeds)" if title in groups else title] = names
     return groups
 
 
@@ -58,9 +60,7 @@ def t_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _common(names: Sequence[str]) -> str:
-    """What the names begin with, or the first of them."""
-    shortest = min(names, key=len)
-    shared = next(
-        (shortest[:size] for size in range(len(shortest), 0, -1) if all(n.startswith(shortest[:size]) for n in names)), ""
-    )
-    return shared.rstrip("-_. /0123456789").removesuffix("seed").rstrip("-_. /") or names[0]
+    """What the names begin with, without a seed's number; or the first of them."""
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    shared = "".join(letters[0] for letters in alike).rstrip("-_. /0123456789")
+    return shared.removesuffix("seed").rstrip("-_. /") or shared or names[0]
