@@ -15,7 +15,7 @@ LEVELS = [
     {"errors", "types", "ops", "sampling", "pairs", "config"},
     {"token_attribution", "reward_kl", "advantage", "training", "metrics", "guards"},
     {"engine"},
-    {"models", "tiny", "data", "tracking", "checkpoint", "environment", "run_folder", "web"},
+    {"models", "tiny", "data", "tracking", "checkpoint", "environment", "run_folder", "web", "runs"},
     {"base_setup"},
     {"experience_buffer", "evaluator", "rewards"},
     {"ppo_trainer"},

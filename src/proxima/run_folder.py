@@ -158,7 +158,11 @@ def _lock(folder: Path) -> ExitStack:
     try:
         import fcntl
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # a reader may be asking for an instant whether the run is held
+            time.sleep(0.1)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
