@@ -21,6 +21,7 @@ LEVELS = [
     {"ppo_trainer"},
     {"stages", "export", "evaluation", "bench", "doctor"},
     {"label"},
+    {"studio"},
     {"world"},
     {"demo"},
     {"commands"},

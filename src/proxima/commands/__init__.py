@@ -15,6 +15,7 @@ from proxima.commands.generate import Generate
 from proxima.commands.label import Label
 from proxima.commands.serve_reward import ServeReward
 from proxima.commands.stages import Reward, Sft
+from proxima.commands.studio import Studio
 from proxima.commands.train import Train
 
 COMMANDS: dict[str, Any] = {
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Any] = {
     "generate": Generate,
     "export": Export,
     "serve-reward": ServeReward,
+    "studio": Studio,
     "bench": Bench,
 }
 """By name, in the order of the help."""

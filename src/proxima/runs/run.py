@@ -99,6 +99,11 @@ class Run:
             column.extend([math.nan] * (self._rows - len(column)))
         return {name: list(column) for name, column in self._columns.items()}
 
+    @property
+    def version(self) -> int:
+        """Grows when steps that `metrics` gave are no longer what they were: the run was cut back."""
+        return self._metric_lines.version
+
     def last(self) -> dict[str, Any]:
         """The newest step's numbers, without reading the others."""
         return last_record(self.path / "metrics.jsonl")

@@ -35,6 +35,10 @@ class Conflict(ValueError):  # noqa: N818
         self.state = state
 
 
+class Missing(ValueError):  # noqa: N818
+    """What was asked for is not there, or no longer: status 404."""
+
+
 def make_app(site: Site, folder: Path, **pages: Path) -> FastAPI:
     """An app that only answers what the site's guard lets through, however it is run.
 
@@ -73,7 +77,7 @@ def make_app(site: Site, folder: Path, **pages: Path) -> FastAPI:
     def refuse(request: object, error: ValueError) -> JSONResponse:
         if isinstance(error, Conflict):
             return JSONResponse({"error": str(error), "state": error.state}, 409)
-        return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse({"error": str(error)}, 404 if isinstance(error, Missing) else 400)
 
     @app.exception_handler(AnyHTTPException)
     def refuse_request(request: object, error: AnyHTTPException) -> JSONResponse:
