@@ -133,8 +133,10 @@ def test_the_run_folder_holds_config_metrics_samples_and_adapters(run):
     finite = [{name: value if math.isfinite(value) else None for name, value in step.items()} for step in results.metrics]
     assert metrics == finite
     samples = read_lines(folder / "samples.jsonl")
-    assert [sample["step"] for sample in samples] == [1, 1, 2, 3, 3]
-    assert {sample["prompt"] for sample in samples} == {"a", "b", "c"}
+    trained, followed = ([sample for sample in samples if sample["kind"] == kind] for kind in ("trained", "followed"))
+    assert [sample["step"] for sample in trained] == [1, 1, 2, 3, 3]
+    assert {sample["prompt"] for sample in trained} == {"a", "b", "c"}
+    assert [(sample["step"], sample["prompt"]) for sample in followed] == [(step, "held out") for step in (1, 2, 3)]
     assert all(sample["reward"] == 0.25 for sample in samples)
     for role in ("policy", "value"):
         assert (folder / role / "adapter_model.safetensors").is_file()
@@ -159,7 +161,7 @@ def test_what_is_logged_is_what_the_glossary_defines(run):
 def test_a_step_returns_no_number_that_the_glossary_does_not_define(run):
     trainer, _ = run
     outcome = trainer.ppo_step(["a"])
-    beside = {"generated_texts", "rewards", "reward_source", "sa_pairs"}
+    beside = {"generated_texts", "rewards", "rewards_by_name", "reward_source", "sa_pairs"}
     assert {name for name in outcome if not is_defined(name)} == beside
 
 

@@ -83,7 +83,7 @@ def same_run(left: Path, right: Path) -> bool:
     same = same and all(
         (left / name).read_bytes() == (right / name).read_bytes() for name in ("samples.jsonl", "warnings.jsonl")
     )
-    return same and all(files(left / role) == files(right / role) for role in ("policy", "value"))
+    return same and all(files(left / role) == files(right / role) for role in ("policy", "value", "tokens"))
 
 
 KINDS = {

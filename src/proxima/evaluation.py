@@ -8,30 +8,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from proxima.config import PPOConfig, RewardSpec
 from proxima.errors import RewardFailure
 from proxima.evaluator import win_rate
-from proxima.metrics import rollout_metrics, score_metrics
 from proxima.ppo_trainer import PPOTrainer
-from proxima.ppo_trainer.ppo_trainer import VALIDATION_STEP
-from proxima.ppo_trainer.reward_computer import Scores
-
-SHOWN = ("kl", "kl_exact", "response_length", "eos_rate")
-
-
-@dataclass(frozen=True)
-class Side:
-    """One model's answers to all prompts."""
-
-    texts: list[str]
-    scores: list[float]
-    measured: dict[str, float]
+from proxima.ppo_trainer.held_out import answer
 
 
 def run_config(run: str | Path) -> PPOConfig:
@@ -83,20 +68,3 @@ def _with_null(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_null(item) for item in value]
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def answer(trainer: PPOTrainer, prompts: Sequence[str]) -> Side:
-    """Answers of the policy as it is now, in batches of the run's own size."""
-    texts: list[str] = []
-    scored: list[Scores] = []
-    sums = dict.fromkeys(SHOWN, 0.0)
-    for start in range(0, len(prompts), trainer.config.batch_size):
-        batch = [prompts[i] for i in range(start, min(start + trainer.config.batch_size, len(prompts)))]
-        pairs, written = trainer.generator.generate_sequences(batch, VALIDATION_STEP)
-        texts += written
-        scored.append(trainer.reward_computer.score_pairs(pairs))
-        measured = rollout_metrics(pairs)
-        sums = {name: sums[name] + measured[name] * len(batch) / len(prompts) for name in SHOWN}
-    total = torch.cat([item.total for item in scored])
-    by_name = {name: torch.cat([item.by_name[name] for item in scored]) for name in scored[0].by_name}
-    return Side(texts, total.tolist(), {**score_metrics(total, by_name), **sums})

@@ -138,6 +138,9 @@ class PPOConfig(Settings):
     # --- the run ---
     eval_every: int = 1
     """PPO steps between the evaluator's verdicts."""
+    token_samples: int = 4
+    """Samples of a verdict whose every token is written down: so many that follow the same prompts, so many of the step's own
+    batch; 0 = none. Without validation prompts the followed ones are a small generation of their own."""
     patience: int = 0
     """Stop after this many verdicts in a row without improvement; 0 = never."""
     min_improvement: float = 0.0

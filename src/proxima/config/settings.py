@@ -118,6 +118,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "warmup_share": (0, 1, "[]"),
     "weight_decay": (0, math.inf, "[)"),
     "validation_share": (0, 1, "()"),
+    "token_samples": (0, math.inf, "[)"),
     "patience": (0, math.inf, "[)"),
     "min_improvement": (0, math.inf, "[)"),
     "checkpoint_every": (0, math.inf, "[)"),
