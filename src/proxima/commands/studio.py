@@ -38,7 +38,9 @@ class Studio:
         from proxima.web import Site, serve
 
         if not self.run_dir.is_dir():
-            raise ValueError(f"there is no folder {self.run_dir}; --run-dir names the folder in which `proxima train` keeps runs")
+            raise ValueError(
+                f"there is no folder {self.run_dir}; --run-dir names the folder in which `proxima train` keeps runs"
+            )
         store = self._store()
         site = Site(self.host, self.port)
         serve(make_studio_app(Library(self.run_dir), site, store), site, self.open)
@@ -48,7 +50,9 @@ class Studio:
 
         if self.label_db is not None:
             if not self.label_db.is_file():
-                raise ValueError(f"there is no {self.label_db} (--label-db); make one with `proxima label --db {self.label_db}`")
+                raise ValueError(
+                    f"there is no {self.label_db} (--label-db); make one with `proxima label --db {self.label_db}`"
+                )
             return Store(self.label_db, overlap=self.overlap)
         if not FEEDBACK.is_file():
             return None

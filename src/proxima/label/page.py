@@ -32,7 +32,7 @@ def make_label_app(store: Store, site: Site) -> FastAPI:
 
 
 def add_label_routes(app: FastAPI, store: Store) -> None:
-    """What the page asks for; the studio has these routes too.""" 
+    """What the page asks for; the studio has these routes too."""
 
     @app.get("/api/state")
     def state(annotator: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The studio: a local web app over a folder of runs.
 
-In: the folder, and a feedback database where people label. Out: a guarded app with live charts, samples, microscope, comparison.
+In: the folder, and a feedback database where people label. Out: a guarded app: live charts, samples, microscope, comparison.
 """
 
 from proxima.studio.app import make_studio_app

@@ -1,4 +1,4 @@
-"""The studio's routes. In: a library of runs, and a feedback store where there is one. Out: an app with the page and its routes.
+"""The studio's routes. In: a library of runs, and a feedback store if there is one. Out: an app with the page and its routes.
 
     GET /api/runs                            one line a run
     GET /api/run?name=                       a run: config, environment, end, warnings, charts, logged steps

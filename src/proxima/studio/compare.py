@@ -1,4 +1,4 @@
-"""Runs over each other. In: metrics and configs of several runs. Out: curves; runs that differ in their seed alone are one series.
+"""Runs over each other. In: metrics and configs of several runs. Out: curves; runs that differ in the seed alone are one series.
 
 Such a series is the mean over its seeds, at the steps that all of them have, with a band from the lowest to the highest.
 """
@@ -38,8 +38,10 @@ def group(members: Sequence[Member]) -> list[tuple[str, list[Member]]]:
 
 
 def _title(members: Sequence[Member]) -> str:
-    return members[0].name if len(members) == 1 else f"{members[0].name} and {len(members) - 1} more seeds".replace(
-        "1 more seeds", "1 more seed"
+    return (
+        members[0].name
+        if len(members) == 1
+        else f"{members[0].name} and {len(members) - 1} more seeds".replace("1 more seeds", "1 more seed")
     )
 
 
@@ -58,15 +60,15 @@ def _series(title: str, members: Sequence[Member], name: str) -> dict[str, Any]:
     if len(members) == 1:
         metrics = members[0].metrics
         return {"name": title, "points": curve(metrics.get("step", ()), metrics.get(name, ()))}
-    steps, means, lows, highs = spread(
-        [(member.metrics.get("step", ()), member.metrics.get(name, ())) for member in members]
-    )
+    steps, means, lows, highs = spread([(member.metrics.get("step", ()), member.metrics.get(name, ())) for member in members])
     points = [[step, short(mean)] for step, mean in thin(steps, means, POINTS) if step is not None and mean is not None]
     low, high = dict(zip(steps, lows, strict=True)), dict(zip(steps, highs, strict=True))
     return {"name": title, "points": points, "band": [[step, short(low[step]), short(high[step])] for step, _ in points]}
 
 
-def spread(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[list[float], list[float], list[float], list[float]]:
+def spread(
+    curves: Sequence[tuple[Sequence[float], Sequence[float]]],
+) -> tuple[list[float], list[float], list[float], list[float]]:
     """Steps that all curves have, and the mean, the lowest and the highest there."""
     columns = [{step: value for step, value in zip(*pair, strict=False) if math.isfinite(value)} for pair in curves]
     steps = sorted(set.intersection(*(set(column) for column in columns))) if columns else []

@@ -71,7 +71,9 @@ def frontier(metrics: Mapping[str, Sequence[float]], points: int = 40) -> list[l
     held_out = any(map(math.isfinite, metrics.get("validation/kl", ())))
     x, y = ("validation/kl", "validation/reward") if held_out else ("kl", "avg_reward")
     there = [
-        pair for pair in zip(metrics.get(x, ()), metrics.get(y, ()), strict=False) if all(math.isfinite(value) for value in pair)
+        pair
+        for pair in zip(metrics.get(x, ()), metrics.get(y, ()), strict=False)
+        if all(math.isfinite(value) for value in pair)
     ]
     count = min(points, len(there))
     stretches = [there[i * len(there) // count : (i + 1) * len(there) // count] for i in range(count)]

@@ -1,7 +1,7 @@
 """The runs of a folder, held open between requests. In: runs/. Out: a run by its name, and a line for the list.
 
-A name counts only if a look at the folder found it: no path of a request reaches the disk. Of every run in the list just the last
-line and a few others are read; the numbers of a few runs, those looked at last, stay in memory.
+A name counts only if a look at the folder found it: no path of a request reaches the disk. Of every run in the list just the
+last line and a few others are read; the numbers of a few runs, those looked at last, stay in memory.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ TEXT = 2000  # characters of a cell; the microscope shows all of it
 
 
 def follow(rows: Sequence[Mapping[str, Any]], wanted: Sequence[int] = ()) -> dict[str, Any]:
-    """Prompts met at most steps come first; of these and of the texts only so many and so much."""
+    """Followed prompts come first, then those met at most steps; of all this only so many rows and so much text."""
     steps = sorted({row["step"] for row in rows})
     chosen = choose(steps, wanted)
     cells: dict[tuple[str, str, int], dict[int, Mapping[str, Any]]] = {}
@@ -26,7 +26,7 @@ def follow(rows: Sequence[Mapping[str, Any]], wanted: Sequence[int] = ()) -> dic
         met[key] += 1
         if step in chosen:
             cells.setdefault(key, {})[step] = row
-    keys = sorted(cells, key=lambda key: -met[key])  # stable: equal ones stay in the order of the file
+    keys = sorted(cells, key=lambda key: (key[0] != "followed", -met[key]))  # stable: equal ones stay in the order of the file
     shown = [
         {"prompt": cut(key[1]), "kind": key[0], "steps": met[key], "cells": [_cell(cells[key].get(step)) for step in chosen]}
         for key in keys[:ROWS]

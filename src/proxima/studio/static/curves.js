@@ -5,11 +5,29 @@ import { drawChart } from "./chart.js";
 
 const MOST = 1500; // points a curve, after which all are asked for anew, thinned by the server
 
+// A running mean over a thirtieth of the steps, where there are enough of them.
+export function trend(points) {
+  if (points.length < 60) return null;
+  const reach = (points.at(-1)[0] - points[0][0]) / 60;
+  let [first, last, sum] = [0, 0, 0];
+  return points.map(([x]) => {
+    while (last < points.length && points[last][0] <= x + reach) sum += points[last++][1];
+    while (points[first][0] < x - reach) sum -= points[first++][1];
+    return [x, sum / (last - first)];
+  });
+}
+
 export function showCurves(run, panel) {
   const first = element("div", { className: "charts" });
   const rest = element("div", { className: "charts" });
   const more = element("details", { id: "more" }, element("summary"), rest);
   panel.append(first, more);
+  const box = element("input", { type: "checkbox", id: "smooth", checked: sessionStorage.getItem("smooth") !== "no" });
+  panel.prepend(element("label", { className: "box small" }, box, " Smooth: a running mean over the raw line"));
+  box.onchange = () => {
+    sessionStorage.setItem("smooth", box.checked ? "yes" : "no");
+    draw();
+  };
   const drawn = new Map(); // title -> { chart, names, spec }
   const curves = new Map(); // metric -> points
   let edition = "", after = -1;
@@ -19,7 +37,7 @@ export function showCurves(run, panel) {
 
   function draw() {
     for (const { title, about, names, open } of wanted()) {
-      const series = names.map((name) => ({ name, points: curves.get(name) ?? [] }));
+      const series = names.map((name) => ({ name, points: curves.get(name) ?? [], trend: box.checked ? trend(curves.get(name) ?? []) : null }));
       const marks = title === "Reward" ? run.about.messages.map(({ step, guard }) => ({ x: step, text: `${guard}` })) : [];
       const spec = { title, note: about, x: "step", y: "", series, marks };
       const chart = drawn.get(title);
@@ -44,6 +62,7 @@ export function showCurves(run, panel) {
   return {
     metrics: () => wanted().flatMap((chart) => chart.names),
     after: () => (missing() ? -1 : after),
+    keys: [["s", "smooth, or not", () => box.click()]],
     edition: () => (missing() || [...curves.values()].some((points) => points.length > MOST) ? "" : edition),
     add(head) {
       const changed = head.anew || head.edition !== edition || Object.values(head.curves).some((points) => points.length);

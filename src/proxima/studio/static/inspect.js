@@ -12,11 +12,12 @@ export function showInspect(run, panel, asked) {
   const place = element("div", { id: "scope" });
   const none = element("p", { className: "soft narrow", hidden: true, text: "No tokens were logged yet. They come with the verdicts (eval_every), for as many samples as token_samples says." });
   panel.append(bar, place, none);
-  let scope = null, picker = null, edition = run.about.edition, drawing = 0;
+  let scope = null, picker = null, edition = run.about.edition, drawing = 0, wanted = null;
 
   function read(next) {
     const whole = (name, otherwise) => (/^\d+$/.test(next.get(name) ?? "") ? Number(next.get(name)) : otherwise);
     Object.assign(at, { step: whole("step", at.step), beside: whole("beside", null), sample: whole("sample", 0), column: next.get("column") ?? at.column });
+    wanted = next.has("text") ? { kind: next.get("kind"), text: next.get("text") } : null;
   }
 
   const nearest = (wanted) => run.about.tokens.reduce((best, step) => (Math.abs(step - wanted) < Math.abs(best - wanted) ? step : best), run.about.tokens[0]);
@@ -44,6 +45,9 @@ export function showInspect(run, panel, asked) {
     try {
       const [left, right] = await Promise.all([tokens(at.step), at.beside === null ? [] : tokens(at.beside)]);
       if (turn !== drawing || !panel.isConnected) return;
+      const found = wanted ? left.findIndex((one) => one.kind === wanted.kind && one.text.startsWith(wanted.text)) : -1;
+      if (found >= 0) at.sample = found;
+      wanted = null;
       at.sample = Math.min(at.sample, Math.max(left.length - 1, 0));
       drawBar(left);
       const sample = left[at.sample];
