@@ -78,7 +78,8 @@ class RunFolder:
         metrics = _cut(self.path / METRICS, lambda _, line: line["step"] <= step)
         _cut(self.path / SAMPLES, lambda _, line: line["step"] <= step)
         for path in (self.path / TOKENS).glob("*step-*.json*"):  # also what a killed process left half-written
-            if path.suffix != ".json" or int(path.stem.split("-")[1]) > step:
+            number = path.stem.removeprefix("step-")
+            if path.suffix == ".part" or (number.isdigit() and int(number) > step):
                 path.unlink()
         self.warnings = len(_cut(self.path / WARNINGS, lambda place, _: warnings is None or place < warnings))
         self._files = {name: (self.path / name).open("a", encoding="utf-8") for name in (METRICS, SAMPLES, WARNINGS)}

@@ -13,6 +13,7 @@ from proxima.commands.evaluate import Eval
 from proxima.commands.export import Export
 from proxima.commands.generate import Generate
 from proxima.commands.label import Label
+from proxima.commands.report import Report
 from proxima.commands.serve_reward import ServeReward
 from proxima.commands.stages import Reward, Sft
 from proxima.commands.studio import Studio
@@ -27,6 +28,7 @@ COMMANDS: dict[str, Any] = {
     "train": Train,
     "doctor": Doctor,
     "eval": Eval,
+    "report": Report,
     "generate": Generate,
     "export": Export,
     "serve-reward": ServeReward,

@@ -169,7 +169,7 @@ def _checked_list(name: str, value: Any) -> tuple[Any, ...]:
     items = [value] if single else value
     if not isinstance(items, (list, tuple)):
         raise ValueError(f"{name} ({value!r}) must be a list")
-    if name == "rewards":
+    if name in ("rewards", "judges"):
         return tuple(RewardSpec.of(item) for item in items)
     if strange := [item for item in items if not isinstance(item, str)]:
         raise ValueError(f"{name} ({strange[0]!r}) must be a text")

@@ -22,6 +22,7 @@ from proxima.ops import whiten
 from proxima.pairs import SAPairs, rejoin
 from proxima.ppo_trainer.generator import SequenceGenerator, Stopwatch
 from proxima.ppo_trainer.held_out import HeldOut
+from proxima.ppo_trainer.judges import Judges, check_judges
 from proxima.ppo_trainer.model_trainer import ModelTrainer
 from proxima.ppo_trainer.plan import Plan
 from proxima.ppo_trainer.reward_computer import RewardComputer, Scores
@@ -42,11 +43,13 @@ class PPOTrainer:
     def __init__(self, config: PPOConfig):
         self.config = config
         check_rewards(config)
+        check_judges(config)
         setup = BaseSetup(config)
         self.tokenizer, self.models = setup.tokenizer, setup.models
         workers = (self.models, self.tokenizer, config)
         self.generator = SequenceGenerator(*workers)
         self.reward_computer = RewardComputer(*workers)
+        self.judges = Judges(*workers)
         self.value_adder = ValueAdder(*workers)
         self.model_trainer = ModelTrainer(*workers)
         self.kl_divergence, self.reward_adjuster = KLDivergence(), RewardAdjuster()
@@ -195,7 +198,10 @@ class PPOTrainer:
         if num_epochs < 1:
             raise ValueError(f"num_epochs ({num_epochs}) must be at least 1")
         plan = Plan(prompts, config.batch_size, num_epochs, config.seed, fingerprints)
-        evaluator = Evaluator(self.models, self.tokenizer, config, None if held_out is None else HeldOut(self, held_out))
+        if config.judges and held_out is None:
+            raise ValueError("judges compare answers to held-out prompts, and there are none; give --validation")
+        validate = None if held_out is None else HeldOut(self, held_out, str(fingerprints["validation"]))
+        evaluator = Evaluator(self.models, self.tokenizer, config, validate)
         with RunFolder(config, resume) as run, StopSignals() as signals:
             return TrainingRun(self, plan, evaluator, run, signals).go(force)
 

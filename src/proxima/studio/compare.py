@@ -1,4 +1,4 @@
-"""Runs over each other. In: metrics and configs of several runs. Out: curves; runs that differ in the seed alone are one series.
+"""Runs over each other. In: metrics and configs of several runs. Out: curves; runs that differ in the seed alone are one.
 
 Such a series is the mean over its seeds, at the steps that all of them have, with a band from the lowest to the highest.
 """
