@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from proxima.label import PAGE, Store, add_label_routes
 from proxima.run_folder import plain
 from proxima.studio.compare import Member, compare
-from proxima.studio.curves import charts, curve
+from proxima.studio.curves import band, curve, groups
 from proxima.studio.library import Library, Open, said, state_of
 from proxima.studio.samples import follow
 from proxima.web import Site, make_app
@@ -117,7 +117,7 @@ def run_of(opened: Open) -> dict[str, Any]:
         "checkpoints": run.checkpoints(),
         "messages": run.warnings(),
         "tokens": run.token_steps(),
-        "charts": charts(list(metrics)),
+        "groups": groups(list(metrics)),
     }
 
 
@@ -126,5 +126,11 @@ def curves_of(opened: Open, names: list[str], after: int, edition: str) -> dict[
     metrics = opened.run.metrics()
     steps = metrics["step"]
     anew = edition != opened.edition or after > (steps[-1] if steps else -1)
-    found = {name: curve(steps, metrics[name], -1 if anew else after) for name in names if name in metrics}
-    return {**head_of(opened, metrics), "anew": anew, "metrics": len(metrics), "curves": found}
+    since, there = -1 if anew else after, [name for name in names if name in metrics]
+    return {
+        **head_of(opened, metrics),
+        "anew": anew,
+        "metrics": len(metrics),
+        "curves": {name: curve(steps, metrics[name], since) for name in there},
+        "bands": {name: rows for name in there if (rows := band(metrics, name, since))},
+    }

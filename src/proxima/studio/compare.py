@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proxima.report.curves import frontier
 from proxima.runs import thin
-from proxima.studio.curves import POINTS, curve, frontier, short
+from proxima.studio.curves import POINTS, Metrics, curve, short
 
-Metrics = Mapping[str, Sequence[float]]
 NOT_SETTINGS = ("seed", "run_name", "run_dir")
+FRONTIER = ("avg_reward", "kl_exact", "validation/reward", "validation/kl")
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,17 @@ def spread(
     return steps, [math.fsum(row) / len(row) for row in rows], [min(row) for row in rows], [max(row) for row in rows]
 
 
-def _frontier(members: Sequence[Member]) -> list[list[float]]:
-    """The mean path of the seeds where they are several."""
-    if len(members) == 1:
-        return frontier(members[0].metrics)
-    together = {}
-    for name in ("kl", "avg_reward", "validation/kl", "validation/reward"):
-        steps, means, _, _ = spread([(member.metrics.get("step", ()), member.metrics.get(name, ())) for member in members])
-        together[name] = dict(zip(steps, means, strict=True))
-    steps = sorted(set().union(*together.values()))
-    return frontier({name: [column.get(step, math.nan) for step in steps] for name, column in together.items()})
+def _frontier(members: Sequence[Member]) -> list[list[Any]]:
+    """[KL, reward, steps] along the run; of several seeds along their mean."""
+    metrics = members[0].metrics if len(members) == 1 else _mean(members)
+    drawn = frontier(metrics)
+    return [] if drawn is None else [[short(kl), short(reward), steps] for kl, reward, steps in drawn["series"][0]["points"]]
+
+
+def _mean(members: Sequence[Member]) -> dict[str, list[float]]:
+    columns = {}
+    for name in set.intersection(*(set(member.metrics) for member in members)) & {*FRONTIER}:
+        steps, means, _, _ = spread([(member.metrics["step"], member.metrics[name]) for member in members])
+        columns[name] = dict(zip(steps, means, strict=True))
+    steps = sorted(set().union(*columns.values()))
+    return {"step": steps} | {name: [column.get(step, math.nan) for step in steps] for name, column in columns.items()}

@@ -1,4 +1,4 @@
-"""Curves for the page. In: columns of a run by name. Out: charts to draw, and points few enough to draw them.
+"""Curves for the page. In: columns of a run by name. Out: charts to draw, in the report's groups; points few enough to draw.
 
 Absent numbers are left out, so that a metric of every tenth step is a line too.
 """
@@ -10,48 +10,36 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proxima.report.curves import BOUNDS, GROUPS, NOT_DRAWN, REST
 from proxima.runs import thin
 
 POINTS = 600
 """Points a curve; a screen shows no more."""
-ASIDE = {"step", "epoch"}
+OPEN = 3
+"""Groups drawn at once; the others when they are opened."""
 
-CHARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("Reward", "Mean score of a step's answers. Should rise.", ("avg_reward", "validation/reward")),
-    ("KL from the reference", "How far the policy has gone, in nats a sequence.", ("kl", "kl_exact", "validation/kl")),
-    ("Rewards by name", "Each reward before its weight.", ("reward/*",)),
-    ("Entropy", "Spread of the next token, in nats. A fall to zero is a collapse.", ("entropy",)),
-    ("Length", "Tokens an answer.", ("response_length", "validation/response_length")),
-    ("Ended by themselves", "Share of answers with an end of their own.", ("eos_rate", "validation/eos_rate")),
-    ("Policy loss", "PPO-clip loss; its sign says little.", ("policy_loss",)),
-    ("Value loss", "Squared error of the value model. Should fall.", ("value_loss",)),
-    ("Explained variance", "1 = values foresee the returns, 0 = no better than a constant.", ("explained_variance",)),
-    ("Clipped tokens", "Share of tokens whose update clipping stopped.", ("clip_fraction",)),
-    ("KL inside the update", "How far one update moves the policy, in nats a token.", ("approx_kl",)),
-    ("Largest ratio", "New over old probability, the largest token of the update.", ("ratio_max",)),
-    ("Gradient norms", "Before clipping.", ("grad_norm_policy", "grad_norm_value")),
-    ("KL coefficient", "Weight of the KL penalty.", ("kl_coef",)),
-    ("Seconds a step", "By stage.", ("seconds", "seconds/*")),
-)
-OPEN = 9
-"""Charts drawn at once; the others when they are asked for."""
+Metrics = Mapping[str, Sequence[float]]
 
 
-def charts(names: Sequence[str]) -> list[dict[str, Any]]:
-    """What to draw of these metrics: the charts above, then one for each metric that is in none of them."""
-    left = [name for name in names if name not in ASIDE]
+def groups(names: Sequence[str]) -> list[dict[str, Any]]:
+    """What to draw of these metrics: the report's groups, then one chart for each metric that is in none of them."""
+    left = [name for name in names if name not in NOT_DRAWN and not name.endswith(BOUNDS)]
     found = []
-    for title, about, wanted in CHARTS:
-        mine = [name for pattern in wanted for name in left if name == pattern or _fits(name, pattern)]
-        if mine:
-            found.append({"title": title, "about": about, "names": list(dict.fromkeys(mine))})
+    for place, group in enumerate(GROUPS):
+        charts = []
+        for title, unit, wanted in group.charts:
+            mine = list(dict.fromkeys(name for want in wanted for name in left if _fits(name, want)))
             left = [name for name in left if name not in mine]
-    rest = [{"title": name, "about": "", "names": [name]} for name in left]
-    return [{**chart, "open": place < OPEN} for place, chart in enumerate(found + rest)]
+            if mine:
+                charts.append({"title": title, "unit": unit, "names": mine})
+        found.append({"title": group.title, "text": group.text, "open": place < OPEN, "charts": charts})
+    rest = [{"title": name, "unit": "", "names": [name]} for name in left]
+    found.append({"title": REST.title, "text": REST.text, "open": False, "charts": rest})
+    return [group for group in found if group["charts"]]
 
 
-def _fits(name: str, pattern: str) -> bool:
-    return pattern.endswith("/*") and name.startswith(pattern[:-1])
+def _fits(name: str, wanted: str) -> bool:
+    return name.startswith(wanted[:-1]) if wanted.endswith("*") else name == wanted
 
 
 def curve(steps: Sequence[float], values: Sequence[float], after: float = -1, points: int = POINTS) -> list[list[float]]:
@@ -62,19 +50,15 @@ def curve(steps: Sequence[float], values: Sequence[float], after: float = -1, po
     return [[step, short(value)] for step, value in thinned if step is not None and value is not None]
 
 
+def band(metrics: Metrics, name: str, after: float = -1) -> list[list[float]]:
+    """[step, low, high] of a metric that was logged with its interval: NAME/low and NAME/high, or NAME_low and NAME_high."""
+    for low, high in (BOUNDS[:2], BOUNDS[2:]):
+        if name + low in metrics and name + high in metrics:
+            rows = zip(metrics["step"], metrics[name + low], metrics[name + high], strict=True)
+            known = [[step, short(least), short(most)] for step, least, most in rows if step > after and least <= most]
+            return known[:: math.ceil(len(known) / POINTS) or 1]
+    return []
+
+
 def short(value: float) -> float:
     return float(f"{value:.6g}")
-
-
-def frontier(metrics: Mapping[str, Sequence[float]], points: int = 40) -> list[list[float]]:
-    """[KL, reward], the means over stretches of steps, in the order of their KL. Held-out numbers where there are some."""
-    held_out = any(map(math.isfinite, metrics.get("validation/kl", ())))
-    x, y = ("validation/kl", "validation/reward") if held_out else ("kl", "avg_reward")
-    there = [
-        pair
-        for pair in zip(metrics.get(x, ()), metrics.get(y, ()), strict=False)
-        if all(math.isfinite(value) for value in pair)
-    ]
-    count = min(points, len(there))
-    stretches = [there[i * len(there) // count : (i + 1) * len(there) // count] for i in range(count)]
-    return sorted([short(math.fsum(column) / len(stretch)) for column in zip(*stretch, strict=True)] for stretch in stretches)

@@ -1,9 +1,77 @@
-// The charts of a run. Points that are here are not asked for again; a run that was cut back is drawn anew.
+// The charts of a run, in groups. Points that are here are not asked for again; a run that was cut back is drawn anew.
 
 import { element } from "./base.js";
 import { drawChart } from "./chart.js";
 
 const MOST = 1500; // points a curve, after which all are asked for anew, thinned by the server
+const MARKED = ["avg_reward", "kl", "validation/reward"]; // warnings are marked here
+
+export function showCurves(run, panel) {
+  const box = element("input", { type: "checkbox", id: "smooth", checked: sessionStorage.getItem("smooth") !== "no" });
+  panel.append(element("label", { className: "box small" }, box, " Smooth: a running mean over the raw line"));
+  const opened = new Map(); // title of a group -> { node, grid, open() }
+  const drawn = new Map(); // title of a chart -> chart
+  let curves = new Map(), bands = new Map(); // metric -> points
+  let edition = "", after = -1;
+
+  function groupFor({ title, text, open }) {
+    if (opened.has(title)) return opened.get(title);
+    const grid = element("div", { className: "charts" });
+    const words = [element("h2", { text: title }), element("p", { className: "soft small", text })];
+    const node = open
+      ? element("section", { className: "group" }, ...words, grid)
+      : element("details", { className: "group" }, element("summary", {}, ...words), grid);
+    if (!open) node.ontoggle = () => { if (node.open) run.look(); };
+    panel.append(node);
+    const group = { node, grid, open: () => open || node.open };
+    opened.set(title, group);
+    return group;
+  }
+
+  const charts = () => run.about.groups.flatMap((group) => (groupFor(group).open() ? group.charts.map((chart) => [group, chart]) : []));
+  const metrics = () => charts().flatMap(([, chart]) => chart.names);
+  const lacking = () => metrics().some((name) => !curves.has(name));
+
+  function draw() {
+    const marks = run.about.messages.slice(-20).map(({ step, guard }) => ({ x: step, text: String(guard) }));
+    for (const [group, { title, unit, names }] of charts()) {
+      const series = names.map((name) => {
+        const points = curves.get(name) ?? [];
+        return { name, points, band: bands.get(name), trend: box.checked ? trend(points) : null };
+      });
+      const spec = { title, x: "step", y: unit, series, marks: MARKED.includes(names[0]) ? marks : [] };
+      if (drawn.has(title)) drawn.get(title).update(spec);
+      else {
+        const place = element("div", { className: "card chart-card" });
+        groupFor(group).grid.append(place);
+        drawn.set(title, drawChart(place, spec));
+      }
+    }
+    panel.dataset.step = run.head.step;
+    panel.dataset.points = [...curves.values()].reduce((sum, points) => sum + points.length, 0);
+  }
+
+  box.onchange = () => {
+    sessionStorage.setItem("smooth", box.checked ? "yes" : "no");
+    draw();
+  };
+
+  return {
+    metrics,
+    after: () => after,
+    edition: () => (lacking() || [...curves.values()].some((points) => points.length > MOST) ? "" : edition),
+    keys: [["s", "smooth, or not", () => box.click()]],
+    add(head, asked) {
+      const news = head.anew || Object.values(head.curves).some((points) => points.length);
+      if (head.anew) [curves, bands] = [new Map(), new Map()];
+      for (const name of asked) curves.set(name, [...(curves.get(name) ?? []), ...(head.curves[name] ?? [])]);
+      for (const [name, rows] of Object.entries(head.bands)) bands.set(name, [...(bands.get(name) ?? []), ...rows]);
+      [edition, after] = [head.edition, head.step];
+      if (news || !drawn.size) draw();
+      if (lacking()) run.look(); // a group was opened meanwhile
+    },
+  };
+}
 
 // A running mean over a thirtieth of the steps, where there are enough of them.
 export function trend(points) {
@@ -15,64 +83,4 @@ export function trend(points) {
     while (points[first][0] < x - reach) sum -= points[first++][1];
     return [x, sum / (last - first)];
   });
-}
-
-export function showCurves(run, panel) {
-  const first = element("div", { className: "charts" });
-  const rest = element("div", { className: "charts" });
-  const more = element("details", { id: "more" }, element("summary"), rest);
-  panel.append(first, more);
-  const box = element("input", { type: "checkbox", id: "smooth", checked: sessionStorage.getItem("smooth") !== "no" });
-  panel.prepend(element("label", { className: "box small" }, box, " Smooth: a running mean over the raw line"));
-  box.onchange = () => {
-    sessionStorage.setItem("smooth", box.checked ? "yes" : "no");
-    draw();
-  };
-  const drawn = new Map(); // title -> { chart, names, spec }
-  const curves = new Map(); // metric -> points
-  let edition = "", after = -1;
-
-  const wanted = () => run.about.charts.filter((chart) => chart.open || more.open);
-  const missing = () => wanted().flatMap((chart) => chart.names).some((name) => !curves.has(name));
-
-  function draw() {
-    for (const { title, about, names, open } of wanted()) {
-      const series = names.map((name) => ({ name, points: curves.get(name) ?? [], trend: box.checked ? trend(curves.get(name) ?? []) : null }));
-      const marks = title === "Reward" ? run.about.messages.map(({ step, guard }) => ({ x: step, text: `${guard}` })) : [];
-      const spec = { title, note: about, x: "step", y: "", series, marks };
-      const chart = drawn.get(title);
-      if (chart) chart.update(spec);
-      else {
-        const place = element("div", { className: "card chart-card" });
-        (open ? first : rest).append(place);
-        drawn.set(title, drawChart(place, spec));
-      }
-    }
-    const left = run.about.charts.filter((chart) => !chart.open).length;
-    more.hidden = !left;
-    more.firstChild.textContent = `${left} more charts`;
-    panel.dataset.step = run.head.step;
-    panel.dataset.drawn = [...curves.values()].reduce((sum, points) => sum + points.length, 0);
-  }
-
-  more.ontoggle = () => {
-    if (more.open) run.look();
-  };
-
-  return {
-    metrics: () => wanted().flatMap((chart) => chart.names),
-    after: () => (missing() ? -1 : after),
-    keys: [["s", "smooth, or not", () => box.click()]],
-    edition: () => (missing() || [...curves.values()].some((points) => points.length > MOST) ? "" : edition),
-    add(head) {
-      const changed = head.anew || head.edition !== edition || Object.values(head.curves).some((points) => points.length);
-      for (const [name, points] of Object.entries(head.curves)) {
-        curves.set(name, head.anew ? points : [...(curves.get(name) ?? []), ...points]);
-      }
-      edition = head.edition;
-      after = head.step;
-      for (const name of missing() ? wanted().flatMap((chart) => chart.names) : []) if (!curves.has(name)) curves.set(name, []);
-      if (changed || !drawn.size) draw();
-    },
-  };
 }

@@ -4,10 +4,11 @@ import { notice, Problem } from "./base.js";
 
 // `work` returns the seconds until the next look, or null when there is nothing more to come.
 export function watch(work, gone = null) {
-  let timer = 0, stopped = false, running = false, due = false;
+  let timer = 0, stopped = false, running = false, due = false, again = false;
 
   async function look() {
-    if (stopped || running) return;
+    if (stopped) return;
+    if (running) return void (again = true);
     if (document.hidden) return void (due = true);
     due = false;
     running = true;
@@ -27,7 +28,8 @@ export function watch(work, gone = null) {
     }
     if (stopped || wait === null) return;
     const took = (performance.now() - began) / 1000;
-    timer = setTimeout(look, 1000 * Math.max(wait, 10 * took)); // at most a tenth of the time is spent on it
+    timer = setTimeout(look, again ? 0 : 1000 * Math.max(wait, 10 * took)); // at most a tenth of the time is spent on it
+    again = false;
   }
 
   const seen = () => { if (!document.hidden && due) look(); };
