@@ -81,7 +81,7 @@ def answer(value: Any) -> Response:
     from fastapi import Response
 
     try:
-        return Response(json.dumps(plain(value), separators=(",", ":")), media_type="application/json")
+        return Response(json.dumps(plain(value), separators=(",", ":"), default=str), media_type="application/json")
     except RecursionError:
         raise ValueError("a file of this run is nested too deep to be shown") from None
 

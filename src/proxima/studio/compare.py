@@ -81,7 +81,8 @@ def _frontier(members: Sequence[Member]) -> list[list[Any]]:
     """[KL, reward, steps] along the run; of several seeds along their mean."""
     metrics = members[0].metrics if len(members) == 1 else _mean(members)
     drawn = frontier(metrics)
-    return [] if drawn is None else [[short(kl), short(reward), steps] for kl, reward, steps in drawn["series"][0]["points"]]
+    points = [] if drawn is None else drawn["series"][0]["points"]
+    return [[short(kl), short(reward), steps] for kl, reward, steps in points]
 
 
 def _mean(members: Sequence[Member]) -> dict[str, list[float]]:

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-LINE = 16384  # bytes read at each place: several lines of metrics
+LINE = 8192  # bytes read at each place: several lines of metrics
 
 
 def glance(path: Path, name: str, points: int = 48) -> list[list[float]]:
@@ -29,7 +29,7 @@ def glance(path: Path, name: str, points: int = 48) -> list[list[float]]:
     except OSError:
         return []
     rows = sorted(found.items())
-    every = max(math.ceil(len(rows) / points), 1)
+    every = max(len(rows) // points, 1)
     return [[step, value] for place, (step, value) in enumerate(rows) if place % every == 0 or place == len(rows) - 1]
 
 

@@ -47,16 +47,17 @@ class Library:
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         self._open: OrderedDict[str, Open] = OrderedDict()
+        self._listed: dict[str, Run] = {}
         self._lines: dict[str, tuple[Any, dict[str, Any]]] = {}
         self._lock = threading.Lock()
 
     def list(self) -> list[dict[str, Any]]:
         """One line a run, the newest first."""
-        found = find_runs(self.folder)
+        found = [self._listed.get(run.name, run) for run in find_runs(self.folder)]  # what was read once is kept
         lines = {run.name: self._line(run) for run in found}
-        with self._lock:
-            self._lines = {name: self._lines[name] for name in lines if name in self._lines}
-        return list(lines.values())
+        self._listed = {run.name: run for run in found}
+        self._lines = {name: line for name, line in self._lines.items() if name in lines}
+        return [*lines.values()]
 
     @contextmanager
     def open(self, name: str) -> Iterator[Open]:

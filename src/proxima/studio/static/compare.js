@@ -3,6 +3,7 @@
 import { ask, element } from "./base.js";
 import { drawChart } from "./chart.js";
 import { choose, chosen } from "./chosen.js";
+import { smooth, smoothBox, trend } from "./curves.js";
 import { amend } from "./places.js";
 import { line } from "./words.js";
 import { watch } from "./watch.js";
@@ -18,7 +19,7 @@ export function showCompare(place, view) {
   const metric = element("select", { ariaLabel: "Another metric" });
   const note = element("p", { className: "soft small" });
   const charts = element("div", { className: "charts" });
-  view.append(element("div", { className: "row tools" }, element("h1", { text: "Compare" }), element("label", { className: "pick" }, metric)), list, note, charts);
+  view.append(element("div", { className: "row tools" }, element("h1", { text: "Compare" }), element("label", { className: "pick" }, metric), smoothBox(() => { mark = ""; looking.now(); }).node), list, note, charts);
   const drawn = new Map();
   let mark = "", marked = "", offered = "";
 
@@ -84,8 +85,11 @@ export function showCompare(place, view) {
       several && "Runs of the same config but for the seed are one line: their mean, and a band from the lowest to the highest.",
       lost.length && `No longer there: ${lost.map((name) => line(name, 80)).join(", ")}.`,
     ].filter(Boolean).join(" ");
-    put("frontier", { title: "Reward against KL", note: "What a run earned for how far it went; means over stretches of steps.", x: "KL", y: "reward", series: said.frontier, free: true });
-    for (const { title, series } of said.charts) put(title, { title: TITLES[title] ?? title, note: "", x: "step", y: "", series });
+    put("frontier", { title: "Reward against KL", note: "What a run earned for how far it went; means over stretches of steps.", x: "KL (nats)", y: "reward", series: said.frontier, free: true });
+    for (const { title, series } of said.charts) {
+      const calm = series.map((one) => ({ ...one, trend: smooth() ? trend(one.points) : null }));
+      put(title, { title: TITLES[title] ?? title, x: "step", y: "", series: calm });
+    }
     mark = now;
     view.dataset.compared = wanted.length;
     return pace;

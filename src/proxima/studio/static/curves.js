@@ -7,8 +7,9 @@ const MOST = 1500; // points a curve, after which all are asked for anew, thinne
 const MARKED = ["avg_reward", "kl", "validation/reward"]; // warnings are marked here
 
 export function showCurves(run, panel) {
-  const box = element("input", { type: "checkbox", id: "smooth", checked: sessionStorage.getItem("smooth") !== "no" });
-  panel.append(element("label", { className: "box small" }, box, " Smooth: a running mean over the raw line"));
+  const { node: label, box } = smoothBox(() => draw());
+  const none = element("p", { className: "soft narrow", text: "No step is done yet." });
+  panel.append(label, none);
   const opened = new Map(); // title of a group -> { node, grid, open() }
   const drawn = new Map(); // title of a chart -> chart
   let curves = new Map(), bands = new Map(); // metric -> points
@@ -33,11 +34,12 @@ export function showCurves(run, panel) {
   const lacking = () => metrics().some((name) => !curves.has(name));
 
   function draw() {
+    label.hidden = !(none.hidden = charts().length > 0);
     const marks = run.about.messages.slice(-20).map(({ step, guard }) => ({ x: step, text: String(guard) }));
     for (const [group, { title, unit, names }] of charts()) {
       const series = names.map((name) => {
         const points = curves.get(name) ?? [];
-        return { name, points, band: bands.get(name), trend: box.checked ? trend(points) : null };
+        return { name, points, band: bands.get(name), trend: smooth() ? trend(points) : null };
       });
       const spec = { title, x: "step", y: unit, series, marks: MARKED.includes(names[0]) ? marks : [] };
       if (drawn.has(title)) drawn.get(title).update(spec);
@@ -50,11 +52,6 @@ export function showCurves(run, panel) {
     panel.dataset.step = run.head.step;
     panel.dataset.points = [...curves.values()].reduce((sum, points) => sum + points.length, 0);
   }
-
-  box.onchange = () => {
-    sessionStorage.setItem("smooth", box.checked ? "yes" : "no");
-    draw();
-  };
 
   return {
     metrics,
@@ -71,6 +68,17 @@ export function showCurves(run, panel) {
       if (lacking()) run.look(); // a group was opened meanwhile
     },
   };
+}
+
+export const smooth = () => sessionStorage.getItem("smooth") !== "no";
+
+export function smoothBox(changed) {
+  const box = element("input", { type: "checkbox", id: "smooth", checked: smooth() });
+  box.onchange = () => {
+    sessionStorage.setItem("smooth", box.checked ? "yes" : "no");
+    changed();
+  };
+  return { box, node: element("label", { className: "box small" }, box, " Smooth: a running mean over the raw line") };
 }
 
 // A running mean over a thirtieth of the steps, where there are enough of them.

@@ -12,7 +12,7 @@ import { watch } from "./watch.js";
 
 const VIEWS = { charts: showCurves, samples: showSamples, microscope: showInspect, warnings: showWarnings, about: showAbout };
 const TITLES = { charts: "Charts", samples: "Samples", microscope: "Microscope", warnings: "Warnings", about: "Config" };
-const PACE = { training: 2, stale: 5, stopped: 10, finished: 10 }; // seconds between looks; an ended run may be resumed
+const PACE = { training: 2, stale: 5, stopped: 5, finished: 5 }; // seconds between looks; an ended run may be resumed
 
 export function showRun(place, view) {
   const name = place.run;
@@ -39,7 +39,7 @@ export function showRun(place, view) {
       const row = figures.children[i] ?? figures.appendChild(element("div", {}, element("dt", { text: term }), element("dd")));
       if (row.lastChild.textContent !== value) row.lastChild.textContent = value;
     });
-    why.textContent = [head.stop_reason && `Ended: ${head.stop_reason}`, ...head.problems].filter(Boolean).join(" · ");
+    why.textContent = [head.stop_reason && `Ended: ${head.stop_reason}`, ...head.problems.slice(0, 3), head.problems.length > 3 && `and ${head.problems.length - 3} more problems`].filter(Boolean).join(" · ");
     why.classList.toggle("wrong", head.problems.length > 0);
     tabs[TABS.indexOf("warnings")].textContent = head.warnings ? `Warnings (${head.warnings})` : "Warnings";
   }
@@ -75,7 +75,7 @@ export function showRun(place, view) {
     if (grown && before.metrics !== undefined) await loadAbout();
     drawHead(head);
     open.add?.(head, metric);
-    return PACE[head.state] ?? 10;
+    return PACE[head.state] ?? 5;
   }, gone);
   run.look = looking.now;
   return {
