@@ -38,7 +38,7 @@ GROUPS = (
         (
             ("Reward in training", "score", ("avg_reward",)),
             ("Reward on held-out prompts", "score", ("validation/reward",)),
-            ("Win rate against the start", "share", ("validation/win_rate*",)),
+            ("Win rate against the start", "share", ("validation/win_rate", "validation/win_rate/*")),
             ("Each reward by name", "score", ("reward/*",)),
             ("Each reward on held-out prompts", "score", ("validation/reward/*",)),
         ),
@@ -100,7 +100,6 @@ GROUPS = (
     ),
 )
 REST = Group("Everything else", "Counts, sizes, and measures of your own.", ())
-BOUNDS = ("/low", "/high", "_low", "_high")  # ends of an interval: drawn as a band, not as a curve
 NOT_DRAWN = ("step", "epoch")
 
 
@@ -118,7 +117,8 @@ def charts_by_group(metrics: Metrics, glossary: Mapping[str, str], marks: Sequen
                 charts.append(chart(metrics, names, title, unit, _words(glossary, names[0]), shown))
         if charts:
             found.append((group, charts))
-    rest = [name for name in metrics if name not in drawn and not name.endswith(BOUNDS) and _changes(metrics[name])]
+    drawn |= bounds(metrics)
+    rest = [name for name in metrics if name not in drawn and _changes(metrics[name])]
     if rest:
         found.append((REST, [chart(metrics, [name], name, "", _words(glossary, name)) for name in rest]))
     return found
@@ -174,17 +174,30 @@ def frontier(metrics: Metrics) -> dict[str, Any] | None:
 def _matching(metrics: Metrics, wanted: str) -> list[str]:
     if not wanted.endswith("*"):
         return [wanted] if wanted in metrics else []
-    return [name for name in metrics if name.startswith(wanted[:-1]) and not name.endswith(BOUNDS)]
+    return [name for name in metrics if name.startswith(wanted[:-1]) and name not in bounds(metrics)]
+
+
+def interval_names(metrics: Metrics, name: str) -> tuple[str, str] | None:
+    """Where the ends of a metric's interval are: `x_low` and `x_high` for `x`, `a/x_low/b` and `a/x_high/b` for `a/x/b`."""
+    start, slash, tail = name.rpartition("/")
+    for low, high in ((f"{name}_low", f"{name}_high"), (f"{start}_low{slash}{tail}", f"{start}_high{slash}{tail}")):
+        if low in metrics and high in metrics:
+            return low, high
+    return None
+
+
+def bounds(metrics: Metrics) -> set[str]:
+    """Ends of intervals: drawn as a band, not as curves."""
+    return {end for name in metrics for end in interval_names(metrics, name) or ()}
 
 
 def _band(metrics: Metrics, name: str) -> list[list[float]]:
-    """The interval of a metric where the run logged one: NAME/low and NAME/high, or NAME_low and NAME_high."""
-    for low, high in (BOUNDS[:2], BOUNDS[2:]):
-        if name + low in metrics and name + high in metrics:
-            rows = zip(metrics["step"], metrics[name + low], metrics[name + high], strict=True)
-            known = [list(row) for row in rows if all(map(math.isfinite, row))]
-            return known[:: max(len(known) // POINTS, 1)]
-    return []
+    ends = interval_names(metrics, name)
+    if ends is None:
+        return []
+    rows = zip(metrics["step"], metrics[ends[0]], metrics[ends[1]], strict=True)
+    known = [list(row) for row in rows if all(map(math.isfinite, row))]
+    return known[:: max(len(known) // POINTS, 1)]
 
 
 def _known(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:

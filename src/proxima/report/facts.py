@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxima.report.curves import interval_names
 from proxima.runs import Run
 
 ENOUGH = 5  # steps in a stretch, for an interval
@@ -57,21 +58,74 @@ class Stretch:
 
 def tell(run: Run) -> Story:
     metrics = run.metrics()
-    verdict, better = judge(metrics)
-    return Story(verdict, better, what_was_trained(run, metrics), cards(run, metrics), run.warnings())
+    measured = held_out(run, metrics)
+    verdict, better = judge(metrics, measured)
+    return Story(verdict, better, what_was_trained(run, metrics), cards(metrics, measured), run.warnings())
 
 
-def judge(metrics: Mapping[str, Sequence[float]]) -> tuple[str, bool | None]:
-    """Whether the reward rose, by held-out prompts where there are any."""
-    held_out = _finite(metrics.get("validation/reward", ()))
-    if len(held_out) > 1:
-        rose = max(held_out) > held_out[0]
-        best = f"; its best was {short(max(held_out))}" if max(held_out) > held_out[-1] else ""
-        return f"On held-out prompts the reward went from {short(held_out[0])} to {short(held_out[-1])}{best}.", rose
+@dataclass(frozen=True)
+class HeldOut:
+    """What held-out prompts show: by `proxima eval` where it was asked, else at the first and the last verdict of the run."""
+
+    first: float
+    last: Interval
+    win_rate: Interval | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number and the ends of its 95 % interval, nan where there is none."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    def words(self, percents: bool = False) -> str:
+        """The interval alone; empty where there is none."""
+        if not math.isfinite(self.low + self.high):
+            return ""
+        return (
+            f"95 %: {percent(self.low)} to {percent(self.high)} %"
+            if percents
+            else f"95 %: {short(self.low)} to {short(self.high)}"
+        )
+
+    def rate(self) -> str:
+        return f"{percent(self.value)} %"
+
+
+def held_out(run: Run, metrics: Mapping[str, Sequence[float]]) -> HeldOut | None:
+    asked = run.evaluation or {}
+    old, new, rate = (_floats(asked.get(name)) for name in ("reference", "policy", "win_rate"))
+    if "avg_reward" in old and "avg_reward" in new:
+        last = Interval(new["avg_reward"], new.get("reward_low", math.nan), new.get("reward_high", math.nan))
+        won = Interval(rate["rate"], rate.get("low", math.nan), rate.get("high", math.nan)) if "rate" in rate else None
+        return HeldOut(old["avg_reward"], last, won, "by `proxima eval`")
+    known = [i for i, value in enumerate(metrics.get("validation/reward", ())) if math.isfinite(value)]
+    if not known:
+        return None
+    column = metrics["validation/reward"]
+    rates = [i for i, value in enumerate(metrics.get("validation/win_rate", ())) if math.isfinite(value)]
+    won = _logged(metrics, "validation/win_rate", rates[-1]) if rates else None
+    return HeldOut(column[known[0]], _logged(metrics, "validation/reward", known[-1]), won, "first and last verdict")
+
+
+def judge(metrics: Mapping[str, Sequence[float]], measured: HeldOut | None) -> tuple[str, bool | None]:
+    """Whether it got better: by held-out prompts where there are any, else by the reward in training."""
+    if measured is not None:
+        interval = f" ({measured.last.words()})" if measured.last.words() else ""
+        told = f"On held-out prompts the reward went from {short(measured.first)} to {short(measured.last.value)}{interval}"
+        if measured.win_rate is None:
+            return f"{told}.", measured.last.value > measured.first
+        interval = f" ({measured.win_rate.words(percents=True)})" if measured.win_rate.words() else ""
+        return f"{told}; its answers win against the model it began as {measured.win_rate.rate()} of the time{interval}.", (
+            True if measured.win_rate.low > 0.5 else False if measured.win_rate.high < 0.5 else None
+        )
     first, last = ends(metrics.get("avg_reward", ()))
     if not first.steps:
         return "No step has been logged yet.", None
-    if first.steps + last.steps > len(_finite(metrics["avg_reward"])):
+    if len(_finite(metrics["avg_reward"])) == 1:
         return f"One step was logged; its reward was {short(first.mean)}.", None
     change = f"from {first} to {last}"
     if math.isnan(first.error + last.error):
@@ -89,18 +143,18 @@ def ends(values: Sequence[float]) -> tuple[Stretch, Stretch]:
     return Stretch.of(known[:width]), Stretch.of(known[-width:])
 
 
-def cards(run: Run, metrics: Mapping[str, Sequence[float]]) -> list[Card]:
+def cards(metrics: Mapping[str, Sequence[float]], measured: HeldOut | None) -> list[Card]:
     """Before and after of what matters, where the run has it."""
     made = []
-    held_out = _finite(metrics.get("validation/reward", ()))
+    if measured is not None:
+        change = f"{short(measured.first)} → {short(measured.last.value)}"
+        made.append(Card("Reward, held-out", change, measured.last.words() or measured.source))
+        if measured.win_rate is not None:
+            made.append(Card("Wins against the start", measured.win_rate.rate(), measured.win_rate.words(percents=True)))
     first, last = ends(metrics.get("avg_reward", ()))
-    if len(held_out) > 1:
-        made.append(Card("Reward, held-out", f"{short(held_out[0])} → {short(held_out[-1])}", f"best {short(max(held_out))}"))
     if first.steps:
         several = f"mean of the first and last {first.steps} steps" if first.steps > 1 else "first and last step"
         made.append(Card("Reward in training", f"{short(first.mean)} → {short(last.mean)}", several))
-    if rate := win_rate(run, metrics):
-        made.append(rate)
     for label, name, unit in (
         ("Distance from the start", "kl_exact", "nats of KL a text"),
         ("Length", "response_length", "tokens a text"),
@@ -110,26 +164,6 @@ def cards(run: Run, metrics: Mapping[str, Sequence[float]]) -> list[Card]:
         if begin.steps:
             made.append(Card(label, f"{short(begin.mean)} → {short(end.mean)}", unit))
     return made
-
-
-def win_rate(run: Run, metrics: Mapping[str, Sequence[float]]) -> Card | None:
-    """By `proxima eval` where it was asked, else the last one logged while training."""
-    found = (run.evaluation or {}).get("win_rate")
-    if isinstance(found, dict) and all(isinstance(found.get(key), (int, float)) for key in ("rate", "low", "high")):
-        interval = f"95 %: {percent(found['low'])} to {percent(found['high'])} %"
-        return Card("Wins against the start", f"{percent(found['rate'])} %", f"{interval}, by proxima eval")
-    name = "validation/win_rate"
-    known = [i for i, rate in enumerate(metrics.get(name, ())) if math.isfinite(rate)]
-    if not known:
-        return None
-    place = known[-1]
-    bounds = [
-        (metrics[name + low][place], metrics[name + high][place])
-        for low, high in (("/low", "/high"), ("_low", "_high"))
-        if name + low in metrics and name + high in metrics
-    ]
-    note = f"95 %: {percent(bounds[0][0])} to {percent(bounds[0][1])} %" if bounds else "on held-out prompts"
-    return Card("Wins against the start", f"{percent(metrics[name][place])} %", note)
 
 
 def what_was_trained(run: Run, metrics: Mapping[str, Sequence[float]]) -> list[str]:
@@ -188,6 +222,20 @@ def short(value: float, digits: int = 3) -> str:
 
 def percent(value: float) -> str:
     return f"{100 * value:.0f}" if math.isfinite(value) else "–"
+
+
+def _logged(metrics: Mapping[str, Sequence[float]], name: str, place: int) -> Interval:
+    """A metric at one step, with its interval where one was logged."""
+    names = interval_names(metrics, name)
+    low, high = (metrics[end][place] for end in names) if names else (math.nan, math.nan)
+    return Interval(metrics[name][place], low, high)
+
+
+def _floats(values: Any) -> dict[str, float]:
+    """The finite numbers of a mapping, and nothing else."""
+    if not isinstance(values, dict):
+        return {}
+    return {k: float(v) for k, v in values.items() if isinstance(v, (int, float)) and abs(v) < math.inf}
 
 
 def _finite(values: Sequence[float]) -> list[float]:

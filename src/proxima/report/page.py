@@ -77,6 +77,17 @@ def paragraph(text: str, kind: str = "") -> str:
     return f'<p class="{escape(kind)}">{words}</p>' if kind else f"<p>{words}</p>"
 
 
+def listed(texts: Sequence[str]) -> str:
+    """A numbered list."""
+    return f"<ol>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ol>"
+
+
+def verdict(text: str, better: bool | None) -> str:
+    """The answer in a word, then in a sentence."""
+    kind, word = {True: ("yes", "better"), False: ("no", "worse"), None: ("open", "open")}[better]
+    return f'<p class="verdict"><span class="{kind}">{word}</span> {escape(text)}</p>'
+
+
 def heading(text: str) -> str:
     """The page's name; direction marks in it reach no further."""
     return f"<h1><bdi>{escape(text)}</bdi></h1>"

@@ -9,7 +9,7 @@ from typing import Any
 from proxima.config import PPOConfig
 from proxima.report.curves import charts_by_group, constants, frontier
 from proxima.report.facts import Story, read_data, shareable, short, tell
-from proxima.report.page import Page, code, folded, heading, numbers, pairs, paragraph, settings, table
+from proxima.report.page import Page, code, folded, heading, numbers, pairs, paragraph, settings, table, verdict
 from proxima.report.tokens import before_and_after, embedded_tokens
 from proxima.runs import Run
 
@@ -49,7 +49,7 @@ def _first_screen(page: Page, run: Run, story: Story) -> None:
         "",
         heading(run.name),
         paragraph(state, "state") if state else "",
-        paragraph(story.verdict, "verdict"),
+        verdict(story.verdict, story.better),
         *(paragraph(sentence) for sentence in story.what),
         numbers(story.cards),
         paragraph(f"It ended because: {shareable(reason)}.", "soft") if reason else "",

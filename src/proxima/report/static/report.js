@@ -26,7 +26,8 @@ function openMicroscope(place, steps) {
   const label = (text, select) => element("label", {}, element("span", { text }), select);
   const named = steps.map((step, i) => [String(i), step.label]);
   const last = String(steps.length - 1);
-  const sample = picker("sample", keys.map((key) => [key, titleOf(key)]), keys[0]);
+  const changed = (key) => keyed[0].get(key)?.tokens.join("") !== keyed.at(-1).get(key)?.tokens.join("");
+  const sample = picker("sample", keys.map((key) => [key, titleOf(key)]), keys.find(changed) ?? keys[0]);
   const left = picker("left", named, steps.length > 1 ? "0" : last);
   const right = picker("right", [["", "nothing"], ...named], steps.length > 1 ? last : "");
   const scope = element("div");

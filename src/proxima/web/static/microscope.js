@@ -81,8 +81,8 @@ export function drawMicroscope(place, given) {
     const facts = element("div", { className: "scope-facts" });
     facts.setAttribute("aria-live", "polite");
     const heading = element("p", { className: "scope-title" }, element("b", { text: sample.title ?? sample.kind ?? "" }));
-    for (const [name, value] of [["reward", sample.reward], ...Object.entries(sample.rewards ?? {})]) {
-      if (name !== "reward" && value === sample.reward && Object.keys(sample.rewards).length === 1) continue;
+    const parts = Object.entries(sample.rewards ?? {});
+    for (const [name, value] of [["reward", sample.reward], ...(parts.length > 1 ? parts : [])]) {
       heading.append(element("span", { text: ` ${name} ${formatNumber(value)}` }));
     }
     if (sample.ended === false) heading.append(element("span", { text: " cut at the limit" }));
