@@ -67,7 +67,11 @@ class Page:
             read_style(*LOOK, STATIC / "report.css"),
             {"charts": self.charts, "tokens": self.tokens},
         )
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"cannot write the report {path}: {error.strerror or error}; choose another place") from error
         return path
 
 
