@@ -253,6 +253,12 @@ def test_the_frontier_is_reward_against_kl_in_order_of_steps(tmp_path):
     assert spec["series"][0]["points"][0] == [pytest.approx(5 / 3), 0.5, "step 10"]
     training = {"step": [1.0, 2.0], "avg_reward": [1.0, 2.0], "kl_exact": [0.5, 0.1]}
     assert [point[:2] for point in frontier(training)["series"][0]["points"]] == [[0.5, 1.0], [0.1, 2.0]]
+    longer = {
+        "step": list(range(1, 10)),
+        "avg_reward": [1.0] * 3 + [2.0] * 3 + [4.0] * 3,
+        "kl_exact": [0, 1, 2, 3, 4, 5, 6, 7, 8],
+    }
+    assert frontier(longer)["series"][0]["points"][1] == [4.0, 2.0, "steps 4 to 6"]
     assert frontier({"step": [1.0], "avg_reward": [1.0], "kl_exact": [0.5]}) is None
 
 

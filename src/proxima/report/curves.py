@@ -14,7 +14,8 @@ from typing import Any
 from proxima.runs import thin
 
 POINTS = 400  # of a curve
-FRONTIER_POINTS = 60
+FRONTIER_POINTS = 60  # of held-out verdicts; of noisy training steps fewer, each the mean of several
+TRAINING_POINTS = 20
 MARKS = 20  # warnings drawn on a curve
 
 Metrics = Mapping[str, Sequence[float]]
@@ -149,7 +150,7 @@ def frontier(metrics: Metrics) -> dict[str, Any] | None:
     rows = [row for row in zip(metrics["step"], metrics[kl], metrics[reward], strict=True) if all(map(math.isfinite, row))]
     if len(rows) < 2:
         return None
-    stretches = min(FRONTIER_POINTS, len(rows))
+    stretches = min(FRONTIER_POINTS, len(rows)) if held_out else min(TRAINING_POINTS, max(len(rows) // 3, 2))
     points = []
     for number in range(stretches):
         part = rows[number * len(rows) // stretches : (number + 1) * len(rows) // stretches]
