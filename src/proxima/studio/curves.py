@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxima.report.curves import BOUNDS, GROUPS, NOT_DRAWN, REST
+from proxima.report.curves import GROUPS, NOT_DRAWN, REST, bounds, interval_names
 from proxima.runs import thin
 
 POINTS = 600
@@ -21,9 +21,10 @@ OPEN = 3
 Metrics = Mapping[str, Sequence[float]]
 
 
-def groups(names: Sequence[str]) -> list[dict[str, Any]]:
-    """What to draw of these metrics: the report's groups, then one chart for each metric that is in none of them."""
-    left = [name for name in names if name not in NOT_DRAWN and not name.endswith(BOUNDS)]
+def groups(metrics: Metrics) -> list[dict[str, Any]]:
+    """What to draw: the report's groups, then one chart for each metric that is in none of them."""
+    ends = bounds(metrics)
+    left = [name for name in metrics if name not in NOT_DRAWN and name not in ends]
     found = []
     for place, group in enumerate(GROUPS):
         charts = []
@@ -51,13 +52,13 @@ def curve(steps: Sequence[float], values: Sequence[float], after: float = -1, po
 
 
 def band(metrics: Metrics, name: str, after: float = -1) -> list[list[float]]:
-    """[step, low, high] of a metric that was logged with its interval: NAME/low and NAME/high, or NAME_low and NAME_high."""
-    for low, high in (BOUNDS[:2], BOUNDS[2:]):
-        if name + low in metrics and name + high in metrics:
-            rows = zip(metrics["step"], metrics[name + low], metrics[name + high], strict=True)
-            known = [[step, short(least), short(most)] for step, least, most in rows if step > after and least <= most]
-            return known[:: math.ceil(len(known) / POINTS) or 1]
-    return []
+    """[step, low, high] of a metric that was logged with its interval."""
+    ends = interval_names(metrics, name)
+    if ends is None:
+        return []
+    rows = zip(metrics["step"], metrics[ends[0]], metrics[ends[1]], strict=True)
+    known = [[step, short(low), short(high)] for step, low, high in rows if step > after and low <= high]
+    return known[:: math.ceil(len(known) / POINTS) or 1]
 
 
 def short(value: float) -> float:
