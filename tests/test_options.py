@@ -71,6 +71,7 @@ ELSEWHERE = {
     "buffer_max_bytes": "below and test_buffer.py",
     "buffer_overflow": "below and test_buffer.py",
     "eval_every": "below",
+    "judges": "test_judges.py",
     "token_samples": "test_token_records.py",
     "patience": "test_evaluator.py",
     "min_improvement": "test_evaluator.py",

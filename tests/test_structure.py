@@ -21,7 +21,7 @@ LEVELS = [
     {"experience_buffer", "evaluator", "rewards"},
     {"ppo_trainer"},
     {"stages", "export", "evaluation", "bench", "doctor"},
-    {"label"},
+    {"label", "comparison"},
     {"studio"},
     {"world"},
     {"demo"},

@@ -6,6 +6,7 @@ What is heavy is imported inside `run`, so that `--help` is quick.
 from typing import Any
 
 from proxima.commands.bench import Bench
+from proxima.commands.compare import Compare
 from proxima.commands.data import Data
 from proxima.commands.demo import Demo
 from proxima.commands.doctor import Doctor
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Any] = {
     "doctor": Doctor,
     "eval": Eval,
     "report": Report,
+    "compare": Compare,
     "generate": Generate,
     "export": Export,
     "serve-reward": ServeReward,

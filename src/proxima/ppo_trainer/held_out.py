@@ -15,7 +15,7 @@ from proxima.evaluator.diversity import distinct, repetition
 from proxima.evaluator.win_rate import mean_interval, share_won
 from proxima.metrics import rollout_metrics, score_metrics
 from proxima.pairs import SAPairs
-from proxima.ppo_trainer.judges import OWN
+from proxima.ppo_trainer.judges import OWN, compare_answers
 from proxima.ppo_trainer.reward_computer import Scores
 from proxima.ppo_trainer.token_records import followed_records
 from proxima.rewards import Samples
@@ -107,7 +107,8 @@ def _batches(trainer: PPOTrainer, prompts: Sequence[str]) -> Iterator[list[str]]
 
 def win_rates(trainer: PPOTrainer, prompts: Sequence[str], ours: Answers, theirs: Answers) -> dict[str, dict[str, float]]:
     """By judge, the run's own rewards under `OWN`: rate, low, high and the number of prompts it rests on."""
-    judged = trainer.judges.compare(prompts, (ours.texts, theirs.texts), (ours.scores, theirs.scores))
+    texts, scores = (ours.texts, theirs.texts), (ours.scores, theirs.scores)
+    judged = compare_answers(trainer.judges.comparing, prompts, texts, scores)
     return {name: share_won(preferences, trainer.config.seed) for name, preferences in judged}
 
 
@@ -142,10 +143,10 @@ class HeldOut:
         numbers = [math.nan] * 3 if too_many else mean_interval(answers.scores[OWN], config.seed)
         named = dict(zip(("reward", "reward_low", "reward_high"), numbers, strict=True))
         for name, rate in win_rates(self.trainer, self.prompts, answers, self.reference).items():
-            tail = f"/{name}" if name else ""
-            named |= {f"win_rate{tail}": rate["rate"], f"win_rate_low{tail}": rate["low"], f"win_rate_high{tail}": rate["high"]}
+            lead, low, high = (f"win_rate/{name}", "/low", "/high") if name else ("win_rate", "_low", "_high")
+            named |= {lead: rate["rate"], lead + low: rate["low"], lead + high: rate["high"]}
             if name:
-                named[f"unjudged{tail}"] = len(self.prompts) - rate["prompts"]
+                named[f"unjudged/{name}"] = len(self.prompts) - rate["prompts"]
         left_out = ("avg_reward", "reward_std", "kl_exact")
         return {**named, **{name: number for name, number in measured.items() if name not in left_out}}
 

@@ -6,7 +6,7 @@ compares sees both answers, in both orders.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,22 +44,24 @@ class Judges:
         """One score an answer by each judge that scores."""
         return {name: judge.score(samples).total.tolist() for name, judge in self.scoring.items()}
 
-    def compare(
-        self,
-        prompts: Sequence[str],
-        texts: tuple[Sequence[str], Sequence[str]],
-        scores: tuple[dict[str, list[float]], dict[str, list[float]]],
-    ) -> Iterator[tuple[str, list[float]]]:
-        """Name and preferences of each judge, the run's own rewards first.
 
-        Args:
-            texts: our answers and theirs.
-            scores: of these, by judge; the rewards' own under `OWN`.
-        """
-        for name in scores[0]:
-            yield name, preferences(scores[0][name], scores[1][name])
-        for name, judge in self.comparing.items():
-            yield name, judge.compare(prompts, *texts)
+def compare_answers(
+    comparing: Mapping[str, PairJudge],
+    prompts: Sequence[str],
+    texts: tuple[Sequence[str], Sequence[str]],
+    scores: tuple[Mapping[str, Sequence[float]], Mapping[str, Sequence[float]]],
+) -> Iterator[tuple[str, list[float]]]:
+    """Name and preferences of each judge, the run's own rewards first.
+
+    Args:
+        comparing: judges that see both answers.
+        texts: our answers and theirs.
+        scores: of these, by judge that scores; the rewards' own under `OWN`.
+    """
+    for name in scores[0]:
+        yield name, preferences(scores[0][name], scores[1][name])
+    for name, judge in comparing.items():
+        yield name, judge.compare(prompts, *texts)
 
 
 def check_judges(config: PPOConfig) -> None:
