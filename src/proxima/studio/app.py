@@ -117,7 +117,7 @@ def run_of(opened: Open) -> dict[str, Any]:
         "checkpoints": run.checkpoints(),
         "messages": run.warnings(),
         "tokens": run.token_steps(),
-        "groups": groups(list(metrics)),
+        "groups": groups(metrics),
     }
 
 

@@ -21,10 +21,10 @@ OPEN = 3
 Metrics = Mapping[str, Sequence[float]]
 
 
-def groups(names: Sequence[str]) -> list[dict[str, Any]]:
-    """What to draw of these metrics: the report's groups, then one chart for each metric that is in none of them."""
-    hidden = {*NOT_DRAWN, *bounds(names)}
-    left = [name for name in names if name not in hidden]
+def groups(metrics: Metrics) -> list[dict[str, Any]]:
+    """What to draw: the report's groups, then one chart for each metric that is in none of them."""
+    ends = bounds(metrics)
+    left = [name for name in metrics if name not in NOT_DRAWN and name not in ends]
     found = []
     for place, group in enumerate(GROUPS):
         charts = []
@@ -57,7 +57,7 @@ def band(metrics: Metrics, name: str, after: float = -1) -> list[list[float]]:
     if ends is None:
         return []
     rows = zip(metrics["step"], metrics[ends[0]], metrics[ends[1]], strict=True)
-    known = [[step, short(least), short(most)] for step, least, most in rows if step > after and least <= most]
+    known = [[step, short(low), short(high)] for step, low, high in rows if step > after and low <= high]
     return known[:: math.ceil(len(known) / POINTS) or 1]
 
 

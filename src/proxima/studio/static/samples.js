@@ -5,7 +5,7 @@ import { visible } from "./dom.js";
 import { amend, link } from "./places.js";
 import { number, stepPicker } from "./words.js";
 
-const seen = (text) => visible(text, 4000).replaceAll("↵\n", "\n");
+const seen = (text) => visible(text.replace(/^ /, ""), 4000).replaceAll("↵\n", "\n");
 
 export function showSamples(run, panel, asked) {
   let steps = asked.getAll("step").map(Number).filter(Number.isInteger);

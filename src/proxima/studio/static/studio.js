@@ -22,7 +22,10 @@ function follow() {
   const same = at?.view === place.view && at.run === place.run;
   at = place;
   if (same && shown.change) return shown.change(place);
-  shown?.stop();
+  if (shown) {
+    shown.stop();
+    byId("view").focus({ preventScroll: true }); // what had the focus goes
+  }
   byId("view").replaceChildren();
   shown = VIEWS[place.view](place, byId("view"));
   byId("to-runs").ariaCurrent = place.view === "runs" ? "page" : null;
