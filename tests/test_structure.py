@@ -16,6 +16,7 @@ LEVELS = [
     {"token_attribution", "reward_kl", "advantage", "training", "metrics", "guards"},
     {"engine"},
     {"models", "tiny", "data", "tracking", "checkpoint", "environment", "run_folder", "web", "runs"},
+    {"report"},
     {"base_setup"},
     {"experience_buffer", "evaluator", "rewards"},
     {"ppo_trainer"},

@@ -14,6 +14,7 @@ from proxima.commands.evaluate import Eval
 from proxima.commands.export import Export
 from proxima.commands.generate import Generate
 from proxima.commands.label import Label
+from proxima.commands.report import Report
 from proxima.commands.serve_reward import ServeReward
 from proxima.commands.stages import Reward, Sft
 from proxima.commands.train import Train
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Any] = {
     "doctor": Doctor,
     "eval": Eval,
     "compare": Compare,
+    "report": Report,
     "generate": Generate,
     "export": Export,
     "serve-reward": ServeReward,

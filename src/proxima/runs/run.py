@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from proxima.config.settings import read_yaml
 from proxima.runs import tokens
 from proxima.runs.lines import JsonLines, last_record
+from proxima.runs.plot import Plot
 
 if TYPE_CHECKING:
     import pandas
@@ -154,6 +155,10 @@ class Run:
             for position, token in enumerate(sample["tokens"])
         ]
         return _pandas().DataFrame(rows)
+
+    def plot(self, *names: str | Sequence[str]) -> Plot:
+        """Curves of some metrics by step, for a notebook: `run.plot("avg_reward", "kl")`; a list is drawn in one chart."""
+        return Plot.of(self.metrics(), names)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}): {self.state}, step {self.last().get('step', 0)}"

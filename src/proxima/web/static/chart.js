@@ -43,7 +43,7 @@ export function drawChart(place, given) {
       at = null;
     } else {
       drawing.append(...axes(shape, spec, width), ...marks(shape, spec.marks ?? []));
-      for (const one of shown()) drawing.append(...curve(shape, one, colour(one.name)));
+      for (const one of shown()) drawing.append(...curve(shape, one, colour(one.name), spec.free));
     }
     drawLegend();
     read();
@@ -216,7 +216,7 @@ function marks(shape, given) {
   });
 }
 
-function curve(shape, one, name) {
+function curve(shape, one, name, free) {
   const made = [];
   const band = (one.band ?? []).filter((row) => row.every(Number.isFinite));
   if (band.length > 1) {
@@ -240,6 +240,20 @@ function curve(shape, one, name) {
   for (const spot of lonely) {
     const [cx, cy] = spot.split(" ");
     made.push(svg("circle", { class: `chart-dot ${name}`, cx, cy, r: 3 }));
+  }
+  if (free) made.push(...stations(shape, one.points.filter((point) => point.slice(0, 2).every(Number.isFinite)), name));
+  return made;
+}
+
+// Dots on a curve with an order of its own, the first and the last by name.
+function stations(shape, points, name) {
+  const made = points.map(([x, y]) => svg("circle", { class: `chart-dot ${name}`, cx: shape.x(x), cy: shape.y(y), r: 2.5 }));
+  for (const point of new Set([points[0], points.at(-1)])) {
+    if (!point?.[2]) continue;
+    const [x, y] = [shape.x(point[0]), shape.y(point[1])];
+    const end = x > (shape.left + shape.right) / 2;
+    made.push(svg("text", { x: end ? x - 6 : x + 6, y: y < shape.top + 16 ? y + 14 : y - 6, "text-anchor": end ? "end" : "start",
+      text: visible(String(point[2]), 40) }));
   }
   return made;
 }

@@ -27,7 +27,8 @@ export function drawMicroscope(place, given) {
   const say = element("span", { className: "scope-say" });
   const scale = element("div", { className: "scope-scale" });
   const label = element("label", {}, element("span", { text: "Colour by " }), picker);
-  const bar = element("div", { className: "scope-bar" }, label, scale, say);
+  const hint = element("span", { className: "scope-hint", text: "Point at a token or move with the arrow keys." });
+  const bar = element("div", { className: "scope-bar" }, label, scale, say, hint);
   const sides = element("div", { className: "scope-sides" });
   place.replaceChildren(element("div", { className: "scope" }, bar, sides));
   let drawn = []; // a side: { sample, spans, facts }
@@ -51,13 +52,22 @@ export function drawMicroscope(place, given) {
     sides.classList.toggle("scope-two", samples.length > 1);
     if (!samples.length) sides.append(element("p", { className: "soft", text: "No sample was logged here." }));
     paint();
-    show(null);
+    show(strongest());
+  }
+
+  // The token of the first side that the chosen column marks most; null where there is none.
+  function strongest() {
+    const { centre = 0 } = meaning(column);
+    let best = null;
+    const size = (index) => Math.abs((drawn[0].sample.columns[column]?.[index] ?? centre) - centre);
+    drawn[0]?.spans.forEach((_, index) => { if (best === null || size(index) > size(best)) best = index; });
+    return best;
   }
 
   function side(sample, number) {
     const text = element("div", { className: "scope-text", tabIndex: -1 });
     const spans = sample.tokens.map((token, index) => {
-      const span = element("span", { className: "scope-token", tabIndex: index ? -1 : 0, text: visible(token) });
+      const span = element("span", { className: "scope-token", tabIndex: index ? -1 : 0, text: visible(token) || "◌" });
       span.dataset.index = index;
       return span;
     });
@@ -71,8 +81,8 @@ export function drawMicroscope(place, given) {
     const facts = element("div", { className: "scope-facts" });
     facts.setAttribute("aria-live", "polite");
     const heading = element("p", { className: "scope-title" }, element("b", { text: sample.title ?? sample.kind ?? "" }));
-    for (const [name, value] of [["reward", sample.reward], ...Object.entries(sample.rewards ?? {})]) {
-      if (name !== "reward" && value === sample.reward && Object.keys(sample.rewards).length === 1) continue;
+    const parts = Object.entries(sample.rewards ?? {});
+    for (const [name, value] of [["reward", sample.reward], ...(parts.length > 1 ? parts : [])]) {
       heading.append(element("span", { text: ` ${name} ${formatNumber(value)}` }));
     }
     if (sample.ended === false) heading.append(element("span", { text: " cut at the limit" }));
@@ -108,8 +118,7 @@ export function drawMicroscope(place, given) {
     drawn.forEach(({ sample, spans, facts }, which) => {
       for (const span of spans) span.classList.toggle("scope-at", Number(span.dataset.index) === index);
       if (index === null || index >= spans.length) {
-        facts.replaceChildren(element("p", { className: "soft", text: spans.length
-          ? `${spans.length} tokens. Point at one, or use the arrow keys, to see its numbers.` : "No tokens." }));
+        facts.replaceChildren(element("p", { className: "soft", text: index === null ? "No tokens." : `Only ${spans.length} tokens.` }));
         return;
       }
       const name = element("p", { className: "scope-name" },
