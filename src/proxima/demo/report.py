@@ -133,7 +133,8 @@ def _weakness(page: Page, before: Judgement, after: Judgement) -> None:
         paragraph(
             f"The people like summaries that open with “{HABIT},” more than these are worth. A reward model learns its "
             f"teachers' weaknesses, and PPO finds them: {counts[0]} of {len(before.texts)} summaries opened so before, "
-            f"{counts[1]} after. This is reward hacking in the small; the price of distance is what holds it back."
+            f"{counts[1]} after. This is reward hacking in the small; the price of distance is what holds it back. In the "
+            "token microscope the word stands out in blue wherever PPO made it likelier."
         ),
     )
 
