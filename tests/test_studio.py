@@ -285,6 +285,15 @@ def test_many_requests_at_once_read_a_growing_run_right(ask, runs):
     assert ask("curves", name="plain", metric="kl")["step"] == 40
 
 
+def test_a_folder_of_many_runs_is_read_in_parts(tmp_path):
+    for number in range(5):
+        write_run(tmp_path / f"run-{number}", steps=2, samples=False)
+    library = Library(tmp_path)
+    unread = [sum("unread" in line for line in library.list(seconds=0)) for _ in range(6)]
+    assert unread == [4, 3, 2, 1, 0, 0]
+    assert all(line["state"] == "finished" for line in library.list())
+
+
 def test_only_a_few_runs_stay_in_memory(tmp_path):
     for number in range(KEPT + 3):
         write_run(tmp_path / f"run-{number}", steps=2, samples=False)
