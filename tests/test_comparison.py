@@ -102,8 +102,14 @@ def test_folders_alone_are_compared_without_loading_a_model(folders, tmp_path, c
     assert reward["series"][0]["points"] == [[float(step), 1.5 * step / 40] for step in (10, 20, 30, 40)]
     assert reward["series"][0]["band"][0] == [10, pytest.approx(0.375), pytest.approx(0.375)]
     row = result["rows"][0]
-    assert (row["run"], row["state"], row["steps"], row["reward"], row["KL"]) == ("one-0", "finished", 40, 1.5, 5.0)
-    assert result["rows"][-1]["reward"] == pytest.approx([1.5, 1.5, 1.5])
+    assert (row["run"], row["state"], row["steps"], row["held-out reward"], row["held-out KL"]) == (
+        "one-0",
+        "finished",
+        40,
+        1.5,
+        5.0,
+    )
+    assert result["rows"][-1]["held-out reward"] == pytest.approx([1.5, 1.5, 1.5])
 
 
 def test_the_frontier_has_a_point_a_verdict_of_every_run_and_falls_back_to_steps(folders):
@@ -129,7 +135,18 @@ def test_intervals_of_a_run_are_bands_and_numbers_that_are_missing_are_no_curve(
     assert charts[0]["series"][0]["points"] == [[1.0, 1.0], [3.0, 3.0]]
     assert charts[0]["series"][0]["band"] == [[1.0, 0.5, 1.5], [3.0, 2.0, 4.0]]
     row = table({"x": columns}, {}, {"x": "stopped"})[0]
-    assert (row["best reward"], row["reward"], row["KL"], row["win rate"]) == (3.0, 3.0, None, None)
+    assert (row["best held-out reward"], row["held-out reward"], row["held-out KL"], row["win rate"]) == (3.0, 3.0, None, None)
+
+
+def test_held_out_numbers_stand_beside_held_out_numbers_only():
+    trained = {"step": [1.0, 2.0], "avg_reward": [5.0, 4.0], "kl": [1.0, 2.0]}
+    judged = {**trained, "validation/reward": [NAN, 0.1], "validation/kl": [NAN, 3.0]}
+    both = {"trained": trained, "judged": judged}
+    rows = table(both, {}, dict.fromkeys(both, "finished"))
+    assert [(row["reward"], row["best reward"], row["KL"]) for row in rows] == [(4.0, 5.0, 2.0)] * 2
+    assert frontier(both)[0]["title"] == "Reward against KL"
+    assert [one["name"] for one in frontier(both)[0]["series"]] == ["trained", "judged"]
+    assert table({"judged": judged}, {}, {"judged": ""})[0]["held-out reward"] == 0.1
 
 
 def test_names_tell_runs_apart(tmp_path):

@@ -262,6 +262,31 @@ def test_every_kind_of_judge_has_a_win_rate_of_its_own(trainer):
     assert "win_rate/length_band" in measured
 
 
+def test_a_url_that_scores_may_judge(trainer, server):
+    url, kind = server
+    kind.reply = lambda body: (200, {"rewards": vowels(body["prompts"], body["completions"])})
+    moved = trainer(judges=[RewardSpec(url, options={"score": True, "retries": 0}), RewardSpec(vowels)])
+    measured = HeldOut(moved, PROMPTS)()
+    assert measured["win_rate/judge"] == measured["win_rate/vowels"]
+    kind.reply = lambda body: (200, {"verdicts": [1, 1, 1, 1]})
+    measured = HeldOut(moved, PROMPTS)()
+    assert math.isnan(measured["win_rate/judge"])
+    assert measured["unjudged/judge"] == 4
+
+
+def test_a_reward_that_fails_on_all_held_out_prompts_gives_no_verdict_and_no_win_rate(trainer):
+    def away(prompts, texts):
+        raise OSError("away")
+
+    held_out = HeldOut(trainer(rewards=[away], token_samples=2), PROMPTS)
+    measured = held_out()
+    assert measured["failed_rewards"] == 4
+    assert all(math.isnan(measured[name]) for name in ("reward", "reward_low", "win_rate", "win_rate_high", "reward/away"))
+    assert not math.isnan(measured["kl"])
+    assert [math.isnan(record["reward"]) for record in held_out.records] == [True, True]
+    assert held_out.state()["scores"][""] == [None] * 4
+
+
 def test_a_trained_reward_model_may_judge_without_being_the_reward(trainer, tmp_path, make_config):
     source = shake(PPOTrainer(make_config()), seed=5)
     source.models.value.save(tmp_path / "judge")  # an adapter with a scalar head, as a reward model is

@@ -483,7 +483,7 @@ def signalling(number: int, at: int, times: int = 1):
 def test_a_signal_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(settings, number, code, name):
     before = signal.getsignal(number)
     whole = PPOTrainer(settings(run_name="whole", rewards=(signalling(number, 0),))).train(PROMPTS, EPOCHS)
-    config = settings(run_name="cut", rewards=(signalling(number, 7),), checkpoint_every=0)  # 3 calls a step
+    config = settings(run_name="cut", rewards=(signalling(number, 5),), checkpoint_every=0)  # 2 calls a step
     with pytest.raises(Interrupted, match=f"stopped by {name} after step 3.*--resume --run-name cut") as stop:
         PPOTrainer(config).train(PROMPTS, EPOCHS)
     assert stop.value.exit_code == code

@@ -36,12 +36,14 @@ CURVES = (
     ("Explained variance of the value model", "share", "explained_variance", "", ""),
     ("Clipped tokens", "share", "clip_fraction", "", ""),
 )
-LAST = {  # columns of the table: the first of these metrics that a run has
-    "reward": ("validation/reward", "avg_reward"),
-    "win rate": ("validation/win_rate",),
-    "KL": ("validation/kl", "kl"),
-    "length": ("validation/response_length", "response_length"),
+# columns of the table: metrics on held-out prompts where every run has them, else of the steps' own samples, never mixed
+HELD_OUT = {
+    "held-out reward": "validation/reward",
+    "win rate": "validation/win_rate",
+    "held-out KL": "validation/kl",
+    "held-out length": "validation/response_length",
 }
+OWN_SAMPLES = {"reward": "avg_reward", "win rate": "validation/win_rate", "KL": "kl", "length": "response_length"}
 
 
 def compare_runs(
@@ -129,8 +131,8 @@ def curves(
 
 
 def frontier(metrics: Mapping[str, Metrics]) -> list[dict[str, Any]]:
-    """Reward against KL, a point a verdict; a step where no run had held-out prompts."""
-    held_out = any(_known(columns, "validation/reward") for columns in metrics.values())
+    """Reward against KL, a point a verdict; a step where not every run had held-out prompts."""
+    held_out = have_held_out(metrics)
     reward, kl = ("validation/reward", "validation/kl") if held_out else ("avg_reward", "kl")
     series = []
     for name, columns in metrics.items():
@@ -144,30 +146,25 @@ def frontier(metrics: Mapping[str, Metrics]) -> list[dict[str, Any]]:
     return [{"title": title, "note": note, "x": "KL (nats)", "y": "score", "series": series, "free": True}] if series else []
 
 
+def have_held_out(metrics: Mapping[str, Metrics]) -> bool:
+    return all(_known(columns, "validation/reward") for columns in metrics.values())
+
+
 def table(
     metrics: Mapping[str, Metrics], groups: Mapping[str, Sequence[str]], states: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """A row a run with its last numbers, then a row a group with the mean of its runs' and the interval of it."""
+    shown = HELD_OUT if have_held_out(metrics) else OWN_SAMPLES
+    reward = next(iter(shown))
     rows: list[dict[str, Any]] = []
     for name, columns in metrics.items():
-        last = {
-            label: next((value for each in names if (value := _last(columns, each)) is not None), None)
-            for label, names in LAST.items()
-        }
-        best = [value for value in columns.get("validation/reward", columns.get("avg_reward", ())) if math.isfinite(value)]
-        rows.append(
-            {
-                "run": name,
-                "state": states[name],
-                "steps": int(columns["step"][-1]),
-                "best reward": max(best, default=None),
-                **last,
-            }
-        )
+        best = max(filter(math.isfinite, columns.get(shown[reward], ())), default=None)
+        last = {label: _last(columns, metric) for label, metric in shown.items()}
+        rows.append({"run": name, "state": states[name], "steps": int(columns["step"][-1]), f"best {reward}": best, **last})
     by_name = {row["run"]: row for row in rows}
     for group, names in groups.items():
         merged: dict[str, Any] = {"run": group, "state": "", "steps": max(by_name[name]["steps"] for name in names)}
-        for label in ("best reward", *LAST):
+        for label in (f"best {reward}", *shown):
             values = [by_name[name][label] for name in names if by_name[name][label] is not None]
             merged[label] = list(t_interval(values)) if len(values) > 1 else None
         rows.append(merged)

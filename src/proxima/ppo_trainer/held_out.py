@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer
 
 VALIDATION_STEP = -1  # its noise is a stream of its own, the same at every evaluation
+FAST_BATCH = 256
 SHOWN = ("kl", "kl_exact", "response_length", "eos_rate")
 DECIDES_ANSWERS = ("model_name", "sft_adapter", "rewards", "judges", "temperature", "top_k", "top_p", "max_new_tokens", "seed")
 
@@ -39,7 +40,7 @@ class Answers:
 
 
 def answer(trainer: PPOTrainer, prompts: Sequence[str], followed: int = 0) -> Answers:
-    """Answers of the policy as it is now, in batches of the run's own size.
+    """Answers of the policy as it is now.
 
     Args:
         followed: answers, from the first on, whose every token is looked at.
@@ -100,7 +101,9 @@ def _samples(pairs: SAPairs) -> Samples:
 
 
 def _batches(trainer: PPOTrainer, prompts: Sequence[str]) -> Iterator[list[str]]:
-    size = trainer.config.batch_size
+    """Of the run's own size; more at once where the fast engine samples, which needs few passes for many prompts."""
+    fast = trainer.models.policy.backbone.generation is not None
+    size = max(trainer.config.batch_size, FAST_BATCH if fast else 1)
     for start in range(0, len(prompts), size):
         yield [prompts[i] for i in range(start, min(start + size, len(prompts)))]
 
