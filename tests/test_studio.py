@@ -17,7 +17,7 @@ from proxima.commands.studio import Studio
 from proxima.label import Item, Store
 from proxima.runs import Run
 from proxima.studio import Library, make_studio_app
-from proxima.studio.compare import Member, compare, group, spread
+from proxima.studio.compare import Member, compare
 from proxima.studio.curves import band, curve, groups
 from proxima.studio.glance import glance
 from proxima.studio.library import KEPT, state_of
@@ -285,6 +285,15 @@ def test_many_requests_at_once_read_a_growing_run_right(ask, runs):
     assert ask("curves", name="plain", metric="kl")["step"] == 40
 
 
+def test_a_folder_of_many_runs_is_read_in_parts(tmp_path):
+    for number in range(5):
+        write_run(tmp_path / f"run-{number}", steps=2, samples=False)
+    library = Library(tmp_path)
+    unread = [sum("unread" in line for line in library.list(seconds=0)) for _ in range(6)]
+    assert unread == [4, 3, 2, 1, 0, 0]
+    assert all(line["state"] == "finished" for line in library.list())
+
+
 def test_only_a_few_runs_stay_in_memory(tmp_path):
     for number in range(KEPT + 3):
         write_run(tmp_path / f"run-{number}", steps=2, samples=False)
@@ -367,24 +376,40 @@ def test_a_metric_with_an_interval_has_a_band_and_no_curve_of_its_ends():
 
 def test_runs_that_differ_in_the_seed_alone_are_one_series():
     def member(name, seed, offset, **settings):
-        metrics = {"step": [1.0, 2.0, 3.0], "kl_exact": [0.0, 1.0, 2.0], "avg_reward": [offset, offset + 1, math.nan]}
-        return Member(name, {"seed": seed, "run_name": name, "lam": 0.9, **settings}, metrics)
+        metrics = {
+            "step": [1.0, 2.0, 3.0],
+            "kl": [0.0, 1.0, 2.0],
+            "avg_reward": [offset, offset + 1, math.nan],
+            "own": [1.0, 2.0, 3.0],
+        }
+        return Member(name, "finished", {"seed": seed, "run_name": name, "lam": 0.9, **settings}, metrics)
 
-    members = [member("a", 0, 0.0), member("b", 1, 4.0), member("c", 0, 9.0, lam=0.5), Member("d", {}, {}), Member("e", {}, {})]
-    assert [(title, [one.name for one in each]) for title, each in group(members)] == [
-        ("a and 1 more seed", ["a", "b"]),
-        ("c", ["c"]),
-        ("d", ["d"]),
-        ("e", ["e"]),
-    ]
-    said = compare(members, ["avg_reward"])
-    both, alone, *nothing = said["charts"][0]["series"]
+    empty = Member("d", "stopped", {}, {"step": []})
+    said = compare([member("a-0", 0, 0.0), member("a-1", 1, 4.0), member("c", 0, 9.0, lam=0.5), empty])
+    assert said["groups"] == {"a (2 seeds)": ["a-0", "a-1"]}
+    assert [row["run"] for row in said["rows"]] == ["a-0", "a-1", "c", "a (2 seeds)"]
+    assert said["names"] == ["own"]
+    charts = {chart["title"]: chart["series"] for chart in said["charts"]}
+    both, *alone = charts["Reward of the step's own samples"]
     assert both["points"] == [[1, 2], [2, 3]]
-    assert both["band"] == [[1, 0, 4], [2, 1, 5]]
-    assert alone["points"] == [[1, 9], [2, 10]]
-    assert [one["points"] for one in nothing] == [[], []]
-    assert [one["points"][0][:2] for one in said["frontier"][:2]] == [[0, 2], [0, 9]]
-    assert spread([([1, 2], [1.0, 2.0]), ([2, 3], [4.0, 5.0])]) == ([2], [3.0], [2.0], [4.0])
+    assert all(low < mean < high for (_, mean), (_, low, high) in zip(both["points"], both["band"], strict=True))
+    assert [one["points"] for one in alone if one["name"] == "c"] == [[[1, 9], [2, 10]]]
+    assert [one["points"][1][:2] for one in charts["Reward against KL"]] == [[1, 1], [1, 5], [1, 10]]
+    assert [chart["title"] for chart in compare([member("a", 0, 0.0)], ["own"])["charts"]][-1] == "own"
+    assert compare([]) == {"rows": [], "groups": {}, "charts": [], "names": []}
+
+
+def test_ten_thousand_steps_of_several_seeds_compare_quickly():
+    steps = [float(step) for step in range(1, 10_001)]
+    columns = {
+        name: [math.sin(step) for step in steps] for name in ("avg_reward", "kl", "entropy", "response_length", "eos_rate")
+    }
+    members = [Member(f"r-{seed}", "finished", {"seed": seed, "lam": 1}, {"step": steps, **columns}) for seed in range(4)]
+    before = time.process_time()
+    charts = compare(members)["charts"]
+    assert time.process_time() - before < 3
+    assert all(len(series["points"]) <= 700 for chart in charts for series in chart["series"])
+    assert charts[1]["series"][0]["points"][-1][0] == 10_000
 
 
 def test_prompts_are_followed_through_the_steps():

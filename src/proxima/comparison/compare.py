@@ -100,15 +100,19 @@ def named_runs(folders: Sequence[str | Path]) -> dict[str, Run]:
     return {name: Run(folder, name) for name, folder in zip(names, folders, strict=True)}
 
 
-def curves(metrics: Mapping[str, Metrics], groups: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+def curves(
+    metrics: Mapping[str, Metrics],
+    groups: Mapping[str, Sequence[str]],
+    wanted: Sequence[tuple[str, str, str, str, str]] = CURVES,
+) -> list[dict[str, Any]]:
     """A chart a metric that any run has; a group is its mean with an interval, its runs are faint beside it."""
     charts = []
     grouped = {name for names in groups.values() for name in names}
-    for title, axis, metric, low, high in CURVES:
+    for title, axis, metric, low, high in wanted:
         having = {name: columns for name, columns in metrics.items() if _known(columns, metric)}
         series: list[dict[str, Any]] = []
         for group, names in groups.items():
-            rows = mean_curve([_by_step(having[name], metric) for name in names if name in having])
+            rows = mean_curve([_by_step(having[name], metric) for name in names if name in having], POINTS)
             if len([name for name in names if name in having]) > 1 and rows:
                 points = thin([row[0] for row in rows], [row[1] for row in rows], POINTS)
                 kept = {point[0] for point in points}

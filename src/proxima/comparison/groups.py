@@ -38,11 +38,16 @@ def group_by_seed(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[st
     return groups
 
 
-def mean_curve(curves: Sequence[Mapping[float, float]]) -> list[tuple[float, float, float, float]]:
-    """Step, mean, low and high at every step of which all curves (step -> number) have a finite number."""
-    shared = set(curves[0]).intersection(*curves[1:]) if curves else set()
+def mean_curve(curves: Sequence[Mapping[float, float]], most: int = 0) -> list[tuple[float, float, float, float]]:
+    """Step, mean, low and high at every step of which all curves (step -> number) have a finite number.
+
+    Args:
+        most: where there are more steps, evenly spaced ones of them, about so many, and the last; 0 = all.
+    """
+    shared = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
+    every = -(-len(shared) // most) if most else 1
     rows = []
-    for step in sorted(shared):
+    for step in dict.fromkeys([*shared[::every], *shared[-1:]]) if every else ():
         values = [curve[step] for curve in curves]
         if all(map(math.isfinite, values)):
             rows.append((step, *t_interval(values)))

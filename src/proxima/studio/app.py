@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 STATIC = Path(__file__).parent / "static"
 MOST = 12  # runs in one comparison
-COMPARED = ("avg_reward", "kl", "entropy", "response_length")
 
 
 def make_studio_app(library: Library, site: Site, store: Store | None = None) -> FastAPI:
@@ -71,8 +70,9 @@ def make_studio_app(library: Library, site: Site, store: Store | None = None) ->
         members = []
         for each in dict.fromkeys(name):
             with library.open(each) as opened:
-                members.append(Member(each, opened.run.config, opened.run.metrics()))
-        return answer(compare(members, metric or COMPARED))
+                run, metrics = opened.run, opened.run.metrics()
+                members.append(Member(each, run.state, run.config, metrics))
+        return answer(compare(members, metric))
 
     return app
 

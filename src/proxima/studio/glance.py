@@ -7,11 +7,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+from proxima.runs import thin
+from proxima.runs.thin import Point
+
 LINE = 8192  # bytes read at each place: several lines of metrics
 
 
-def glance(path: Path, name: str, points: int = 48) -> list[list[float]]:
-    """[step, value] at evenly spaced places of the file; the time it takes does not grow with the file."""
+def glance(path: Path, name: str, points: int = 48) -> list[Point]:
+    """[step, value] at evenly spaced places of a long file, so that its length costs no time; all of a short one, thinned."""
     found: dict[float, float] = {}
     try:
         with path.open("rb") as file:
@@ -29,8 +32,7 @@ def glance(path: Path, name: str, points: int = 48) -> list[list[float]]:
     except OSError:
         return []
     rows = sorted(found.items())
-    every = max(len(rows) // points, 1)
-    return [[step, value] for place, (step, value) in enumerate(rows) if place % every == 0 or place == len(rows) - 1]
+    return thin([step for step, _ in rows], [value for _, value in rows], 2 * points)
 
 
 def _numbers(lines: list[bytes], name: str) -> dict[float, float]:

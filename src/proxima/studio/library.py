@@ -51,10 +51,18 @@ class Library:
         self._lines: dict[str, tuple[Any, dict[str, Any]]] = {}
         self._lock = threading.Lock()
 
-    def list(self) -> list[dict[str, Any]]:
-        """One line a run, the newest first."""
+    def list(self, seconds: float = 1.0) -> list[dict[str, Any]]:
+        """One line a run, the newest first. What cannot be read in so many seconds says `unread`; the next call goes on."""
+        until = time.monotonic() + seconds
         found = [self._listed.get(run.name, run) for run in find_runs(self.folder)]  # what was read once is kept
-        lines = {run.name: self._line(run) for run in found}
+        lines: dict[str, dict[str, Any]] = {}
+        new = 0
+        for run in found:
+            if run.name in self._lines or time.monotonic() < until or not new:
+                new += run.name not in self._lines
+                lines[run.name] = self._line(run)
+            else:
+                lines[run.name] = {"name": run.name, "changed": run.changed, "unread": True}
         self._listed = {run.name: run for run in found}
         self._lines = {name: line for name, line in self._lines.items() if name in lines}
         return [*lines.values()]

@@ -5,10 +5,8 @@ import { drawChart } from "./chart.js";
 import { choose, chosen } from "./chosen.js";
 import { smooth, smoothBox, trend } from "./curves.js";
 import { amend } from "./places.js";
-import { line } from "./words.js";
+import { line, number, stateMark } from "./words.js";
 import { watch } from "./watch.js";
-
-const TITLES = { avg_reward: "Reward", kl: "KL from the reference", entropy: "Entropy", response_length: "Length" };
 
 export function showCompare(place, view) {
   document.title = "Compare · Proxima";
@@ -18,8 +16,9 @@ export function showCompare(place, view) {
   const list = element("fieldset", { className: "choice" }, element("legend", { text: "Runs" }));
   const metric = element("select", { ariaLabel: "Another metric" });
   const note = element("p", { className: "soft small" });
+  const last = element("div", { className: "card scroll", id: "last", hidden: true });
   const charts = element("div", { className: "charts" });
-  view.append(element("div", { className: "row tools" }, element("h1", { text: "Compare" }), element("label", { className: "pick" }, metric), smoothBox(() => { mark = ""; looking.now(); }).node), list, note, charts);
+  view.append(element("div", { className: "row tools" }, element("h1", { text: "Compare" }), element("label", { className: "pick" }, metric), smoothBox(() => { mark = ""; looking.now(); }).node), list, note, last, charts);
   const drawn = new Map();
   let mark = "", marked = "", offered = "";
 
@@ -53,11 +52,26 @@ export function showCompare(place, view) {
     [...list.querySelectorAll("input")].find((box) => box.value === focused)?.focus();
   }
 
-  function drawMetrics(all) {
-    const left = all.filter((name) => !(name in TITLES) && !more.includes(name));
+  function drawMetrics(left) {
     if (offered === String(left)) return;
     offered = String(left);
     metric.replaceChildren(element("option", { value: "", text: "Add a chart …" }), ...left.map((name) => element("option", { value: name, text: line(name, 60) })));
+  }
+
+  // The last numbers; those of a group of seeds are a mean and its interval.
+  function drawLast(rows) {
+    last.hidden = !rows.length;
+    if (!rows.length) return;
+    const heads = Object.keys(rows[0]);
+    const cell = (head, value) => {
+      if (head === "run") return element("th", { scope: "row" }, element("bdi", { text: line(value, 80) }));
+      if (head === "state") return element("td", {}, ...(value ? [stateMark(value)] : []));
+      const text = Array.isArray(value) ? `${number(value[0], 3)} (${number(value[1], 3)} to ${number(value[2], 3)})` : number(value);
+      return element("td", { className: "figure", text });
+    };
+    const body = rows.map((row) => element("tr", {}, ...heads.map((head) => cell(head, row[head]))));
+    const top = heads.map((head) => element("th", { scope: "col", text: head, className: ["run", "state"].includes(head) ? "" : "figure" }));
+    last.replaceChildren(element("table", { className: "plain" }, element("thead", {}, element("tr", {}, ...top)), element("tbody", {}, ...body)));
   }
 
   const looking = watch(async () => {
@@ -74,21 +88,22 @@ export function showCompare(place, view) {
       note.textContent = runs.length ? "Choose two runs or more." : "There are no runs yet.";
       charts.replaceChildren();
       drawn.clear();
+      last.hidden = true;
       mark = now;
       return pace;
     }
-    const metrics = [...Object.keys(TITLES), ...more];
-    const said = await ask(`/api/compare?${new URLSearchParams([...wanted.map((name) => ["name", name]), ...metrics.map((name) => ["metric", name])])}`);
+    const said = await ask(`/api/compare?${new URLSearchParams([...wanted.map((name) => ["name", name]), ...more.map((name) => ["metric", name])])}`);
     drawMetrics(said.names);
-    const several = said.series.some((one) => one.runs.length > 1);
+    drawLast(said.rows);
     note.textContent = [
-      several && "Runs of the same config but for the seed are one line: their mean, and a band from the lowest to the highest.",
+      Object.keys(said.groups).length && "Runs of the same config but for the seed are also one line: their mean, and its 95 % interval.",
       lost.length && `No longer there: ${lost.map((name) => line(name, 80)).join(", ")}.`,
     ].filter(Boolean).join(" ");
-    put("frontier", { title: "Reward against KL", note: "What a run earned for how far it went; means over stretches of steps.", x: "KL (nats)", y: "reward", series: said.frontier, free: true });
-    for (const { title, series } of said.charts) {
-      const calm = series.map((one) => ({ ...one, trend: smooth() ? trend(one.points) : null }));
-      put(title, { title: TITLES[title] ?? title, x: "step", y: "", series: calm });
+    const titles = new Set(said.charts.map((chart) => chart.title));
+    for (const [title, { node }] of drawn) if (!titles.has(title)) { node.remove(); drawn.delete(title); }
+    for (const chart of said.charts) {
+      const calm = (one) => ({ ...one, trend: smooth() && !one.faint && !chart.free ? trend(one.points) : null });
+      put(chart.title, { ...chart, series: chart.series.map(calm) });
     }
     mark = now;
     view.dataset.compared = wanted.length;

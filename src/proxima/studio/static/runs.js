@@ -55,6 +55,7 @@ export function showRuns(place, view) {
   function fill(row, run) {
     row.box.checked = chosen().includes(run.name);
     row.cells[7].textContent = ago(run.changed);
+    if (run.unread) return;
     const mark = JSON.stringify([run.state, run.step, run.avg_reward, run.kl, run.spark.length, run.problems, run.stop_reason]);
     if (mark === row.mark) return;
     row.mark = mark;
@@ -81,7 +82,7 @@ export function showRuns(place, view) {
       element("code", { className: "card command", text: "proxima train --model-name embedded --data prompts.txt" }),
     );
     draw();
-    return runs.some((run) => run.state === "training") ? 3 : 6;
+    return runs.some((run) => run.unread) ? 0.2 : runs.some((run) => run.state === "training") ? 3 : 6;
   });
 
   const anchors = () => [...body.querySelectorAll("a")];
