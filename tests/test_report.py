@@ -17,7 +17,7 @@ from proxima.cli import main
 from proxima.commands.report import Report
 from proxima.metrics import GLOSSARY
 from proxima.report import summary, write_report
-from proxima.report.curves import charts_by_group, constants, frontier
+from proxima.report.curves import chart, charts_by_group, constants, frontier
 from proxima.report.facts import judge, shareable, tell
 from proxima.report.tokens import BYTES, STEPS, before_and_after, embedded_tokens
 from proxima.web.bundle import as_json, read_script
@@ -135,6 +135,11 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is not the folder of a run"):
         Report(tmp_path / "nowhere").run()
     assert list((tmp_path / "no").iterdir()) == []
+    folder = write_run(tmp_path / "r", 2)
+    with pytest.raises(ValueError, match=r"cannot write the report .*Is a directory; choose another place"):
+        Report(folder, tmp_path / "no").run()
+    Report(folder, tmp_path / "new" / "deep" / "report.html").run()
+    assert (tmp_path / "new" / "deep" / "report.html").is_file()
 
 
 # --- what it says ---
@@ -201,13 +206,22 @@ def test_every_number_is_drawn_once_or_listed_as_constant(tmp_path):
     metrics = {**run.metrics(), "my/own": [float(i) for i in range(30)], "kl_low": [0.0] * 30, "kl_high": [9.0] * 30}
     groups = charts_by_group(metrics, GLOSSARY)
     names = [one["name"] for _, charts in groups for chart in charts for one in chart["series"]]
-    names = [name for name in names if not name.startswith("mean of")]
     assert len(names) == len(set(names))
     assert set(metrics) - set(names) <= {"step", "epoch", "kl_low", "kl_high", *constants(metrics)}
     assert groups[-1][0].title == "Everything else"
     [kl] = [one for _, charts in groups for chart in charts for one in chart["series"] if one["name"] == "kl"]
     assert kl["band"][0] == [1.0, 0.0, 9.0]
     assert all(chart["note"] for _, charts in groups[:-1] for chart in charts)
+
+
+def test_a_long_noisy_curve_has_its_running_mean(tmp_path):
+    metrics = {"step": [float(i) for i in range(1, 101)], "noisy": [float(i % 2) for i in range(100)], "calm": list(range(100))}
+    noisy = chart(metrics, ["noisy"], "t", "")
+    assert noisy["note"] == "The strong line is the mean of 5 steps."
+    assert noisy["series"][0]["trend"][-1] == [100, pytest.approx(0.6)]
+    assert "trend" not in chart(metrics, ["calm"], "t", "")["series"][0]
+    short = {name: values[:59] for name, values in metrics.items()}
+    assert "trend" not in chart(short, ["noisy"], "t", "")["series"][0]
 
 
 def test_curves_and_tokens_are_bounded(tmp_path):
@@ -219,11 +233,19 @@ def test_curves_and_tokens_are_bounded(tmp_path):
     assert (data["tokens"][0]["step"], data["tokens"][-1]["step"]) == (10, 3000)
     assert "12 of 300 logged" in text
     big = write_run(tmp_path / "big", 100, samples=False)
-    for step in range(1, 101):
-        write_tokens(big, step, [token_sample(step, "trained", "word " * 1500) for _ in range(3)])
+    for step in (1, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 97, 98, 100):
+        write_tokens(big, step, [token_sample(step, "trained", "word " * 1200) for _ in range(3 if step in (1, 100) else 1)])
     steps = embedded_tokens(Run(big))
-    assert len(json.dumps(steps)) < 1.3 * BYTES
-    assert {steps[0]["step"], steps[-1]["step"]} <= {1, 100}
+    assert 2 < len(steps) < STEPS
+    assert len(json.dumps(steps)) < 1.1 * BYTES
+    assert (steps[0]["step"], steps[-1]["step"]) == (1, 100)
+    huge = write_run(tmp_path / "huge", 2, samples=False)
+    for step in (1, 2):
+        write_tokens(huge, step, [token_sample(step, "trained", "word " * 2000) for _ in range(20)])
+    steps = embedded_tokens(Run(huge))
+    assert len(json.dumps(steps)) < 1.1 * BYTES
+    assert all(len(step["samples"]) + step["left_out"] == 20 for step in steps)
+    assert "of their samples are too large for this file" in page_of(write_report(Run(huge)))[0]
 
 
 def test_the_frontier_is_reward_against_kl_in_order_of_steps(tmp_path):
@@ -231,6 +253,12 @@ def test_the_frontier_is_reward_against_kl_in_order_of_steps(tmp_path):
     assert spec["series"][0]["points"][0] == [pytest.approx(5 / 3), 0.5, "step 10"]
     training = {"step": [1.0, 2.0], "avg_reward": [1.0, 2.0], "kl_exact": [0.5, 0.1]}
     assert [point[:2] for point in frontier(training)["series"][0]["points"]] == [[0.5, 1.0], [0.1, 2.0]]
+    longer = {
+        "step": list(range(1, 10)),
+        "avg_reward": [1.0] * 3 + [2.0] * 3 + [4.0] * 3,
+        "kl_exact": [0, 1, 2, 3, 4, 5, 6, 7, 8],
+    }
+    assert frontier(longer)["series"][0]["points"][1] == [4.0, 2.0, "steps 4 to 6"]
     assert frontier({"step": [1.0], "avg_reward": [1.0], "kl_exact": [0.5]}) is None
 
 

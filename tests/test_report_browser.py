@@ -141,8 +141,9 @@ def test_odd_series_are_drawn(driver, tmp_path):
     from proxima.runs.plot import Plot
 
     points = {
-        "none": [], "null": [[1, None]], "one": [[3, 0.5]], "gaps": [[1, 1], [2, None], [3, 3], [4, 4]], "flat": [[1, 7], [9, 7]],
-        "huge": [[1, 1e300], [2, -1e300]], "tiny": [[1, 1e-300], [2, 3e-300]], "zero": [[0, 0], [1, 0]],
+        "none": [], "null": [[1, None]], "one": [[3, 0.5]], "gaps": [[1, 1], [2, None], [3, 3], [4, 4]],
+        "flat": [[1, 7], [9, 7]], "huge": [[1, 1e300], [2, -1e300]],
+        "tiny": [[1, 1e-300], [2, 3e-300]], "zero": [[0, 0], [1, 0]],
     }  # fmt: skip
     charts = [{"title": name, "x": "step", "series": [{"name": name, "points": each}]} for name, each in points.items()]
     person = open_page(driver, Plot(charts).save(tmp_path / "odd.html"))

@@ -22,6 +22,7 @@ LEVELS = [
     {"ppo_trainer"},
     {"stages", "export", "evaluation", "bench", "doctor"},
     {"label", "comparison"},
+    {"studio"},
     {"world"},
     {"demo"},
     {"commands"},

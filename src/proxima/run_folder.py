@@ -172,10 +172,10 @@ def _lock(folder: Path) -> ExitStack:
         import fcntl
 
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _try_again(lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
         except BlockingIOError:  # a reader may be asking for an instant whether the run is held
             time.sleep(0.1)
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _try_again(lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -187,6 +187,17 @@ def _lock(folder: Path) -> ExitStack:
     except (ImportError, OSError) as error:
         log.warning("%s cannot be locked (%s): start no second process on it", folder, error)
     return held
+
+
+def _try_again(lock: Callable[[], None], tries: int = 5) -> None:
+    """Whoever looks whether a run trains (`proxima.runs`, the studio) holds its lock for a moment: that is not in use."""
+    for left in reversed(range(tries)):
+        try:
+            return lock()
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(0.02)
 
 
 def _log_file(path: Path) -> ExitStack:

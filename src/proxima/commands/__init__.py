@@ -17,6 +17,7 @@ from proxima.commands.label import Label
 from proxima.commands.report import Report
 from proxima.commands.serve_reward import ServeReward
 from proxima.commands.stages import Reward, Sft
+from proxima.commands.studio import Studio
 from proxima.commands.train import Train
 
 COMMANDS: dict[str, Any] = {
@@ -28,11 +29,12 @@ COMMANDS: dict[str, Any] = {
     "train": Train,
     "doctor": Doctor,
     "eval": Eval,
-    "compare": Compare,
     "report": Report,
+    "compare": Compare,
     "generate": Generate,
     "export": Export,
     "serve-reward": ServeReward,
+    "studio": Studio,
     "bench": Bench,
 }
 """By name, in the order of the help."""

@@ -71,7 +71,7 @@ class Train:
         try:
             (folder / "data.json").write_text(json.dumps(noted, indent=2) + "\n", encoding="utf-8")
             print(f"report: {write_report(Run(folder))}")
-        except Exception as error:
+        except Exception as error:  # whatever it is, the run is done
             print(f"proxima: warning: the report could not be written: {error}", file=sys.stderr)
 
     def _check(self, prompts: Sequence[str], tokenizer: Any) -> None:

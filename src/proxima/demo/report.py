@@ -46,15 +46,17 @@ def write_report(
     page.section(
         "Token microscope",
         paragraph(
-            "One summary, token by token. Blue tokens were worth more than expected and are made likelier, orange ones less "
-            "likely; point at one for all its numbers. Left is the model before PPO, right after it, on the same post.",
+            "One summary, token by token: left by the model before PPO, right after it, on the same post. Blue tokens are "
+            "those that PPO made likelier than they were, orange ones less likely. Point at a token for all its numbers, or "
+            "colour by another of them.",
             "soft",
         ),
         page.microscope(
             [
                 {"label": label, "samples": [cut(sample) for sample in side.records]}
                 for label, side in (("before PPO", before), ("after PPO", after))
-            ]
+            ],
+            "kl",
         ),
     )
     measured = [(label, f"{results['sft'][name]:.3f}", f"{results['ppo'][name]:.3f}") for label, name in Judgement.ROWS.items()]
@@ -89,7 +91,8 @@ def _first_screen(page: Page, results: dict[str, Any]) -> None:
         ),
         listed(
             [
-                f"People chose the better of two summaries, {model['preferences']:,} times.",
+                f"People (here simulated ones, so that there is a true quality to judge by) chose the better of two summaries, "
+                f"{model['preferences']:,} times.",
                 "A second model, the reward model, learned to predict these choices: it gives any summary a score.",
                 f"{results['settings']['steps']} steps of PPO made summaries with a high score likelier, and charged for every "
                 "bit of distance from the model it began as, so that it keeps its language.",
@@ -130,7 +133,8 @@ def _weakness(page: Page, before: Judgement, after: Judgement) -> None:
         paragraph(
             f"The people like summaries that open with “{HABIT},” more than these are worth. A reward model learns its "
             f"teachers' weaknesses, and PPO finds them: {counts[0]} of {len(before.texts)} summaries opened so before, "
-            f"{counts[1]} after. This is reward hacking in the small; the price of distance is what holds it back."
+            f"{counts[1]} after. This is reward hacking in the small; the price of distance is what holds it back. In the "
+            "token microscope the word stands out in blue wherever PPO made it likelier."
         ),
     )
 

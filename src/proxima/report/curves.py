@@ -6,7 +6,7 @@ Numbers that never changed are no curve: they are listed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 from proxima.runs import thin
 
 POINTS = 400  # of a curve
-FRONTIER_POINTS = 60
+FRONTIER_POINTS = 60  # of held-out verdicts; of noisy training steps fewer, each the mean of several
+TRAINING_POINTS = 20
 MARKS = 20  # warnings drawn on a curve
 
 Metrics = Mapping[str, Sequence[float]]
@@ -128,20 +129,16 @@ def chart(
     metrics: Metrics, names: Sequence[str], title: str, unit: str, note: str = "", marks: Sequence[Mark] = ()
 ) -> dict[str, Any]:
     """One chart of some metrics; a long noisy curve is faint, with its running mean over it."""
-    steps = metrics["step"]
-    series = []
+    series, width = [], 0
     for name in names:
-        xs, ys = _known(steps, metrics[name])
+        xs, ys = _known(metrics["step"], metrics[name])
         one: dict[str, Any] = {"name": name, "points": thin(xs, ys, POINTS), "band": _band(metrics, name)}
-        width = len(ys) // 20
-        if len(names) == 1 and width >= 3 and _is_noisy(ys):
-            series += [
-                {**one, "faint": True},
-                {"name": f"mean of {width} steps", "points": thin(xs, _smooth(ys, width), POINTS)},
-            ]
-        else:
-            series.append(one)
-    return {"title": title, "note": note, "x": "step", "y": unit, "series": series, "marks": list(marks)[:MARKS]}
+        if len(ys) >= 60 and _is_noisy(ys):
+            width = len(ys) // 20
+            one["trend"] = thin(xs, _smooth(ys, width), POINTS)
+        series.append(one)
+    told = f"{note} The strong line is the mean of {width} steps.".strip() if width else note
+    return {"title": title, "note": told, "x": "step", "y": unit, "series": series, "marks": list(marks)[:MARKS]}
 
 
 def frontier(metrics: Metrics) -> dict[str, Any] | None:
@@ -153,7 +150,7 @@ def frontier(metrics: Metrics) -> dict[str, Any] | None:
     rows = [row for row in zip(metrics["step"], metrics[kl], metrics[reward], strict=True) if all(map(math.isfinite, row))]
     if len(rows) < 2:
         return None
-    stretches = min(FRONTIER_POINTS, len(rows))
+    stretches = min(FRONTIER_POINTS, len(rows)) if held_out else min(TRAINING_POINTS, max(len(rows) // 3, 2))
     points = []
     for number in range(stretches):
         part = rows[number * len(rows) // stretches : (number + 1) * len(rows) // stretches]
@@ -177,18 +174,19 @@ def _matching(metrics: Metrics, wanted: str) -> list[str]:
     return [name for name in metrics if name.startswith(wanted[:-1]) and name not in bounds(metrics)]
 
 
-def interval_names(metrics: Metrics, name: str) -> tuple[str, str] | None:
+def interval_names(names: Collection[str], name: str) -> tuple[str, str] | None:
     """Where the ends of a metric's interval are: `x_low` and `x_high` for `x`, `a/x_low/b` and `a/x_high/b` for `a/x/b`."""
     start, slash, tail = name.rpartition("/")
     for low, high in ((f"{name}_low", f"{name}_high"), (f"{start}_low{slash}{tail}", f"{start}_high{slash}{tail}")):
-        if low in metrics and high in metrics:
+        if low in names and high in names:
             return low, high
     return None
 
 
-def bounds(metrics: Metrics) -> set[str]:
-    """Ends of intervals: drawn as a band, not as curves."""
-    return {end for name in metrics for end in interval_names(metrics, name) or ()}
+def bounds(names: Collection[str]) -> set[str]:
+    """Those that are ends of intervals: drawn as a band, not as curves."""
+    known = set(names)
+    return {end for name in known for end in interval_names(known, name) or ()}
 
 
 def _band(metrics: Metrics, name: str) -> list[list[float]]:

@@ -32,6 +32,7 @@ class Page:
         self.sections: list[tuple[str, str]] = []
         self.charts: list[dict[str, Any]] = []
         self.tokens: list[dict[str, Any]] = []
+        self.column = ""
 
     def section(self, title: str, *parts: str) -> None:
         """A part with a heading; its parts are markup."""
@@ -44,9 +45,9 @@ class Page:
         places = "".join(f'<div class="plot card" data-chart="{first + i}"></div>' for i in range(len(charts)))
         return f'<div class="plots">{places}</div>'
 
-    def microscope(self, steps: Sequence[dict[str, Any]]) -> str:
-        """The token microscope over steps of samples; one a page."""
-        self.tokens = list(steps)
+    def microscope(self, steps: Sequence[dict[str, Any]], column: str = "advantage") -> str:
+        """The token microscope over steps of samples, coloured by a column at first; one a page."""
+        self.tokens, self.column = list(steps), column
         return '<div id="microscope" class="card"></div>'
 
     def write(self, path: Path) -> Path:
@@ -65,9 +66,13 @@ class Page:
             "</main>",
             read_script(*PARTS, STATIC / "report.js"),
             read_style(*LOOK, STATIC / "report.css"),
-            {"charts": self.charts, "tokens": self.tokens},
+            {"charts": self.charts, "tokens": self.tokens, "column": self.column},
         )
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"cannot write the report {path}: {error.strerror or error}; choose another place") from error
         return path
 
 

@@ -76,9 +76,9 @@ def _samples(page: Page, run: Run) -> None:
     if steps:
         logged = len(run.token_steps())
         which = ", ".join(str(step["step"]) for step in steps)
-        held = (
-            "all that were logged" if len(steps) == logged else f"{len(steps)} of {logged} logged; `proxima studio` shows all"
-        )
+        held = f"{len(steps)} of {logged} logged; `proxima studio` shows all" if len(steps) < logged else "all that were logged"
+        if left_out := sum(step["left_out"] for step in steps):
+            held += f"; {left_out} of their samples are too large for this file"
         page.section(
             "Token microscope",
             paragraph(

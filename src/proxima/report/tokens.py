@@ -27,17 +27,36 @@ class Pair:
 
 
 def embedded_tokens(run: Run) -> list[dict[str, Any]]:
-    """Steps with their samples, at most `STEPS` spread over the run and as many as fit; the first and the last always."""
+    """Steps with their samples, at most `STEPS` spread over the run, fewer where they are large; the first and the last always.
+
+    Of samples that are larger still the first stay; `left_out` counts the others.
+    """
     logged = run.token_steps()
-    for count in range(min(STEPS, len(logged)), 0, -1):
-        chosen = sorted({logged[round(i * (len(logged) - 1) / max(count - 1, 1))] for i in range(count)} | {logged[-1]})
-        steps = [
-            {"label": f"step {step}", "step": step, "samples": [cut(each) for each in run.tokens(step)]} for step in chosen
-        ]
-        steps = [step for step in steps if step["samples"]]
-        if len(json.dumps(steps)) <= BYTES or count == 1:
-            return steps
-    return []
+    if not logged:
+        return []
+    largest = max(sum(map(_size, _samples(run, step))) for step in {logged[0], logged[-1]})
+    count = min(STEPS, len(logged), max(BYTES // max(largest, 1), 2))
+    chosen = sorted({logged[round(i * (len(logged) - 1) / max(count - 1, 1))] for i in range(count)})
+    steps = []
+    for step in chosen:
+        samples, sizes = _samples(run, step), 0
+        kept: list[dict[str, Any]] = []
+        for sample in samples:
+            sizes += _size(sample)
+            if kept and sizes > BYTES // count:
+                break
+            kept.append(sample)
+        if kept:
+            steps.append({"label": f"step {step}", "step": step, "samples": kept, "left_out": len(samples) - len(kept)})
+    return steps
+
+
+def _samples(run: Run, step: int) -> list[dict[str, Any]]:
+    return [cut(sample) for sample in run.tokens(step)]
+
+
+def _size(sample: Mapping[str, Any]) -> int:
+    return len(json.dumps(sample, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def cut(sample: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from proxima.runs.run import Run
@@ -15,7 +16,10 @@ DEPTH = 3  # runs/NAME, and runs in runs: runs/demo/ppo, runs/learn/seed-0/ppo
 def find_runs(folder: str | Path) -> list[Run]:
     """Called by their path below the folder. A run whose files are broken is there too, with its problems."""
     home = Path(folder)
-    found = [Run(path, path.relative_to(home).as_posix()) for path in _folders(home, DEPTH)]
+    found = []
+    for path in _folders(home, DEPTH):
+        with suppress(ValueError):  # removed since
+            found.append(Run(path, path.relative_to(home).as_posix()))
     return sorted(found, key=lambda run: run.changed, reverse=True)
 
 

@@ -47,7 +47,8 @@ class JsonLines:
         except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict) and isinstance(step := record.get("step"), (int, float)) and abs(step) < 2**53:
-            self.records.append({**record, "step": int(step)})
+            record["step"] = int(step)
+            self.records.append(record)
         elif len(self.problems) < 20:
             self.problems.append(f"{self.path.name} line {self._lines} is not a record of a step and is left out")
 

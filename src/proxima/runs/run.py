@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -88,17 +89,21 @@ class Run:
         records = self._metric_lines.look()
         if self._version != self._metric_lines.version:
             self._columns, self._rows, self._version = {"step": []}, 0, self._metric_lines.version
-        for place in range(self._rows, len(records)):
-            for name, value in records[place].items():
-                column = self._columns.get(name)
-                if column is None:
-                    column = self._columns[name] = []
-                column.extend([math.nan] * (place - len(column)))
-                column.append(tokens.number(value, math.nan))
+        new = records[self._rows :]
+        for name in dict.fromkeys(chain.from_iterable(new)):
+            self._columns.setdefault(name, [math.nan] * self._rows)
+        for name, column in self._columns.items():
+            values = [record.get(name) for record in new]
+            column += [
+                value if type(value) is float and value - value == 0 else tokens.number(value, math.nan) for value in values
+            ]
         self._rows = len(records)
-        for column in self._columns.values():
-            column.extend([math.nan] * (self._rows - len(column)))
         return {name: list(column) for name, column in self._columns.items()}
+
+    @property
+    def version(self) -> int:
+        """Grows when steps that `metrics` gave are no longer what they were: the run was cut back."""
+        return self._metric_lines.version
 
     def last(self) -> dict[str, Any]:
         """The newest step's numbers, without reading the others."""
@@ -182,8 +187,9 @@ class Run:
             found = path.stat()
             mark = (found.st_mtime_ns, found.st_size, found.st_ino)
             if name not in self._kept or self._kept[name][0] != mark:
-                self._kept[name] = (mark, read(path))
+                self._kept[name] = (mark, None)  # a broken file, too, is read once
                 self._said.pop(name, None)
+                self._kept[name] = (mark, read(path))
             return self._kept[name][1]
         except FileNotFoundError:
             return None

@@ -43,6 +43,6 @@ function openMicroscope(place, steps) {
     const found = pick.value === "" ? null : keyed[pick.value].get(sample.value);
     return found ? { ...found, title: steps[pick.value].label } : null;
   });
-  const view = drawMicroscope(scope, { samples: chosen(), column: "advantage" });
+  const view = drawMicroscope(scope, { samples: chosen(), column: data.column });
   for (const pick of [sample, left, right]) pick.addEventListener("change", () => view.update({ samples: chosen() }));
 }

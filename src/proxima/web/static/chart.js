@@ -1,8 +1,9 @@
 // Line charts. In: series of points. Out: a figure that fits its place, read by pointer or by arrow keys.
 //
-// drawChart(place, { title, note, x, y, series: [{ name, points: [[x, y, note?], …], band: [[x, low, high], …], faint }],
+// drawChart(place, { title, note, x, y, series: [{ name, points: [[x, y, note?], …], band: [[x, low, high], …], faint, trend }],
 //                    marks: [{ x, text }], free }) -> { update(spec) }
-// y may be null: a gap. free = points in an order of their own (reward against KL): the nearest in the plane is read, not in x.
+// y may be null: a gap. trend = points of a calmer line over the others, which become faint.
+// free = points in an order of their own (reward against KL): the nearest in the plane is read, not in x.
 
 import { element, formatNumber, svg, visible } from "./dom.js";
 
@@ -18,7 +19,6 @@ export function drawChart(place, given) {
   const title = element("h3", { className: "chart-title" });
   const note = element("p", { className: "chart-note" });
   const readout = element("p", { className: "chart-readout" });
-  readout.setAttribute("aria-live", "polite");
   const drawing = svg("svg", { class: "chart-drawing", tabindex: "0", role: "img", height: HEIGHT });
   const legend = element("div", { className: "chart-legend" });
   const figure = element("figure", { className: "chart" }, title, note, drawing, readout, legend);
@@ -43,7 +43,10 @@ export function drawChart(place, given) {
       at = null;
     } else {
       drawing.append(...axes(shape, spec, width), ...marks(shape, spec.marks ?? []));
-      for (const one of shown()) drawing.append(...curve(shape, one, colour(one.name), spec.free));
+      for (const one of shown()) {
+        drawing.append(...curve(shape, one.trend ? { ...one, faint: true } : one, colour(one.name), spec.free));
+        if (one.trend) drawing.append(...curve(shape, { points: one.trend }, colour(one.name)));
+      }
     }
     drawLegend();
     read();
@@ -68,6 +71,7 @@ export function drawChart(place, given) {
   // The numbers at the place read now, and a line and dots there.
   function read() {
     drawing.querySelector(".chart-cursor")?.remove();
+    readout.setAttribute("aria-live", at === null ? "off" : "polite"); // a live run says nothing unless it is asked
     if (shape === null || at === null) {
       readout.replaceChildren(element("span", { className: "soft", text: last() }));
       return;

@@ -1,0 +1,105 @@
+// Runs over each other. The address names them; the seeds of one config are one line with a band.
+
+import { ask, element } from "./base.js";
+import { drawChart } from "./chart.js";
+import { choose, chosen } from "./chosen.js";
+import { smooth, smoothBox, trend } from "./curves.js";
+import { amend } from "./places.js";
+import { line } from "./words.js";
+import { watch } from "./watch.js";
+
+const TITLES = { avg_reward: "Reward", kl: "KL from the reference", entropy: "Entropy", response_length: "Length" };
+
+export function showCompare(place, view) {
+  document.title = "Compare · Proxima";
+  let names = place.asked.getAll("run");
+  if (!names.length) names = chosen();
+  let more = place.asked.getAll("metric");
+  const list = element("fieldset", { className: "choice" }, element("legend", { text: "Runs" }));
+  const metric = element("select", { ariaLabel: "Another metric" });
+  const note = element("p", { className: "soft small" });
+  const charts = element("div", { className: "charts" });
+  view.append(element("div", { className: "row tools" }, element("h1", { text: "Compare" }), element("label", { className: "pick" }, metric), smoothBox(() => { mark = ""; looking.now(); }).node), list, note, charts);
+  const drawn = new Map();
+  let mark = "", marked = "", offered = "";
+
+  function put(key, spec) {
+    if (drawn.has(key)) return drawn.get(key).chart.update(spec);
+    const node = element("div", { className: "card chart-card" });
+    charts.append(node);
+    drawn.set(key, { node, chart: drawChart(node, spec) });
+  }
+
+  function say() {
+    choose(names);
+    amend({ view: "compare", asked: [...names.map((name) => ["run", name]), ...more.map((name) => ["metric", name])] });
+  }
+
+  function drawList(runs) {
+    const now = JSON.stringify([runs.map((run) => run.name), names]);
+    if (now === marked) return;
+    marked = now;
+    const focused = document.activeElement?.value;
+    list.replaceChildren(list.firstChild, ...runs.map((run) => {
+      const box = element("input", { type: "checkbox", value: run.name, checked: names.includes(run.name) });
+      box.onchange = () => {
+        names = box.checked ? [...names, run.name] : names.filter((name) => name !== run.name);
+        mark = "";
+        say();
+        looking.now();
+      };
+      return element("label", { className: "box" }, box, element("bdi", { text: line(run.name, 80) }));
+    }));
+    [...list.querySelectorAll("input")].find((box) => box.value === focused)?.focus();
+  }
+
+  function drawMetrics(all) {
+    const left = all.filter((name) => !(name in TITLES) && !more.includes(name));
+    if (offered === String(left)) return;
+    offered = String(left);
+    metric.replaceChildren(element("option", { value: "", text: "Add a chart …" }), ...left.map((name) => element("option", { value: name, text: line(name, 60) })));
+  }
+
+  const looking = watch(async () => {
+    const { runs } = await ask("/api/runs");
+    const there = new Set(runs.map((run) => run.name));
+    const lost = names.filter((name) => !there.has(name));
+    drawList(runs);
+    const wanted = names.filter((name) => there.has(name));
+    const lines = runs.filter((run) => wanted.includes(run.name));
+    const pace = lines.some((run) => run.state === "training") ? 5 : 10;
+    const now = JSON.stringify([wanted, more, lost, lines.map((run) => [run.step, run.changed])]);
+    if (now === mark) return pace; // nothing is new
+    if (!wanted.length) {
+      note.textContent = runs.length ? "Choose two runs or more." : "There are no runs yet.";
+      charts.replaceChildren();
+      drawn.clear();
+      mark = now;
+      return pace;
+    }
+    const metrics = [...Object.keys(TITLES), ...more];
+    const said = await ask(`/api/compare?${new URLSearchParams([...wanted.map((name) => ["name", name]), ...metrics.map((name) => ["metric", name])])}`);
+    drawMetrics(said.names);
+    const several = said.series.some((one) => one.runs.length > 1);
+    note.textContent = [
+      several && "Runs of the same config but for the seed are one line: their mean, and a band from the lowest to the highest.",
+      lost.length && `No longer there: ${lost.map((name) => line(name, 80)).join(", ")}.`,
+    ].filter(Boolean).join(" ");
+    put("frontier", { title: "Reward against KL", note: "What a run earned for how far it went; means over stretches of steps.", x: "KL (nats)", y: "reward", series: said.frontier, free: true });
+    for (const { title, series } of said.charts) {
+      const calm = series.map((one) => ({ ...one, trend: smooth() ? trend(one.points) : null }));
+      put(title, { title: TITLES[title] ?? title, x: "step", y: "", series: calm });
+    }
+    mark = now;
+    view.dataset.compared = wanted.length;
+    return pace;
+  });
+
+  metric.onchange = () => {
+    if (!metric.value) return;
+    more = [...more, metric.value];
+    say();
+    looking.now();
+  };
+  return { stop: looking.stop };
+}
