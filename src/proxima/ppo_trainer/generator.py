@@ -11,7 +11,7 @@ from torch import Tensor
 
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
-from proxima.models import Sampling
+from proxima.models import PolicyModel, Sampling
 from proxima.models.base_model import by_chunks, unpack
 from proxima.pairs import SAPairs
 from proxima.sampling import score_tokens, sequence_keys
@@ -59,8 +59,8 @@ class SequenceGenerator:
             clock.lap("generate")
         return tokens.texts(), Rollout(tokens, self.score(tokens))
 
-    def sample(self, prompts: Sequence[str], step: int = 0) -> Tokens:
-        """One response a prompt, not scored."""
+    def sample(self, prompts: Sequence[str], step: int = 0, reference: bool = False) -> Tokens:
+        """One response a prompt, not scored; by the reference instead of the policy where asked."""
         settings = self.config
         sampling = Sampling(
             max_new_tokens=settings.max_new_tokens,
@@ -71,7 +71,12 @@ class SequenceGenerator:
             seed=settings.seed,
             step=step,
         )
-        return self.models.policy.generate(self.read_prompts(prompts), sampling)
+        policy, sft = self.models.policy, self.models.sft
+        model = PolicyModel(sft.backbone, sft.adapter) if reference else policy
+        tokens = model.generate(self.read_prompts(prompts), sampling)
+        if model.backbone is not policy.backbone:
+            model.backbone.forget_generation()
+        return tokens
 
     def tokenize(self, prompts: Sequence[str], first: int = 0) -> tuple[list[str], list[list[int]], Tensor]:
         """Prompts with their ids, and which were cut to fit (B,). Refuses what would spoil the rollout.
