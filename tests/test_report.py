@@ -107,7 +107,8 @@ def test_the_report_of_a_real_run_is_written_and_named_by_train(tmp_path, tiny, 
     assert "proxima train --config runs/r/config.yaml --run-name r-again --data prompts.txt --epochs 1" in text
     run = Run("runs/r")
     drawn = {one["name"] for chart in data["charts"] for one in chart["series"]}
-    assert {name for name in run.metrics() if name not in drawn} <= {"step", "epoch", *constants(run.metrics())}
+    told = {"step", "epoch", "reward/length_band", *constants(run.metrics())}  # the one reward is the reward itself
+    assert {name for name in run.metrics() if name not in drawn} <= told
     stored = run.tokens(run.token_steps()[0])[0]
     assert data["tokens"][0]["samples"][0]["columns"] == stored["columns"]
     (tmp_path / "runs" / "r" / "report.html").unlink()
@@ -212,6 +213,20 @@ def test_every_number_is_drawn_once_or_listed_as_constant(tmp_path):
     [kl] = [one for _, charts in groups for chart in charts for one in chart["series"] if one["name"] == "kl"]
     assert kl["band"][0] == [1.0, 0.0, 9.0]
     assert all(chart["note"] for _, charts in groups[:-1] for chart in charts)
+
+
+def test_a_single_reward_is_not_drawn_twice():
+    nan = math.nan
+    metrics = {"step": [1.0, 2.0, 3.0], "avg_reward": [0.0, nan, 1.0], "reward/a": [0.0, nan, 1.0]}
+
+    def drawn():
+        return [one["name"] for _, charts in charts_by_group(metrics, {}) for chart in charts for one in chart["series"]]
+
+    assert drawn() == ["avg_reward"]
+    metrics["reward/a"] = [0.0, nan, 2.0]
+    assert drawn() == ["avg_reward", "reward/a"]
+    metrics |= {"reward/a": [0.0, nan, 1.0], "reward/b": [0.5, nan, 0.0]}
+    assert drawn() == ["avg_reward", "reward/a", "reward/b"]
 
 
 def test_a_long_noisy_curve_has_its_running_mean(tmp_path):

@@ -113,6 +113,7 @@ def charts_by_group(metrics: Metrics, glossary: Mapping[str, str], marks: Sequen
         for title, unit, wanted in group.charts:
             names = [name for want in wanted for name in _matching(metrics, want) if name not in drawn]
             drawn |= set(names)
+            names = names if len(names) > 1 else [name for name in names if not _same_as_whole(metrics, name)]
             if any(_changes(metrics[name]) for name in names) or "avg_reward" in names:
                 shown = marks if names[0] in ("avg_reward", "kl", "validation/reward") else ()
                 charts.append(chart(metrics, names, title, unit, _words(glossary, names[0]), shown))
@@ -232,6 +233,14 @@ def constants(metrics: Metrics) -> dict[str, float]:
         if len(known) == 1 and name not in ("step", "avg_reward"):
             kept[name] = known.pop()
     return kept
+
+
+def _same_as_whole(metrics: Metrics, name: str) -> bool:
+    """Whether a single reward by name is the reward itself, drawn already."""
+    whole = {"reward": "avg_reward", "validation/reward": "validation/reward"}.get(name.rpartition("/")[0], name)
+    if whole == name or whole not in metrics:
+        return False
+    return [x if math.isfinite(x) else None for x in metrics[whole]] == [x if math.isfinite(x) else None for x in metrics[name]]
 
 
 def _changes(values: Sequence[float]) -> bool:

@@ -89,7 +89,7 @@ def listed(texts: Sequence[str]) -> str:
 
 def verdict(text: str, better: bool | None) -> str:
     """The answer in a word, then in a sentence."""
-    kind, word = {True: ("yes", "better"), False: ("no", "worse"), None: ("open", "open")}[better]
+    kind, word = {True: ("yes", "better"), False: ("no", "worse"), None: ("open", "not clear")}[better]
     return f'<p class="verdict"><span class="{kind}">{word}</span> {escape(text)}</p>'
 
 
