@@ -231,6 +231,11 @@ def test_a_run_that_is_rolled_back_and_then_vanishes_while_it_is_looked_at(studi
     visitor.wait("document.getElementById('panel').dataset.shown?.startsWith('10 ')", 30)
     visitor.go("#/run/live/charts")
     visitor.wait(f"Number({LAST}) === 12")
+    append_step(folder, 13)
+    visitor.wait(f"Number({LAST}) === 13")
+    cut_back(folder, 12)  # with the charts in view
+    visitor.wait(f"Number({LAST}) === 12", 30)
+    assert visitor.script("return document.querySelector('.chart-line').getAttribute('d').match(/[ML]/g).length") == 12
     assert curve_end(visitor, "Reward in training") == pytest.approx(metrics_at(12, 30)["avg_reward"], rel=1e-3)
     append_step(folder, 13, avg_reward=-7)
     visitor.wait(f"Number({LAST}) === 13", 30)

@@ -171,11 +171,7 @@ def _lock(folder: Path) -> ExitStack:
     try:
         import fcntl
 
-        try:
-            _try_again(lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
-        except BlockingIOError:  # a reader may be asking for an instant whether the run is held
-            time.sleep(0.1)
-            _try_again(lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        _try_again(lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -21,7 +21,7 @@ from proxima.runs import Run, find_runs
 from proxima.studio.glance import glance
 from proxima.web import Missing
 
-KEPT = 8  # runs whose numbers stay in memory: about 40 MB each at 10,000 steps
+KEPT = 8  # runs whose numbers stay in memory: about 60 MB each at 10,000 steps
 QUIET = 60.0  # seconds without a new step after which a run that holds its lock is called stale ...
 QUIET_STEPS = 10  # ... or this many times its last step's duration, whichever is longer
 _number = count(1)
