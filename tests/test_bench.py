@@ -1,13 +1,16 @@
 """The benchmark: its floors follow from shapes, its table shows what was measured, a small case runs, the peer is asked for."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
-from proxima.bench import CASES, Case, Machine, bench, run_case, run_peer, table
+import proxima
+from proxima.bench import CASES, Case, Machine, bench, growth_plot, run_case, run_peer, scaling_table, table
 from proxima.bench.floor import floors
 from proxima.bench.random_model import SHAPES
+from proxima.bench.scaling import growth, sized
 from proxima.cli import main
 
 MACHINE = Machine("CPU, test", 1e12, 1e11)
@@ -45,6 +48,26 @@ def test_floors_grow_with_what_is_done():
     assert step(epochs=8)["update"] == pytest.approx(2 * plain["update"])
     assert step(prompt=(1024, 1024))["generate"] > plain["generate"]
     assert plain["step"] == pytest.approx(sum(plain[name] for name in bench.PHASES))
+
+
+def test_the_embedded_shape_is_that_of_the_embedded_model():
+    config = json.loads((Path(proxima.__file__).parent / "embedded" / "config.json").read_text(encoding="utf-8"))
+    assert {name: config[name] for name in SHAPES["embedded"]} == SHAPES["embedded"]
+
+
+def test_growth_is_measured_against_proportion():
+    assert growth([(1, 1.0), (2, 2.0), (4, 4.0)]) == 1.0
+    assert growth([(1, 1.0), (2, 1.5), (4, 3.6)]) == pytest.approx(1.2)
+    case = Case(batch=8, prompt=(4, 6), response=(5, 5))
+    assert sized(case, "batch", 0.5) == (4, Case(batch=4, prompt=(4, 6), response=(5, 5)))
+    assert sized(case, "prompt", 2) == (12, Case(batch=8, prompt=(12, 12), response=(5, 5)))
+
+
+def test_growth_is_shown_as_a_table_and_beside_a_straight_line():
+    found = {"batch": {"points": [(2, 1.0), (4, 1.5)], "growth": 0.75}}
+    assert "2: 1.000   4: 1.500" in scaling_table(found)
+    (chart,) = growth_plot(found).charts
+    assert chart["series"][1]["points"] == [[2, 1.0], [4, 2.0]]
 
 
 def test_prompts_have_the_lengths_of_the_case():

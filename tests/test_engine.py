@@ -57,6 +57,22 @@ def test_hidden_states_logits_values_and_gradients_are_those_of_transformers(roa
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
 
 
+def test_roles_may_have_adapters_on_different_layers(tiny_folders, make_config, tmp_path):
+    """An adapter that leaves out layers another one has still gets its gradients through them."""
+    other = PPOTrainer(make_config(model_name=tiny_folders["qwen3"], lora_targets="gate_proj,up_proj,down_proj,k_proj"))
+    folder = shake(other).models.value.save(tmp_path / "value")
+    gradients = []
+    for engine in ("auto", "plain"):
+        settings = {"lora_targets": "q_proj,o_proj", "value_model": str(folder), "engine": engine}
+        trainer = shake(PPOTrainer(make_config(model_name=tiny_folders["qwen3"], **settings)))
+        tokens = trainer.models.policy.generate_plainly(trainer.generator.read_prompts(PROMPTS), sampling_of(trainer, "all"))
+        with trainer.models.policy.training():
+            trainer.models.policy.response_logits(tokens).square().mean().backward()
+        gradients.append([parameter.grad for parameter in trainer.models.policy.parameters()])
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
+
+
 def test_a_whole_step_is_the_same_on_both_roads(roads):
     fast, plain = roads(max_new_tokens=8, batch_size=9, minibatch_size=4)
     results = [trainer.ppo_step(PROMPTS) for trainer in (fast, plain)]
@@ -194,9 +210,10 @@ def test_an_engine_made_while_an_adapter_trains_still_reads_the_adapter(roads):
     torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-5)
 
 
-def test_out_of_memory_halves_the_micro_batch_and_repeats_the_step(make_config, prompts, monkeypatch, caplog):
+@pytest.mark.parametrize("settings", [{}, {"value_model": "policy"}])
+def test_out_of_memory_halves_the_micro_batch_and_repeats_the_step(make_config, prompts, monkeypatch, caplog, settings):
     def run(failures):
-        trainer = shake(PPOTrainer(make_config(micro_batch_size=4, minibatch_size=4)))
+        trainer = shake(PPOTrainer(make_config(micro_batch_size=4, minibatch_size=4, **settings)))
         original, calls = base_model.BaseModel.response_hidden, []
 
         def sometimes(self, tokens):
@@ -208,12 +225,12 @@ def test_out_of_memory_halves_the_micro_batch_and_repeats_the_step(make_config, 
         monkeypatch.setattr(base_model.BaseModel, "response_hidden", sometimes)
         trainer.ppo_step(prompts)
         monkeypatch.undo()
-        return weights(trainer), trainer.models.micro_batches
+        return weights(trainer), trainer.models.micro_batches, len(calls)
 
-    plain, _ = run(())
-    for failures in ((1,), (3,), (5,), (6, 9)):
+    plain, _, count = run(())
+    for failures in ((1,), (3,), (count // 2, count // 2 + 4), (count,)):
         with caplog.at_level("WARNING"):
-            split, budget = run(failures)
+            split, budget, _ = run(failures)
         assert difference(plain, split) < 1e-6
         assert budget.size == 4 // 2 ** len(failures)
         assert "micro-batches are now" in caplog.text

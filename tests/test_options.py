@@ -73,6 +73,8 @@ ELSEWHERE = {
     "buffer_max_bytes": "below and test_buffer.py",
     "buffer_overflow": "below and test_buffer.py",
     "eval_every": "below",
+    "judges": "test_judges.py",
+    "token_samples": "test_token_records.py",
     "patience": "test_evaluator.py",
     "min_improvement": "test_evaluator.py",
     "checkpoint_every": "test_resume.py",

@@ -4,6 +4,20 @@ from proxima.bench.bench import CASES, Case, run_case
 from proxima.bench.floor import Machine, measure_machine
 from proxima.bench.peer import run_peer
 from proxima.bench.random_model import SHAPES, make_random_model
+from proxima.bench.scaling import growth_plot, run_scaling, scaling_table
 from proxima.bench.table import table
 
-__all__ = ["CASES", "SHAPES", "Case", "Machine", "make_random_model", "measure_machine", "run_case", "run_peer", "table"]
+__all__ = [
+    "CASES",
+    "SHAPES",
+    "Case",
+    "Machine",
+    "growth_plot",
+    "make_random_model",
+    "measure_machine",
+    "run_case",
+    "run_peer",
+    "run_scaling",
+    "scaling_table",
+    "table",
+]

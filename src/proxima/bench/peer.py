@@ -24,7 +24,7 @@ def run_peer(case: Case, steps: int = 3) -> dict[str, Any]:
             "TRL needs an environment of its own: `make peer` makes .venv-trl, or set PROXIMA_TRL_PYTHON to a Python that has "
             "trl==1.12.0"
         )
-    if case.prompt[0] != case.prompt[1] or case.response[0] != case.response[1]:
+    if not case.even:
         raise ValueError(f"the peer is timed with prompts and responses of one length; case {case.name!r} mixes them")
     given = {"shape": SHAPES[case.size], "batch": case.batch, "prompt": case.prompt[1], "response": case.response[1]}
     given |= {"epochs": case.epochs, "steps": steps, "micro": min(case.batch, 16), "threads": _threads()}

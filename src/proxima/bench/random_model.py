@@ -16,6 +16,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "max_position_embeddings": 32_768,
     },
+    "embedded": {  # the model in the package
+        "vocab_size": 837,
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+    },
     "tiny": {
         "vocab_size": 2048,
         "hidden_size": 256,

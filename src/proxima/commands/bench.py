@@ -7,7 +7,7 @@ import tempfile
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 
 @dataclass
@@ -17,11 +17,13 @@ class Bench:
     example: ClassVar[str] = "proxima bench --cases small --steps 1"
 
     cases: tuple[str, ...] = ()
-    """Cases by name, or `all`; by default `standard` on a GPU and `small` on a CPU."""
+    """Cases by name, or `all`; by default `standard` on a GPU and `embedded` on a CPU."""
     steps: int = 3
     """Steps to time after the warm-up; the median counts."""
+    scaling: bool = False
+    """Also time the first case at half and twice its batch, prompt and response: how the time grows, as numbers and a page."""
     peer: Literal["", "trl"] = ""
-    """Also time TRL 1.12 on the same shapes, in an environment of its own (`make peer`)."""
+    """Also time TRL 1.12 on the same shapes where all prompts are of one length, in an environment of its own (`make peer`)."""
     output: Path = Path("bench.json")
     """File for all numbers."""
     micro_batch_tokens: int = 8192
@@ -30,23 +32,33 @@ class Bench:
     def run(self) -> None:
         import torch
 
-        from proxima.bench import CASES, measure_machine, run_case, run_peer, table
+        from proxima.bench import CASES, growth_plot, measure_machine, run_case, run_peer, run_scaling, scaling_table, table
 
         warnings.filterwarnings("ignore", message="no reward is configured")
         gpu = torch.cuda.is_available()
-        names = self.cases or (("standard",) if gpu else ("small",))
+        names = self.cases or (("standard",) if gpu else ("embedded",))
         if names == ("all",):
-            names = tuple(name for name, case in CASES.items() if (case.size != "tiny") == gpu)
+            names = tuple(name for name, case in CASES.items() if (case.size == "0.6B") == gpu)
         if unknown := [name for name in names if name not in CASES]:
             raise ValueError(f"unknown case {unknown[0]!r}; the cases are {', '.join(CASES)}")
         machine = measure_machine()
         print(f"{machine.name}: {machine.flops / 1e12:.1f} TFLOP/s, {machine.bandwidth / 1e9:,.0f} GB/s, both measured\n")
-        written = []
+        written: list[dict[str, Any]] = []
+
+        def keep(found: dict[str, Any]) -> None:
+            written.append({**found, "machine": asdict(machine)})
+            self.output.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+
         with tempfile.TemporaryDirectory() as folder:
             for name in names:
                 result = run_case(CASES[name], machine, self.steps, folder, micro_batch_tokens=self.micro_batch_tokens)
-                peer = run_peer(CASES[name], self.steps) if self.peer else None
+                peer = run_peer(CASES[name], self.steps) if self.peer and CASES[name].even else None
                 print(table(result, peer) + "\n", flush=True)
-                written.append({**result, "peer": peer, "machine": asdict(machine)})
-        self.output.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+                keep({**result, "peer": peer})
+            if self.scaling:
+                settings = {"micro_batch_tokens": self.micro_batch_tokens}
+                found = run_scaling(CASES[names[0]], written[0]["seconds"], machine, self.steps, folder, **settings)
+                print(f"{names[0]}, growth\n{scaling_table(found)}\n", flush=True)
+                keep({"name": names[0], "scaling": found})
+                print(f"as a picture: {growth_plot(found).save(self.output.with_suffix('.html'))}")
         print(f"all numbers: {self.output}")

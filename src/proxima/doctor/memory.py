@@ -32,9 +32,10 @@ from proxima.processes.sharding import decoder_layers
 
 KEPT = 1.2  # numbers kept for the backward pass, as a share of the inputs and outputs of all maps (measured: 1.17)
 BACKWARD = 4  # the same of one layer, while it is computed backwards
+KEPT_BY_KERNELS, BACKWARD_BY_KERNELS = 0.9, 2  # the same for adapters on a GPU
 LOGITS = 8  # float32 tables of logits, probabilities and gradients that exist at once
 SLOTS = 256  # sequences generated at once, at most
-OVERHEAD = {"cuda": 3 * 2**29, "cpu": 3 * 2**28}
+OVERHEAD = {"cuda": 2**31, "cpu": 3 * 2**28}
 GIB = 2**30
 
 
@@ -145,13 +146,14 @@ def estimate_memory(
     sequences = 1 if smallest else min(batch, minibatch, config.micro_batch_size)
     tokens = max(longest, min(sequences * longest, config.micro_batch_tokens))
     layer = size.widths / size.layers
-    kept = KEPT * layer + 2 * size.layers * size.hidden if config.gradient_checkpointing else KEPT * size.widths
+    share, backward = (KEPT_BY_KERNELS, BACKWARD_BY_KERNELS) if on_gpu and not full else (KEPT, BACKWARD)
+    kept = share * layer + 2 * size.layers * size.hidden if config.gradient_checkpointing else share * size.widths
     positions = min(CHUNK, max(1, tokens // longest) * config.max_new_tokens)
     return MemoryEstimate(
         weights=own * width + (4 * trained if full else 0),
         adapters=4 * ((0 if full else trained) + frozen * config.lora_r * size.adapted),
         optimizer=12 * trained,
-        activations=int(tokens * (kept + BACKWARD * layer) * (4 if full else width)),
+        activations=int(tokens * (kept + backward * layer) * (4 if full else width)),
         cache=min(batch, SLOTS) * longest * size.cached * width,
         logits=LOGITS * positions * size.vocabulary * 4,
         overhead=OVERHEAD["cuda" if on_gpu else "cpu"],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from proxima.engine.layout import Layout
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float) -> Tensor:
     """Each sequence attends to itself, causally: (N, H, D), (N, Hkv, D) twice -> (N, H, D)."""
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+        if (tiled := _tiled(q.shape[-1])) is not None:
+            return tiled(q, k, v, layout.tiles, scale)
         return _Flash.apply(q, k, v, layout.starts, layout.longest, scale)
     rows, longest = len(layout.lengths), layout.longest
     if layout.total == rows * longest:  # nothing to pad
@@ -28,6 +31,16 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: flo
     out = scaled_dot_product_attention(q4, *_same_heads(q4, k4, v4), is_causal=True, scale=scale).transpose(1, 2)
     out = out.reshape(rows * longest, *q.shape[1:])
     return out if layout.total == rows * longest else out[place]
+
+
+@cache
+def _tiled(size: int) -> Callable[..., Tensor] | None:
+    """The Triton kernels, where there is Triton and heads have a size they are made for."""
+    try:
+        from proxima.engine.kernels.attention import TiledAttention
+    except ImportError:
+        return None
+    return TiledAttention.apply if size in (16, 32, 64, 128) else None
 
 
 class _Flash(torch.autograd.Function):

@@ -22,9 +22,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
 from proxima.engine.attention import packed_attention
-from proxima.engine.graphs import GraphedPass, Sizes
+from proxima.engine.graphs import Gradients, GraphedPass, Sizes
 from proxima.engine.layout import Layout
-from proxima.engine.products import Lora, Projection, load_lora, product, windows
+from proxima.engine.products import Gate, Lora, Projection, copier, load_lora, product, windows
 
 log = logging.getLogger(__name__)
 
@@ -140,17 +140,19 @@ def activate(wide: Tensor, sizes: tuple[int, ...], activation: str) -> Tensor:
 
 
 class Functions(NamedTuple):
-    """The four, compiled or not."""
+    """The four, compiled or not, or other code that gives the same."""
 
     first_norm: Callable[..., Tensor] = first_norm
     add_and_norm: Callable[..., tuple[Tensor, Tensor]] = add_and_norm
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = split_heads
     activate: Callable[..., Tensor] = activate
+    gate: Gate | None = None  # instead of `activate`, as one with the product after it
 
     def compiled(self, dynamic: bool) -> Functions:
         """Backward passes compute again what is between a function's inputs and outputs: it is cheap, and memory is not."""
         torch._functorch.config.activation_memory_budget = 0.0
-        return Functions(*(torch.compile(_copy_of(function), dynamic=dynamic) for function in self))
+        made: Any = [torch.compile(_copy_of(function), dynamic=dynamic) for function in self[:4]]
+        return Functions(*made)
 
 
 # --- what the decoder can do ---
@@ -222,6 +224,19 @@ class Decoder:
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 32)
             self.functions, trained = Functions().compiled(dynamic=True), Functions().compiled(dynamic=False)
             self.train_functions = trained._replace(add_and_norm=add_then_norm(trained.first_norm))
+        if self.graphed:
+            self.train_functions = self._by_hand(self.train_functions)
+
+    def _by_hand(self, functions: Functions) -> Functions:
+        """The same with Triton kernels, where there are any for this architecture; for weights that are not trained."""
+        try:
+            from proxima.engine.kernels import gate, heads
+        except ImportError:
+            return functions
+        if self.is_gpt2:
+            return functions
+        functions = functions._replace(gate=Gate(gate.gate, gate.ungate))
+        return functions._replace(split_heads=heads.split_heads) if heads.fits(self.shape) else functions
 
     def _can_compile(self) -> bool:
         try:
@@ -288,8 +303,11 @@ class Decoder:
             x, attended = x[read], attended[read]
         out = product(attended, block.out, lora.out)
         x, normed = functions.add_and_norm(x, out, block.mlp_norm, block.widen.room, shape.eps)
-        wide = functions.activate(product(normed, block.widen, lora.widen), block.widen.sizes, shape.activation)
-        narrow = product(wide, block.narrow, lora.narrow)
+        wide = product(normed, block.widen, lora.widen)
+        if functions.gate is not None and block.narrow.room:
+            narrow = product(wide, block.narrow, lora.narrow, functions.gate)
+        else:
+            narrow = product(functions.activate(wide, block.widen.sizes, shape.activation), block.narrow, lora.narrow)
         last = number + 1 == len(self.blocks)
         norm, room = (self._last_norm, 0) if last else (self.blocks[number + 1].norm, self.blocks[number + 1].qkv.room)
         return functions.add_and_norm(x, narrow, norm, room, shape.eps)
@@ -325,12 +343,15 @@ class Decoder:
             self._passes.clear()
         if adapter not in self._passes:
             given = self.loras(adapter) if adapter is not None else self._silent_loras()
-            loras = [Loras(*(group and _with_sinks(group) for group in lora)) for lora in given]
+            loras = [
+                Loras(*(group and _with_sinks(group, part) for group, part in zip(lora, _parts(block), strict=True)))
+                for lora, block in zip(given, self.blocks, strict=True)
+            ]
             groups = [group for lora in loras for group in lora if group is not None]
-            pairs = [pair for group in groups for pair in zip((*group.down, *group.up), group.sinks, strict=True)]
-            parameters = [weight for weight, _ in pairs if isinstance(weight, nn.Parameter)]
-            gradients = [sink for weight, sink in pairs if isinstance(weight, nn.Parameter)]
-
+            found = [window for group in groups for window in windows(group, *group.sinks)]
+            kept = {weight: torch.zeros_like(weight) for weight, _, _ in found}
+            collect = copier([(window, kept[weight], scale) for weight, window, scale in found])
+            gradients = Gradients(kept, [sink for group in groups for sink in group.sinks], collect)
             load = self._loader(adapter)
 
             def run(flat: Tensor, layout: Layout) -> Tensor:
@@ -338,25 +359,23 @@ class Decoder:
                 return self.run(flat, layout, loras, read=layout.read, functions=self.train_functions)
 
             pool = next(iter(self._passes.values())).pool if self._passes else None
-            self._passes[adapter] = GraphedPass(run, parameters, gradients, self._sizes, layout.read.device, pool)
+            self._passes[adapter] = GraphedPass(run, gradients, self._sizes, layout.read.device, pool)
         return self._passes[adapter]
 
     def _loader(self, adapter: str | None) -> Callable[[], None]:
         """`load` for a graph: all matrices in one launch, where Triton is there."""
-        projections = [part for block in self.blocks for part in (block.qkv, block.out, block.widen, block.narrow)]
+        projections = [part for block in self.blocks for part in _parts(block)]
         groups = [group for loras in self.loras(adapter) for group in loras]
-        plain = all(part.uniform for part in projections) and projections[0].weights[0].dtype == torch.bfloat16
-        plain = plain and all(weight.dtype == torch.float32 for group in groups if group for weight in (*group.down, *group.up))
-        if adapter is None or not plain or not all(groups):
+        if adapter is None or not all(groups) or not all(part.uniform for part in projections):
             return lambda: self.load(adapter)
-        try:
-            from proxima.engine.kernels import copy_all, copy_table
-        except ImportError:
-            return lambda: self.load(adapter)
-        table = copy_table(
-            [copy for part, group in zip(projections, groups, strict=True) if group for copy in windows(part, group)]
+        return copier(
+            [
+                copy
+                for part, group in zip(projections, groups, strict=True)
+                if group is not None and part.down is not None
+                for copy in windows(group, part.down, part.weights[0][:, part.inputs :])
+            ]
         )
-        return lambda: copy_all(table)
 
     def _silent_loras(self) -> list[Loras]:
         """For a role without an adapter: parameters that are never loaded, so that it runs the same code as the others."""
@@ -433,12 +452,18 @@ class Decoder:
     def load(self, adapter: str | None) -> None:
         """Put an adapter's weights, as they are now, where the products read them."""
         for block, loras in zip(self.blocks, self.loras(adapter), strict=True):
-            for projection, lora in zip((block.qkv, block.out, block.widen, block.narrow), loras, strict=True):
+            for projection, lora in zip(_parts(block), loras, strict=True):
                 load_lora(projection, lora)
 
 
-def _with_sinks(lora: Lora) -> Lora:
-    return lora._replace(sinks=tuple(torch.zeros_like(weight) for weight in (*lora.down, *lora.up)))
+def _parts(block: Block) -> tuple[Projection, ...]:
+    """The projections, in the order of `Loras`."""
+    return block.qkv, block.out, block.widen, block.narrow
+
+
+def _with_sinks(lora: Lora, p: Projection) -> Lora:
+    sizes = (p.room, p.inputs), (sum(p.sizes), p.room)
+    return lora._replace(sinks=tuple(torch.zeros(size, device=p.weights[0].device) for size in sizes))
 
 
 def _lora(modules: list[Any], adapter: str) -> Lora | None:

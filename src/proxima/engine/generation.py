@@ -33,7 +33,7 @@ REFILL = 0.25  # share of the slots that must be free before new prompts are rea
 
 
 _NONE = torch.zeros(0, dtype=torch.long)
-_NOWHERE = Layout(_NONE, _NONE, _NONE, _NONE, _NONE, ())
+_NOWHERE = Layout(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, ())
 
 
 @dataclass
@@ -336,7 +336,7 @@ class Clock:
 def _decode_kernel(decoder: Decoder) -> Callable[..., Tensor] | None:
     """The Triton kernel, where Triton is installed and the shapes fit."""
     try:
-        from proxima.engine.kernels import decode_attention, fits
+        from proxima.engine.kernels.decode import decode_attention, fits
     except ImportError:
         return None
     shape = decoder.shape
@@ -345,8 +345,9 @@ def _decode_kernel(decoder: Decoder) -> Callable[..., Tensor] | None:
 
 
 def _small_functions(decoder: Decoder) -> Functions:
-    """The functions of a layer for few tokens: two by hand, for compiled ones are made for many."""
-    from proxima.engine.kernels import add_and_rms_norm, gate
+    """The functions of a layer for few tokens: by hand, for compiled ones are made for many."""
+    from proxima.engine.kernels.decode import add_and_rms_norm
+    from proxima.engine.kernels.gate import gate
 
     if decoder.is_gpt2:
         return decoder.functions
@@ -378,7 +379,7 @@ def write(
         for buffer, part in ((outputs.kept.ids, kept.ids), (outputs.kept.bits, kept.bits)):
             if buffer is not None and part is not None:
                 buffer.flatten(0, 1).index_copy_(0, place, part.squeeze(1))
-    return running & ~torch.isin(token, eos) & (columns + 1 < limit)
+    return running & ~(token.unsqueeze(1) == eos).any(1) & (columns + 1 < limit)
 
 
 def _kept_shape(sampling: Sampling, vocabulary: int) -> tuple[str, int]:

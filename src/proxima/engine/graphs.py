@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from proxima.engine.layout import Layout
+from proxima.engine.layout import TILE, Layout, tile_table
 
 _forwards = [0]  # replays of any pass: they share memory, so a backward is only good right after its own forward
 
@@ -39,36 +40,45 @@ class Sizes:
         )
 
     def grown(self, layout: Layout) -> Sizes:
-        """Room for this layout too, in coarse steps."""
-        fillers = -(-max(self.tokens, layout.total) // 128) + 1
-        return Sizes(
-            max(self.tokens, _up(layout.total, 256)),
-            max(self.sequences, _up(len(layout.lengths), 8) + fillers),
-            max(self.longest, _up(layout.longest, 128)),
-            max(self.reads, _up(len(layout.read), 128)),
-        )
+        """Room for this layout too, in coarse steps, and for the sequences that fill it up."""
+        tokens, longest = max(self.tokens, _up(layout.total, 256)), max(self.longest, _up(layout.longest, 128))
+        sequences = _up(len(layout.lengths), 8) + _up(tokens, longest) // longest
+        return Sizes(tokens, max(self.sequences, sequences), longest, max(self.reads, _up(len(layout.read), 128)))
+
+    @property
+    def tiles(self) -> int:
+        """Most tiles of attention these can be cut into."""
+        return self.tokens // TILE + self.sequences
+
+
+class Gradients(NamedTuple):
+    """Where a backward leaves what it found."""
+
+    of: dict[Tensor, Tensor]
+    sinks: list[Tensor]
+    """What it adds to."""
+    collect: Callable[[], None]
+    """From the sinks to the gradients."""
 
 
 class GraphedPass:
     """One adapter's pass. A backward must follow its own forward directly, for both use the same memory."""
 
-    def __init__(
-        self, run: Pass, parameters: list[nn.Parameter], gradients: list[Tensor], sizes: Sizes, device: torch.device, pool: Any
-    ):
+    def __init__(self, run: Pass, gradients: Gradients, sizes: Sizes, device: torch.device, pool: Any):
         """
         Args:
-            run: (ids (N,), layout) -> hidden states (M, D); it reads `parameters` where they lie, and its backward adds to
-                `gradients`.
+            run: (ids (N,), layout) -> hidden states (M, D); it reads parameters where they lie, and its backward adds to sinks.
             pool: memory shared with other passes; they never run at the same time.
         """
-        self.sizes, self.parameters, self.gradients, self.device = sizes, parameters, gradients, device
-        whole = torch.zeros(2 * sizes.tokens + sizes.sequences + 1 + sizes.reads, dtype=torch.long, device=device)
-        self._inputs = whole
-        parts = whole.split([sizes.tokens, sizes.tokens, sizes.sequences + 1, sizes.reads])
-        self._source, self._positions, self._read = parts[0], parts[1], parts[3]
-        self._starts = torch.zeros(sizes.sequences + 1, dtype=torch.int32, device=device)
+        self.sizes, self.parameters, self.gradients, self.device = sizes, list(gradients.of), gradients, device
+        self._inputs = torch.zeros(2 * sizes.tokens + sizes.reads, dtype=torch.long, device=device)
+        self._source, self._positions, self._read = self._inputs.split([sizes.tokens, sizes.tokens, sizes.reads])
+        self._bounds = torch.zeros(sizes.sequences + 1 + 3 * sizes.tiles, dtype=torch.int32, device=device)
+        starts, tiles = self._bounds.split([sizes.sequences + 1, 3 * sizes.tiles])
         self._ids = torch.zeros(sizes.tokens, dtype=torch.long, device=device)
-        self._layout = Layout(parts[0], parts[0], parts[1], self._starts, parts[3], (sizes.longest,))
+        self._layout = Layout(
+            self._source, self._source, self._positions, starts, self._read, tiles.view(-1, 3), (sizes.longest,)
+        )
         self._run = run  # what it holds must live as long as the graphs that read it
         self._capture(run, pool)
 
@@ -85,6 +95,7 @@ class GraphedPass:
             for _ in range(2):
                 out = run(self._ids, self._layout)
                 torch.autograd.grad(out, self.parameters, torch.zeros_like(out), allow_unused=True)
+                self.gradients.collect()
         torch.cuda.current_stream().wait_stream(side)
         del out
         torch.cuda.empty_cache()  # what warming up took; the graphs have memory of their own
@@ -95,6 +106,7 @@ class GraphedPass:
             self._grad = torch.zeros_like(out)
             with torch.cuda.graph(self._backward, pool=self._forward.pool()):
                 torch.autograd.grad(out, self.parameters, self._grad, allow_unused=True)
+                self.gradients.collect()
         self._out = out.detach()
         for parameter in self.parameters:
             parameter.requires_grad_(False)
@@ -129,10 +141,13 @@ class GraphedPass:
     def backward(self, gradient: Tensor, stamp: int) -> None:
         if stamp != _forwards[0]:
             raise RuntimeError("another forward pass came between this one and its backward")
-        if any(parameter.grad is None for parameter in self.parameters):
-            torch._foreach_zero_(self.gradients)
-        for parameter, kept in zip(self.parameters, self.gradients, strict=True):
-            parameter.grad = kept
+        held = [parameter.grad is kept for parameter, kept in self.gradients.of.items()]
+        if not all(held):
+            if any(parameter.grad is not None for parameter in self.parameters):
+                raise RuntimeError("gradients were replaced between two backward passes that add up")
+            torch._foreach_zero_(self.gradients.sinks)
+            for parameter, kept in self.gradients.of.items():
+                parameter.grad = kept
         self._grad.zero_()
         self._grad[: len(gradient)] = gradient
         self._backward.replay()
@@ -151,14 +166,12 @@ class GraphedPass:
 
     def _fill_sizes(self, lengths: tuple[int, ...]) -> None:
         """Where sequences begin; what is left over becomes sequences of tokens that nobody reads, then empty ones."""
-        starts, left = [0], self.sizes.tokens - sum(lengths)
-        for length in lengths:
-            starts.append(starts[-1] + length)
-        while left > 0:
-            starts.append(starts[-1] + min(left, self.sizes.longest))
-            left -= self.sizes.longest
-        starts += [starts[-1]] * (self.sizes.sequences + 1 - len(starts))
-        self._starts.copy_(torch.tensor(starts, dtype=torch.int32).pin_memory(), non_blocking=True)
+        left, longest = self.sizes.tokens - sum(lengths), self.sizes.longest
+        filled = [*lengths, *(min(longest, left - done) for done in range(0, left, longest))]
+        starts = np.full(self.sizes.sequences + 1, self.sizes.tokens, dtype=np.int32)
+        starts[: len(filled)] = np.cumsum([0, *filled[:-1]])
+        bounds = np.concatenate([starts, tile_table(filled, self.sizes.tiles).flatten()])
+        self._bounds.copy_(torch.from_numpy(bounds).pin_memory(), non_blocking=True)
 
 
 class _Replayed(torch.autograd.Function):

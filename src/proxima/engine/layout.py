@@ -5,6 +5,7 @@ N = all real tokens of the batch, M = the positions whose hidden states are want
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ class Layout:
     positions: Tensor  # (N,) int64, its position in the sequence
     starts: Tensor  # (B + 1,) int32, where sequences begin
     read: Tensor  # (M,) int64, the wanted places among the N
+    tiles: Tensor  # (T, 3) int32, see `tile_table`
     lengths: tuple[int, ...]  # B, on the host
 
     @property
@@ -66,6 +68,25 @@ def cells(responses: Tensor, width: int, device: torch.device) -> Tensor:
     return _send(which * width + step, device)
 
 
+TILE = 64  # tokens of a tile of attention
+
+
+def tile_table(lengths: Sequence[int], rows: int = 0) -> np.ndarray:
+    """(T, 3) int32: first token of a tile, where its sequence starts and ends; the tiles with most before them come first.
+
+    Args:
+        rows: fill up to so many rows with empty tiles.
+    """
+    sizes = np.asarray(lengths, dtype=np.int32)
+    ends = np.cumsum(sizes, dtype=np.int32)
+    counts = -(-sizes // TILE)
+    which = np.repeat(np.arange(len(sizes)), counts)
+    step = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = (ends - sizes)[which]
+    table = np.stack([starts + TILE * step, starts, ends[which]], 1).astype(np.int32)[np.argsort(-step, kind="stable")]
+    return np.concatenate([table, np.zeros((max(0, rows - len(table)), 3), dtype=np.int32)])
+
+
 def _ragged(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rows and positions of every element, and where rows start. (numpy: torch's threads cost more than this work.)"""
     sizes = lengths.numpy()
@@ -78,10 +99,10 @@ def _ragged(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _placed(
     source: Tensor, rows: Tensor, positions: Tensor, starts: Tensor, read: Tensor, lengths: Tensor, device: torch.device
 ) -> Layout:
-    sizes = [len(source), len(rows), len(positions), len(read)]
-    sent = _send(torch.cat([source, rows, positions, read, starts]), device)  # one copy instead of five
-    parts = sent.split([*sizes, len(starts)])
-    return Layout(parts[0], parts[1], parts[2], parts[4].int(), parts[3], tuple(lengths.tolist()))
+    tiles = torch.from_numpy(tile_table(lengths.tolist())).flatten()
+    given = (source, rows, positions, read, starts, tiles)
+    parts = _send(torch.cat(given), device).split([len(part) for part in given])  # one copy instead of six
+    return Layout(parts[0], parts[1], parts[2], parts[4].int(), parts[3], parts[5].int().view(-1, 3), tuple(lengths.tolist()))
 
 
 def _send(tensor: Tensor, device: torch.device) -> Tensor:

@@ -6,6 +6,7 @@ both, and the backward product of the inputs yields the adapter's inner gradient
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ class Lora(NamedTuple):
     down: tuple[Tensor, ...]  # (r, in) each
     up: tuple[Tensor, ...]  # (out, r) each
     scales: tuple[float, ...]
-    sinks: tuple[Tensor, ...] = ()  # where gradients are added up, downs then ups; empty = autograd collects them
+    sinks: tuple[Tensor, ...] = ()  # (room, in) and (sum out, room) where gradients are added up; empty = autograd does it
 
 
 class Projection(NamedTuple):
@@ -38,18 +39,35 @@ class Projection(NamedTuple):
         return 0 if self.down is None else len(self.down)
 
 
-def windows(p: Projection, lora: Lora) -> list[tuple[Tensor, Tensor, float]]:
-    """Each of an adapter's matrices, the window of the projection that takes it, and the factor it takes it with."""
-    if p.down is None:
-        return []
+NO_LORA = Lora((), (), ())
+
+
+def windows(lora: Lora, down: Tensor, up: Tensor) -> list[tuple[Tensor, Tensor, float]]:
+    """Each of an adapter's matrices, its window in the matrices of the whole projection, (room, in) and (sum out, room), and
+    the factor it has there."""
     found, row, rank = [], 0, 0
-    for down, up, scale in zip(lora.down, lora.up, lora.scales, strict=True):
-        rows, inner = up.shape
+    for one_down, one_up, scale in zip(lora.down, lora.up, lora.scales, strict=True):
+        rows, inner = one_up.shape
         if inner:
-            found.append((down, p.down[rank : rank + inner], 1.0))
-            found.append((up, p.weights[0][row : row + rows, p.inputs + rank : p.inputs + rank + inner], scale))
+            found.append((one_down, down[rank : rank + inner], 1.0))
+            found.append((one_up, up[row : row + rows, rank : rank + inner], scale))
         row, rank = row + rows, rank + inner
     return found
+
+
+def copier(copies: list[tuple[Tensor, Tensor, float]]) -> Callable[[], None]:
+    """A call that puts each source, times its factor, into its target; in one launch, where there is Triton."""
+    try:
+        from proxima.engine.kernels.copies import Copies
+    except ImportError:
+        return lambda: _copy(copies)
+    return Copies(copies)
+
+
+@torch.no_grad()
+def _copy(copies: list[tuple[Tensor, Tensor, float]]) -> None:
+    for source, target, factor in copies:
+        torch.mul(source, factor, out=target)
 
 
 @torch.no_grad()
@@ -60,22 +78,31 @@ def load_lora(p: Projection, lora: Lora | None) -> None:
     if lora is None or not p.uniform:
         p.weights[0][:, p.inputs :].zero_()
     if lora is not None:
-        for source, window, scale in windows(p, lora):
-            torch.mul(source, scale, out=window)
+        _copy(windows(lora, p.down, p.weights[0][:, p.inputs :]))
 
 
-def product(x: Tensor, p: Projection, lora: Lora | None) -> Tensor:
+class Gate(NamedTuple):
+    """A gated inside of an MLP as one with the product that follows it."""
+
+    open: Callable[[Tensor], Tensor]  # (N, 2 in) -> (N, in)
+    shut: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    """(N, 2 in), and the output's gradient as d + d_inner @ down -> what `open` gave, and the gradient of its input."""
+
+
+def product(x: Tensor, p: Projection, lora: Lora | None, gate: Gate | None = None) -> Tensor:
     """(N, in), or (N, in + room) with anything in the last columns -> (N, sum out). The adapter must be loaded.
 
     Args:
-        lora: its parameters, for gradients; None = no gradients are wanted.
+        lora: its parameters, for gradients; None = there is no adapter here.
+        gate: x is what this opens, (N, 2 in).
     """
     if p.down is None:
         parts = [linear(x, weight, bias) for weight, bias in zip(p.weights, p.biases, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-    if lora is not None and torch.is_grad_enabled():
-        return _LoraProduct.apply(x, p, lora, *lora.down, *lora.up)
-    return _forward(x, p)[0]
+    if torch.is_grad_enabled():
+        lora = lora or NO_LORA
+        return _LoraProduct.apply(x, p, lora, gate, *lora.down, *lora.up)
+    return _forward(gate.open(x) if gate else x, p)[0]
 
 
 def _forward(x: Tensor, p: Projection) -> tuple[Tensor, Tensor]:
@@ -93,9 +120,9 @@ def _forward(x: Tensor, p: Projection) -> tuple[Tensor, Tensor]:
 
 class _LoraProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: Projection, lora: Lora, *_parameters: Tensor) -> Tensor:
-        y, inner = _forward(x, p)
-        ctx.p, ctx.lora, ctx.beside = p, lora, x.shape[1] > p.inputs
+    def forward(ctx: Any, x: Tensor, p: Projection, lora: Lora, gate: Gate | None, *_parameters: Tensor) -> Tensor:
+        y, inner = _forward(gate.open(x) if gate else x, p)
+        ctx.p, ctx.lora, ctx.gate, ctx.beside = p, lora, gate, gate is None and x.shape[1] > p.inputs
         ctx.save_for_backward(x.data, inner)
         return y
 
@@ -105,25 +132,38 @@ class _LoraProduct(torch.autograd.Function):
         x, inner = ctx.saved_tensors
         dy = dy.contiguous()
         dx = None
-        if not ctx.needs_input_grad[0]:
-            d_inner = torch.mm(dy, p.weights[0][:, p.inputs :])
-        elif ctx.beside:
+        if ctx.beside and ctx.needs_input_grad[0]:
             dx = torch.mm(dy, p.weights[0])  # (N, in + room)
             d_inner = dx[:, p.inputs :]
             dx[:, : p.inputs].addmm_(d_inner, p.down)
         else:
             d_inner = torch.mm(dy, p.weights[0][:, p.inputs :])
-            dx = torch.mm(dy, p.weights[0][:, : p.inputs]).addmm_(d_inner, p.down)
-        d_up, d_down = torch.mm(dy.t(), inner), torch.mm(d_inner.t(), x[:, : p.inputs])
-        downs, ups, row, rank = [], [], 0, 0
-        for up in lora.up:
-            rows, size = up.shape
-            downs.append(d_down[rank : rank + size])
-            ups.append(d_up[row : row + rows, rank : rank + size])
-            row, rank = row + rows, rank + size
+            if ctx.gate:
+                x, dx = ctx.gate.shut(x, torch.mm(dy, p.weights[0][:, : p.inputs]), d_inner, p.down)
+            elif ctx.needs_input_grad[0]:
+                dx = torch.mm(dy, p.weights[0][:, : p.inputs]).addmm_(d_inner, p.down)
+        if not lora.up:
+            return dx, None, None, None
         if lora.sinks:
-            for sink, gradient, scale in zip(lora.sinks, downs + ups, (1.0,) * len(downs) + lora.scales, strict=True):
-                sink.add_(gradient, alpha=scale)
-            return dx, None, None, *[None] * len(lora.sinks)
-        scaled = [scale * part.float() for scale, part in zip(lora.scales, ups, strict=True)]
-        return dx, None, None, *(part.float() for part in downs), *scaled
+            _add_product(lora.sinks[0], d_inner.t(), x[:, : p.inputs])
+            _add_product(lora.sinks[1], dy.t(), inner)
+            return dx, None, None, None, *[None] * (2 * len(lora.up))
+        d_down, d_up = torch.mm(d_inner.t(), x[:, : p.inputs]), torch.mm(dy.t(), inner)
+        downs, ups, row, rank = [], [], 0, 0
+        for up, scale in zip(lora.up, lora.scales, strict=True):
+            rows, size = up.shape
+            downs.append(d_down[rank : rank + size].float())
+            ups.append(scale * d_up[row : row + rows, rank : rank + size].float())
+            row, rank = row + rows, rank + size
+        return dx, None, None, None, *downs, *ups
+
+
+def _add_product(sink: Tensor, left: Tensor, right: Tensor) -> None:
+    """sink += left @ right, in the sink's own type."""
+    if WIDENS:
+        torch.addmm(sink, left, right, out_dtype=sink.dtype, out=sink)
+    else:
+        sink.add_(torch.mm(left, right))
+
+
+WIDENS = "dtype_out" in torch.ops.aten.addmm.overloads()  # products of half-precision matrices can be added to float32 ones

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
-from proxima.models import Sampling
+from proxima.models import PolicyModel, Sampling
 from proxima.models.base_model import by_chunks, unpack
 from proxima.pairs import SAPairs
 from proxima.ppo_trainer.shares import join_tokens, own_share
@@ -60,8 +60,8 @@ class SequenceGenerator:
             clock.lap("generate")
         return tokens.texts(), Rollout(tokens, self.score(tokens))
 
-    def sample(self, prompts: Sequence[str], step: int = 0) -> Tokens:
-        """One response a prompt, not scored."""
+    def sample(self, prompts: Sequence[str], step: int = 0, reference: bool = False) -> Tokens:
+        """One response a prompt, not scored; by the reference instead of the policy where asked."""
         settings = self.config
         sampling = Sampling(
             max_new_tokens=settings.max_new_tokens,
@@ -72,11 +72,14 @@ class SequenceGenerator:
             seed=settings.seed,
             step=step,
         )
-        tokens, processes = self.read_prompts(prompts), self.models.processes
-        if not processes.many:
-            return self.models.policy.generate(tokens, sampling)
-        own = tokens.select(processes.rows(len(prompts)))
-        return join_tokens(tokens, self.models.policy.generate(own, sampling) if len(own.prompts) else own, processes)
+        policy, sft, processes = self.models.policy, self.models.sft, self.models.processes
+        model = PolicyModel(sft.backbone, sft.adapter) if reference else policy
+        tokens = self.read_prompts(prompts)
+        own = own_share(tokens, processes)
+        sampled = model.generate(own, sampling) if len(own.prompts) else own
+        if model.backbone is not policy.backbone:
+            model.backbone.forget_generation()
+        return join_tokens(tokens, sampled, processes) if processes.many else sampled
 
     def tokenize(self, prompts: Sequence[str], first: int = 0) -> tuple[list[str], list[list[int]], Tensor]:
         """Prompts with their ids, and which were cut to fit (B,). Refuses what would spoil the rollout.

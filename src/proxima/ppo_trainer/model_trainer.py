@@ -88,14 +88,18 @@ class ModelTrainer:
         assert batch.tokens is not None
         longest, processes = batch.tokens.longest, self.models.processes
         stats: dict[str, Tensor] = {}
-        if policy:
-            sums, peaks = self.models.micro_batches.run(lambda: self._policy_backward(batch), longest)
-            stats |= processes.sum(sums) | processes.max(peaks)
-            if 0 < self.config.kl_stop < stats["approx_kl"]:
-                return stats | {"stopped": torch.tensor(True)}
-        if value:
-            keep_trunk = policy and self.models.value.shares_policy
-            stats |= processes.sum(self.models.micro_batches.run(lambda: self._value_backward(batch, keep_trunk), longest))
+        passes = self.models.micro_batches
+        if policy and value and self.models.value.shares_policy:  # both add to the same gradients: repeated together
+            (sums, peaks), more = passes.run(lambda: (self._policy_backward(batch), self._value_backward(batch)), longest)
+            stats |= processes.sum({**sums, **more}) | processes.max(peaks)
+        else:
+            if policy:
+                sums, peaks = passes.run(lambda: self._policy_backward(batch), longest)
+                stats |= processes.sum(sums) | processes.max(peaks)
+            if value and not self._is_far(stats):
+                stats |= processes.sum(passes.run(lambda: self._value_backward(batch), longest))
+        if self._is_far(stats):
+            return stats | {"stopped": torch.tensor(True)}
         if policy:
             stats["grad_norm_policy"] = self._clip(self.policy_parameters)
         if value:
@@ -156,25 +160,23 @@ class ModelTrainer:
             extra = extra + config.kl_loss_coef * kl
         return logprobs.squeeze(1), extra.squeeze(1)
 
-    def _value_backward(self, batch: SAPairs, keep_trunk: bool = False) -> dict[str, Tensor]:
+    def _is_far(self, stats: Mapping[str, Tensor]) -> bool:
+        """Whether the policy has moved further than kl_stop allows."""
+        return self.config.kl_stop > 0 and "approx_kl" in stats and bool(stats["approx_kl"] > self.config.kl_stop)
+
+    def _value_backward(self, batch: SAPairs) -> dict[str, Tensor]:
         total, value = batch.mask.sum(), self.models.value
         weight = self.config.value_coef if value.shares_policy else 1.0
         summed = torch.zeros((), device=batch.mask.device)
         self.value_optimizer.zero_grad()
-        trunk = [] if not keep_trunk else [None if p.grad is None else p.grad.clone() for p in self.policy_parameters]
-        try:
-            with value.training() if not value.shares_policy else self.models.policy.training():
-                for part in self._micro_batches(batch):
-                    assert part.tokens is not None
-                    values = value.response_values(part.tokens)
-                    losses = value_loss(values, part.column("return"), part.columns.get("value"), self.config.value_clip)
-                    loss = masked_mean(losses, part.mask, total)
-                    (weight * loss).backward()
-                    summed = summed + loss.detach()
-        except torch.cuda.OutOfMemoryError:
-            for parameter, gradient in zip(self.policy_parameters, trunk, strict=False):
-                parameter.grad = gradient
-            raise
+        with value.training() if not value.shares_policy else self.models.policy.training():
+            for part in self._micro_batches(batch):
+                assert part.tokens is not None
+                values = value.response_values(part.tokens)
+                losses = value_loss(values, part.column("return"), part.columns.get("value"), self.config.value_clip)
+                loss = masked_mean(losses, part.mask, total)
+                (weight * loss).backward()
+                summed = summed + loss.detach()
         return {"value_loss": summed}
 
     def _clip(self, parameters: list[nn.Parameter]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Triton kernels of a decode step: attention that also writes the new keys and values, norm, gate. In and out: few rows."""
+"""Triton kernels of a decode step: attention that also writes the new keys and values, norm. In and out: few rows."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ BLOCK = 64  # cached tokens a program reads at once
 @triton.jit
 def _decode(  # type: ignore[no-untyped-def]
     query, new_key, new_value, keys, values, lengths, out, scale,
-    value_stride, size: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr, head: tl.constexpr, block: tl.constexpr,
+    query_stride, key_stride, value_stride, size: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr,
+    head: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """One sequence and one key head: its queries against the first `length` cached tokens and the new one."""
     row, kv = tl.program_id(0), tl.program_id(1)
     length = tl.load(lengths + row)
     lanes, dims, steps = tl.arange(0, 16), tl.arange(0, head), tl.arange(0, block)
     real = lanes < group  # the matrix unit wants 16 rows
-    place = (row * kv_heads * group + kv * group + lanes[:, None]) * head + dims[None, :]
-    q = tl.load(query + place, mask=real[:, None], other=0.0)
-    fresh = (row * kv_heads + kv) * head + dims
-    k_new, v_new = tl.load(new_key + fresh), tl.load(new_value + row * value_stride + kv * head + dims)
+    place = (kv * group + lanes[:, None]) * head + dims[None, :]
+    q = tl.load(query + row * query_stride + place, mask=real[:, None], other=0.0)
+    k_new = tl.load(new_key + row * key_stride + kv * head + dims)
+    v_new = tl.load(new_value + row * value_stride + kv * head + dims)
     first = (row.to(tl.int64) * size * kv_heads + kv) * head
     slot = first + length.to(tl.int64) * kv_heads * head + dims
     tl.store(keys + slot, k_new)
@@ -46,16 +47,17 @@ def _decode(  # type: ignore[no-untyped-def]
         gathered = gathered * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
         total = total * shrink + tl.sum(weights, 1)
         peak = higher
-    tl.store(out + place, (gathered / total[:, None]).to(out.dtype.element_ty), mask=real[:, None])
+    found = (gathered / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + row * kv_heads * group * head + place, found, mask=real[:, None])
 
 
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale: float) -> Tensor:
     """(B, H, D) queries and (B, Hkv, D) new keys and values against (B, S, Hkv, D) caches, which take the new ones in."""
     rows, heads, head = q.shape
     kv_heads, group = k.shape[1], heads // k.shape[1]
-    out = torch.empty_like(q)
+    out = q.new_empty(q.shape)
     _decode[(rows, kv_heads)](
-        q, k, v, keys, values, lengths, out, scale, v.stride(0),
+        q, k, v, keys, values, lengths, out, scale, q.stride(0), k.stride(0), v.stride(0),
         keys.shape[1], kv_heads, group, head, BLOCK, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
@@ -80,57 +82,6 @@ def add_and_rms_norm(x: Tensor, change: Tensor, norm: Any, room: int, eps: float
     total, out = torch.empty_like(x), x.new_empty(rows, size + room)
     _add_norm[(rows,)](x, change, norm.weight, total, out, eps, size, size + room, triton.next_power_of_2(size), num_warps=4)
     return total, out
-
-
-@triton.jit
-def _gate(wide, out, size: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    row = tl.program_id(0).to(tl.int64)
-    lanes = tl.program_id(1) * block + tl.arange(0, block)
-    real = lanes < size
-    gate_values = tl.load(wide + row * 2 * size + lanes, mask=real, other=0.0).to(tl.float32)
-    up = tl.load(wide + row * 2 * size + size + lanes, mask=real, other=0.0)
-    opened = (gate_values * tl.sigmoid(gate_values)).to(up.dtype)
-    tl.store(out + row * size + lanes, opened * up, mask=real)
-
-
-def gate(wide: Tensor, sizes: tuple[int, ...], activation: str) -> Tensor:
-    """As `decoder.activate` for gated MLPs."""
-    rows, size = wide.shape[0], sizes[0]
-    out = wide.new_empty(rows, size)
-    _gate[(rows, triton.cdiv(size, 1024))](wide, out, size, 1024, num_warps=4)
-    return out
-
-
-@triton.jit
-def _copy_all(table, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Row i of the table: source, target, rows, columns, target's row stride, bits of the factor; all int64."""
-    entry = table + tl.program_id(0) * 6
-    source = tl.load(entry).to(tl.pointer_type(tl.float32))
-    target = tl.load(entry + 1).to(tl.pointer_type(tl.bfloat16))
-    columns = tl.load(entry + 3)
-    count, stride = tl.load(entry + 2) * columns, tl.load(entry + 4)
-    factor = tl.load(entry + 5).to(tl.int32).to(tl.float32, bitcast=True)
-    for start in range(tl.program_id(1) * block, count, tl.num_programs(1) * block):
-        at = start + tl.arange(0, block)
-        values = tl.load(source + at, mask=at < count, other=0.0) * factor
-        tl.store(target + (at // columns) * stride + at % columns, values.to(tl.bfloat16), mask=at < count)
-
-
-def copy_table(copies: list[tuple[Tensor, Tensor, float]]) -> Tensor:
-    """What `copy_all` is to do: (float32 source, bfloat16 window that takes it, factor) each. Both must stay where they are."""
-    rows = [
-        [
-            source.data_ptr(), target.data_ptr(), source.shape[0], source.shape[1], target.stride(0),
-            int(torch.tensor(factor).view(torch.int32)),
-        ]
-        for source, target, factor in copies
-    ]  # fmt: skip
-    return torch.tensor(rows, dtype=torch.int64, device=copies[0][0].device)
-
-
-def copy_all(table: Tensor) -> None:
-    """All copies of a table in one launch."""
-    _copy_all[(len(table), 4)](table, 1024, num_warps=4)
 
 
 def fits(heads: int, kv_heads: int, head_size: int) -> bool:

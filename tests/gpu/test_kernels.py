@@ -1,0 +1,113 @@
+"""Triton kernels against what they replace. On a GPU, or on a CPU with Triton's interpreter (TRITON_INTERPRET=1)."""
+
+import os
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+pytest.importorskip("triton")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if not (torch.cuda.is_available() or INTERPRETED):
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+DEVICE, KIND = ("cpu", torch.float32) if INTERPRETED else ("cuda", torch.bfloat16)
+NEAR = {"rtol": 1e-4, "atol": 1e-5} if INTERPRETED else {"rtol": 2e-2, "atol": 2e-2}
+
+from proxima.engine.decoder import Norm, Shape, activate, normalize, split_heads  # noqa: E402, F401
+from proxima.engine.layout import tile_table  # noqa: E402
+
+
+def random(*shape):
+    return torch.randn(*shape, device=DEVICE).to(KIND)
+
+
+def attend_plainly(q, k, v, lengths, scale):
+    parts = [part.float().split(lengths) for part in (q, k, v)]
+    group = q.shape[1] // k.shape[1]
+    found = []
+    for one_q, one_k, one_v in zip(*parts, strict=True):
+        heads = [x.transpose(0, 1) for x in (one_q, one_k.repeat_interleave(group, 1), one_v.repeat_interleave(group, 1))]
+        found.append(scaled_dot_product_attention(*heads, is_causal=True, scale=scale).transpose(0, 1))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("heads", [(4, 2, 32), (2, 2, 64), (4, 1, 16), (16, 8, 128)])
+def test_tiled_attention_and_its_gradients(heads):
+    from proxima.engine.kernels.attention import TiledAttention
+
+    torch.manual_seed(0)
+    lengths, (n_q, n_kv, size) = [1, 70, 64, 129, 5], heads
+    if heads == (16, 8, 128) and INTERPRETED:
+        lengths = [70]
+    total = sum(lengths)
+    q, k, v = random(total, n_q, size), random(total, n_kv, size), random(total, n_kv, size)
+    wide = torch.cat([random(total, n_kv, size), v], 1)  # values as they come: a window of something wider
+    given = random(total, n_q, size)
+    tiles = torch.tensor(tile_table(lengths, 12), dtype=torch.int32, device=DEVICE)
+    results = []
+    for function in (
+        lambda q, k, v: TiledAttention.apply(q, k, v, tiles, size**-0.5),
+        lambda q, k, v: attend_plainly(q, k, v, lengths, size**-0.5),
+    ):
+        leaves = [x.detach().clone().requires_grad_(True) for x in (q, k, wide)]
+        out = function(leaves[0], leaves[1], leaves[2][:, n_kv:])
+        out.float().mul(given.float()).sum().backward()
+        results.append([out, leaves[0].grad, leaves[1].grad, leaves[2].grad])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours.float(), theirs.float(), **NEAR)
+
+
+def test_tiled_attention_is_the_same_to_the_bit_wherever_a_sequence_stands():
+    from proxima.engine.kernels.attention import TiledAttention
+
+    torch.manual_seed(0)
+    q, k, v, given = random(150, 4, 32), random(150, 2, 32), random(150, 2, 32), random(150, 4, 32)
+
+    def run(order):
+        cuts = [x.split([100, 50]) for x in (q, k, v, given)]
+        parts = [torch.cat([cut[i] for i in order]) for cut in cuts]
+        leaves = [x.requires_grad_(True) for x in parts[:3]]
+        tiles = torch.tensor(tile_table([(100, 50)[i] for i in order], 8), dtype=torch.int32, device=DEVICE)
+        out = TiledAttention.apply(*leaves, tiles, 0.2)
+        out.backward(parts[3])
+        sizes = [(100, 50)[i] for i in order]
+        back = [dict(zip(order, x.split(sizes), strict=True)) for x in (out.detach(), *(leaf.grad for leaf in leaves))]
+        return [torch.cat([part[0], part[1]]) for part in back]
+
+    for one, other in zip(run((0, 1)), run((1, 0)), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_heads_are_split_normed_and_rotated(normed):
+    from proxima.engine.kernels.heads import split_heads as fast
+
+    torch.manual_seed(0)
+    shape = Shape(heads=6, kv_heads=2, head_size=32, eps=1e-6, scale=1.0, activation="")
+    qkv, cos = random(7, 10 * 32), torch.randn(7, 16, device=DEVICE)
+    cos, sin = (torch.cat([x, x], -1).to(KIND) for x in (cos.cos(), cos.sin()))
+    norms = [random(32) for _ in range(2)] if normed else [None, None]
+    given, results = [random(7, 6, 32), random(7, 2, 32), random(7, 2, 32)], []
+    for function in (fast, split_heads):
+        leaf = qkv.detach().clone().requires_grad_(True)
+        parts = function(leaf, (192, 64, 64), *norms, cos, sin, shape)
+        sum((part.float() * gradient.float()).sum() for part, gradient in zip(parts, given, strict=True)).backward()
+        results.append([*parts, leaf.grad])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours.float(), theirs.float(), **NEAR)
+
+
+@pytest.mark.parametrize("room", [8, 16, 24])
+def test_the_gate_and_its_gradient_with_an_adapter_folded_in(room):
+    from proxima.engine.kernels.gate import gate, ungate
+
+    torch.manual_seed(0)
+    wide, d_out, d_inner, down = random(37, 2 * 136), random(37, 136), random(37, room), random(room, 136)
+    leaf = wide.detach().clone().requires_grad_(True)
+    plain = activate(leaf, (136, 136), "")
+    plain.backward((d_out.float() + d_inner.float() @ down.float()).to(KIND))
+    out, d_wide = ungate(wide, d_out, d_inner, down)
+    for ours, theirs in ((gate(wide), plain), (out, plain), (d_wide, leaf.grad)):
+        torch.testing.assert_close(ours.float(), theirs.float(), **(NEAR if INTERPRETED else {"rtol": 5e-2, "atol": 1e-1}))
