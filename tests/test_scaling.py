@@ -13,7 +13,7 @@ from proxima.scaling.pipeline import Stage, apart, simulate, together
 
 # one H200, `proxima bench`, tied embeddings: seconds a phase, and GiB in use at the peak
 MEASURED = {
-    ("0.6B", 64): ({"generate": 0.314, "score": 0.225, "reward": 0.108, "value": 0.107, "update": 2.263}, 14.6),
+    ("0.6B", 64): ({"generate": 0.306, "score": 0.202, "reward": 0.098, "value": 0.098, "update": 1.881}, 13.5),
     ("0.6B", 8): ({"generate": 0.194, "score": 0.031, "reward": 0.0169, "value": 0.0178, "update": 0.290}, 7.10),
     ("4B", 32): ({"generate": 0.565, "score": 0.527, "reward": 0.265, "value": 0.282, "update": 4.801}, 31.5),
     ("8B", 16): ({"generate": 0.584, "score": 0.446, "reward": 0.222, "value": 0.236, "update": 3.902}, 35.5),
@@ -25,10 +25,28 @@ def test_the_model_is_near_what_was_measured(size, batch):
     seconds, used = MEASURED[size, batch]
     shape, work = replace(SHAPES[size], tied=True), Work(batch=batch)
     told = {name: phase.total for name, phase in phases(shape, work, 1, Gpu(), FAST).items()}
-    assert sum(told.values()) == pytest.approx(sum(seconds.values()), rel=0.11)
+    assert sum(told.values()) == pytest.approx(sum(seconds.values()), rel=0.13)
     for name in ("generate", "update"):
-        assert told[name] == pytest.approx(seconds[name], rel=0.12)
+        assert told[name] == pytest.approx(seconds[name], rel=0.15)
     assert sum(memory(shape, work, 1, FAST).values()) / GIB == pytest.approx(used, rel=0.07)
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds"),
+    [
+        (Work(batch=32), 1.47),
+        (Work(batch=128), 5.22),
+        (Work(prompt=256), 1.53),
+        (Work(prompt=1024), 5.42),
+        (Work(response=26), 2.36),
+        (Work(response=106), 3.07),
+        (Work(batch=256, minibatches=4), 9.84),
+    ],
+)
+def test_the_model_is_near_steps_that_it_was_not_fitted_to(work, seconds):
+    """Those of docs/performance.md, at 0.6B."""
+    told = phases(SHAPES["0.6B"], work, 1, Gpu(), FAST)
+    assert sum(phase.total for phase in told.values()) == pytest.approx(seconds, rel=0.07)
 
 
 def test_the_plain_road_is_near_what_design_measured():
