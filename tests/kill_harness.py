@@ -136,7 +136,7 @@ class Harness:
 
 
 def compare(left: Path, right: Path) -> bool:
-    """Weights, samples and warnings byte for byte; metrics but for times."""
+    """Weights, samples, tokens and warnings byte for byte; metrics but for times."""
 
     def metrics(run: Path) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -144,7 +144,9 @@ def compare(left: Path, right: Path) -> bool:
 
     exact = ["samples.jsonl", "warnings.jsonl"]
     exact += [str(path.relative_to(left)) for role in ("policy", "value") for path in sorted((left / role).iterdir())]
-    return metrics(left) == metrics(right) and all((left / name).read_bytes() == (right / name).read_bytes() for name in exact)
+    token_files = [{path.name: path.read_bytes() for path in (run / "tokens").iterdir()} for run in (left, right)]
+    same = metrics(left) == metrics(right) and token_files[0] == token_files[1]
+    return same and all((left / name).read_bytes() == (right / name).read_bytes() for name in exact)
 
 
 def run_kills(kills: int, home: Path, seed: int = 0, epochs: int = EPOCHS, quick: bool = False, say: Any = print) -> Report:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 STEPS = 5
-PROMPTS = [f"Post {i}: " + "word " * (i % 5) + "TL;DR:" for i in range(12)]
+PROMPTS = [f"Post {i % 5}: " + "word " * (i % 5) + "TL;DR:" for i in range(12)]  # some twice in a batch
 
 
 def count_e(prompts: list[str], texts: list[str]) -> list[float]:
@@ -73,6 +73,7 @@ def run_case(models: Path, name: str) -> dict[str, Any]:
     settings = {
         "rewards": (count_e,),
         "minibatch_size": 3,
+        "ppo_epochs": 2,
         "max_new_tokens": 6,
         "learning_rate": 1e-3,
         "value_learning_rate": 1e-3,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import proxima
-from proxima.bench import CASES, Case, Machine, bench, run_case, run_peer, table
+from proxima.bench import CASES, Case, Machine, bench, growth_plot, run_case, run_peer, scaling_table, table
 from proxima.bench.floor import floors
 from proxima.bench.random_model import SHAPES
 from proxima.bench.scaling import growth, sized
@@ -61,6 +61,13 @@ def test_growth_is_measured_against_proportion():
     case = Case(batch=8, prompt=(4, 6), response=(5, 5))
     assert sized(case, "batch", 0.5) == (4, Case(batch=4, prompt=(4, 6), response=(5, 5)))
     assert sized(case, "prompt", 2) == (12, Case(batch=8, prompt=(12, 12), response=(5, 5)))
+
+
+def test_growth_is_shown_as_a_table_and_beside_a_straight_line():
+    found = {"batch": {"points": [(2, 1.0), (4, 1.5)], "growth": 0.75}}
+    assert "2: 1.000   4: 1.500" in scaling_table(found)
+    (chart,) = growth_plot(found).charts
+    assert chart["series"][1]["points"] == [[2, 1.0], [4, 2.0]]
 
 
 def test_prompts_have_the_lengths_of_the_case():

@@ -52,7 +52,7 @@ def test_every_number_has_a_range_and_its_default_lies_inside():
 NEGATIVE = """lora_r lora_dropout learning_rate value_learning_rate batch_size gamma lam kl_coef top_k seed
     missing_eos_penalty clip_rewards value_clip value_coef entropy_coef dual_clip kl_loss_coef kl_stop max_grad_norm
     warmup_steps critic_warmup_steps patience min_improvement max_reward_failures
-    checkpoint_every max_skipped_updates kl_limit min_entropy length_limit max_falling_verdicts"""
+    checkpoint_every max_skipped_updates kl_limit min_entropy length_limit max_falling_verdicts token_samples"""
 ZERO = """lora_alpha batch_size max_new_tokens clip_epsilon temperature top_p ppo_epochs minibatch_size micro_batch_size
     kl_target kl_horizon buffer_token_budget buffer_max_bytes eval_every keep_checkpoints
     rollback_rate_factor"""

@@ -236,7 +236,7 @@ def test_parquet_without_rows_and_a_name_without_letters_say_so(tmp_path):
         ("p.csv", b"prompt\nfine\n\xff\xfe\n", "line 3: not UTF-8"),
         ("p.jsonl.gz", b"not gzip", "cannot be read"),
         ("p.json.gz", b"not gzip", "cannot be read"),
-        ("p.jsonl.gz", gzip.compress(b'{"prompt": "a"}\n' * 99)[:-20], "cannot be read"),
+        ("p.jsonl.gz", gzip.compress(b'{"prompt": "a"}\n' * 99, mtime=0)[:-20], "cannot be read"),
         ("p.parquet", b"PAR1 not parquet", "cannot read"),
     ],
 )

@@ -6,8 +6,12 @@ import pytest
 
 from proxima.commands.demo import Demo
 from proxima.demo import demo
+from proxima.demo.judge import Judgement
 from proxima.demo.report import write_report
+from proxima.runs import Run
 from proxima.world import make_posts
+from tests.fake_run import HOSTILE, metrics_at, token_sample, write_run
+from tests.test_report import page_of
 
 
 @pytest.fixture
@@ -37,27 +41,37 @@ def test_preferences_can_be_labelled_live(short, tmp_path, monkeypatch):
     assert 0 < results["reward_model"]["preferences"] <= 16
 
 
-def test_the_report_escapes_what_a_model_wrote(tmp_path):
-    sides = {"gold": 0.5, "score": 0.1, "kl": 1.0, "response_length": 9.0, "eos_rate": 1.0}
+def test_the_report_tells_the_numbers_and_trusts_no_text(tmp_path):
+    measured = {"gold": 0.5, "score": 0.1, "kl": 1.0, "response_length": 9.0, "eos_rate": 1.0}
     results = {
         "seed": 0,
         "reward_model": {
             "preferences": 7,
             "accuracy": 0.8,
             "pairs": 5,
-            "by_gold_gap": {"0.2 or more": {"pairs": 5, "accuracy": 0.9}},
+            "by_gold_gap": {HOSTILE: {"pairs": 5, "accuracy": 0.9}},
         },
-        "sft": sides,
-        "ppo": sides,
-        "win_rate_by_gold": {"rate": 0.5, "low": 0.4, "high": 0.6},
-        "curve": [{"step": 1, "avg_reward": 0.1}, {"step": 2, "avg_reward": 0.1}],
-        "settings": {"steps": 2},
+        "sft": measured,
+        "ppo": {**measured, "gold": 0.75},
+        "win_rate_by_gold": {"rate": 0.7, "low": 0.6, "high": 0.8},
+        "settings": {"steps": 2, "a": HOSTILE},
     }
-    post = make_posts(1, "eval")[0]
-    page = write_report(tmp_path / "r.html", results, [(post, "<script>alert(1)</script>", 0.0, "a & b", 1.0)]).read_text()
-    assert "<script>" not in page
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
-    assert "http" not in page.replace("http-equiv", "")  # nothing is fetched
+    posts = make_posts(2, "eval")
+    before = Judgement(
+        [HOSTILE, "it is"], [0.5, 0.5], [0.1, 0.1], 0.0, 9.0, 1.0, [token_sample(1, text=HOSTILE, prompt=HOSTILE)]
+    )
+    after = Judgement([" basically, a & b", HOSTILE], [1.0, 0.5], [0.1, 0.1], 1.0, 9.0, 1.0, [token_sample(2, text=HOSTILE)])
+    run = Run(write_run(tmp_path / "ppo", 5))
+    page, data = page_of(write_report(tmp_path / "r.html", results, posts, before, after, run))
+    assert "their true quality went from 0.50 to 0.75" in page
+    assert "beat those from before 70 % of the time" in page
+    assert "0 of 2 summaries opened so before, 1 after" in page
+    assert "<img" not in page
+    assert [step["label"] for step in data["tokens"]] == ["before PPO", "after PPO"]
+    assert data["tokens"][0]["samples"][0]["columns"] == before.records[0]["columns"]
+    assert data["charts"][0]["series"][0]["points"] == [[step, metrics_at(step, 5)["avg_reward"]] for step in range(1, 6)]
+    results["win_rate_by_gold"] = {"rate": 0.5, "low": 0.4, "high": 0.6}
+    assert "cannot be told from before" in write_report(tmp_path / "r.html", results, posts, before, after, run).read_text()
 
 
 def test_the_demo_never_removes_what_is_not_a_demo(tmp_path):

@@ -75,7 +75,9 @@ def test_eval_compares_policy_and_reference_on_the_same_noise(trained, tmp_path,
 def test_eval_takes_other_judges_and_batches_change_nothing(trained):
     _, folder = trained
     prompts = [f"held out {i}" for i in range(5)]
-    once, again = (evaluate_run(folder, prompts, batch_size=size) for size in (5, 2))
+    once, again = (
+        evaluate_run(folder, prompts, batch_size=size, engine=engine) for size, engine in ((5, "auto"), (2, "plain"))
+    )
     assert again["samples"] == once["samples"]
     assert again["policy"] == pytest.approx(once["policy"], rel=1e-4, abs=1e-5)
     other = evaluate_run(folder, prompts, rewards=[PPOConfig(rewards=lambda prompts, texts: [7.0] * len(texts)).rewards[0]])

@@ -16,7 +16,7 @@ import torch
 
 from proxima.checkpoint import Checkpoints, folders
 from proxima.cli import main
-from proxima.config import PPOConfig
+from proxima.config import PPOConfig, RewardSpec
 from proxima.errors import Interrupted, RewardFailure
 from proxima.ppo_trainer import PPOTrainer
 from proxima.run_folder import RunFolder
@@ -48,6 +48,11 @@ def crash_at(trainer: PPOTrainer, step: int) -> PPOTrainer:
 def noisy(prompts, texts):
     """A reward that draws from every global generator."""
     return [len(text) + random.random() + float(np.random.rand()) + float(torch.rand(())) for text in texts]
+
+
+def coin(prompts, ours, theirs):
+    """A judge that does so too."""
+    return [random.random() for _ in prompts]
 
 
 def seed_all():
@@ -83,7 +88,7 @@ def same_run(left: Path, right: Path) -> bool:
     same = same and all(
         (left / name).read_bytes() == (right / name).read_bytes() for name in ("samples.jsonl", "warnings.jsonl")
     )
-    return same and all(files(left / role) == files(right / role) for role in ("policy", "value"))
+    return same and all(files(left / role) == files(right / role) for role in ("policy", "value", "tokens"))
 
 
 KINDS = {
@@ -92,6 +97,7 @@ KINDS = {
     "shared trunk": {"value_model": "policy"},
     "adaptive": {"kl_controller": "adaptive", "kl_target": 0.1, "kl_horizon": 10, "lr_schedule": "cosine", "warmup_steps": 2},
     "random reward": {"rewards": (noisy,)},
+    "judges": {"judges": (RewardSpec(noisy, name="noisy"), coin), "checkpoint_every": 1},
 }
 
 
@@ -110,6 +116,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(settings, kind):
     assert len(results.metrics) == 9
     assert same_run(expected.run_folder, results.run_folder)
     assert (results.best_step, results.stop_reason) == (expected.best_step, expected.stop_reason)
+    assert lines(results.run_folder)[-1]["validation/win_rate"] is not None
 
 
 def test_early_stopping_is_remembered_across_a_crash(settings):
@@ -476,7 +483,7 @@ def signalling(number: int, at: int, times: int = 1):
 def test_a_signal_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(settings, number, code, name):
     before = signal.getsignal(number)
     whole = PPOTrainer(settings(run_name="whole", rewards=(signalling(number, 0),))).train(PROMPTS, EPOCHS)
-    config = settings(run_name="cut", rewards=(signalling(number, 3),), checkpoint_every=0)
+    config = settings(run_name="cut", rewards=(signalling(number, 5),), checkpoint_every=0)  # 2 calls a step
     with pytest.raises(Interrupted, match=f"stopped by {name} after step 3.*--resume --run-name cut") as stop:
         PPOTrainer(config).train(PROMPTS, EPOCHS)
     assert stop.value.exit_code == code

@@ -537,6 +537,7 @@ def test_train_against_serve_reward_from_the_command_line(tiny, reward_folder, t
         assert "runs/stopped" in stopped.stderr
     [metrics] = [json.loads(line) for line in (tmp_path / "runs" / "served" / "metrics.jsonl").read_text().splitlines()]
     samples = [json.loads(line) for line in (tmp_path / "runs" / "served" / "samples.jsonl").read_text().splitlines()]
+    samples = [sample for sample in samples if sample["kind"] == "trained"]
     local = PPOTrainer(PPOConfig(model_name=tiny, rewards=(reward_folder,), max_new_tokens=6))
     pairs, texts = local.generator.generate_sequences([sample["prompt"] for sample in samples])
     assert texts == [sample["text"] for sample in samples]

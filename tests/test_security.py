@@ -17,9 +17,7 @@ import torch
 from proxima.base_setup import BaseSetup
 from proxima.commands import COMMANDS
 from proxima.config import PPOConfig, StageConfig
-from proxima.demo import report
 from proxima.rewards.model import ClassifierSource
-from proxima.world.posts import Post
 from tests.test_reward_http import Server, answer, lengths
 
 ROOT = Path(__file__).parent.parent
@@ -96,19 +94,6 @@ def test_pages_set_text_never_markup(path):
     text = path.read_text()
     bad = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "srcdoc", "javascript:")
     assert [word for word in bad if word in text] == []
-
-
-def test_the_report_escapes_all_text():
-    hostile = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
-
-    class Hostile(Post):
-        prompt = f"a\nb\nPOST: {hostile}"
-
-    post = object.__new__(Hostile)
-    shown = report._example((post, hostile, 0.1, hostile, 0.2)) + report._gap(hostile, {"pairs": 1, "accuracy": 1.0})
-    assert "<script" not in shown
-    assert "<img" not in shown
-    assert shown.count("&lt;script&gt;") == 4
 
 
 # --- checkpoints ---
@@ -246,6 +231,7 @@ def test_secrets_of_the_environment_reach_no_file_and_no_output(tmp_path, tiny):
             ["doctor", *flags, *sizes, "--samples", "2"],
             ["train", *flags, *sizes, "--run-name", "one", "--trackers", "tensorboard", "--debug"],
             ["eval", "runs/one", "--data", "prompts.txt"],
+            ["report", "runs/one"],
             ["export", "runs/one", "exported"],
         ):
             done = run_watched(tmp_path, *command, env=SECRETS)
@@ -258,6 +244,6 @@ def test_secrets_of_the_environment_reach_no_file_and_no_output(tmp_path, tiny):
     assert not any(value in headers for name, value in SECRETS.items() if name != "REWARD_TOKEN")
     assert not any(value in shown for value in SECRETS.values())
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert {"config.yaml", "metrics.jsonl", "evaluation.json", "README.md"} <= {path.name for path in files}
+    assert {"config.yaml", "metrics.jsonl", "evaluation.json", "report.html", "README.md"} <= {path.name for path in files}
     assert any("tfevents" in path.name for path in files)
     assert [str(path) for path in files if any(value.encode() in path.read_bytes() for value in SECRETS.values())] == []

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ValueAdder,
     )
     from proxima.reward_kl import KLDivergence, RewardAdjuster
+    from proxima.runs import Run
     from proxima.token_attribution import TokenAttributor
 
 __version__ = "0.1.0"
@@ -41,6 +42,7 @@ _HOME = {
     "RewardComputer": "ppo_trainer",
     "RewardModel": "models",
     "RewardSpec": "config",
+    "Run": "runs",
     "SAPairs": "pairs",
     "SFTModel": "models",
     "SequenceGenerator": "ppo_trainer",

@@ -145,11 +145,14 @@ def overview() -> str:
 
 
 def _with_flags(kind: Any, arguments: list[str]) -> list[str]:
-    """Leading words get the flags the command names for them (`proxima eval RUN`); `--model` is short for `--model-name`."""
+    """Leading words get the flags the command names for them (`proxima eval RUN`), a flag that ends in `...` all that are left;
+    `--model` is short for `--model-name`."""
     named: list[str] = []
     for flag in getattr(kind, "words", ()):
         if arguments and not arguments[0].startswith("-"):
-            named += [f"--{flag}", arguments.pop(0)]
+            named += [f"--{flag.removesuffix('...')}", arguments.pop(0)]
+        while flag.endswith("...") and arguments and not arguments[0].startswith("-"):
+            named.append(arguments.pop(0))
     return named + [re.sub(r"^--model(?==|$)", "--model-name", word) for word in arguments]
 
 

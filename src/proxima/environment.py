@@ -8,8 +8,10 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from proxima.processes import rank_and_count
+
 PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy", "tokenizers", "datasets")
-MATTERS = ("packages", "machine", "threads", "gpus", "cuda")  # what the last bits of a number may depend on
+MATTERS = ("packages", "machine", "threads", "gpus", "cuda", "processes")  # what the last bits of a number may depend on
 
 
 def describe_environment() -> dict[str, Any]:
@@ -30,12 +32,13 @@ def describe_environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpus": gpus,
         "cuda": torch.version.cuda if gpus else None,
+        "processes": rank_and_count()[1],
     }
 
 
 def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What differs of that on which the last bits of a number may depend."""
-    return [f"{name}: {before.get(name)} -> {now[name]}" for name in MATTERS if before.get(name) != now[name]]
+    return [f"{name}: {before.get(name)} -> {now[name]}" for name in MATTERS if before.get(name, now[name]) != now[name]]
 
 
 def _version(package: str) -> str | None:

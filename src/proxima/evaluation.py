@@ -8,30 +8,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from proxima.config import PPOConfig, RewardSpec
 from proxima.errors import RewardFailure
-from proxima.evaluator import win_rate
-from proxima.metrics import rollout_metrics, score_metrics
+from proxima.evaluator.win_rate import mean_interval
 from proxima.ppo_trainer import PPOTrainer
-from proxima.ppo_trainer.ppo_trainer import VALIDATION_STEP
-from proxima.ppo_trainer.reward_computer import Scores
-
-SHOWN = ("kl", "kl_exact", "response_length", "eos_rate")
-
-
-@dataclass(frozen=True)
-class Side:
-    """One model's answers to all prompts."""
-
-    texts: list[str]
-    scores: list[float]
-    measured: dict[str, float]
+from proxima.ppo_trainer.held_out import Answers, answer, win_rates
+from proxima.ppo_trainer.judges import OWN
+from proxima.run_folder import plain
 
 
 def run_config(run: str | Path) -> PPOConfig:
@@ -44,62 +31,51 @@ def run_config(run: str | Path) -> PPOConfig:
 def open_run(run: str | Path, rewards: Sequence[RewardSpec] = (), **changes: Any) -> PPOTrainer:
     """The trainer of a finished run, before its trained weights are loaded: policy and reference are still the same."""
     config = run_config(run)
-    alone = (
-        {"engine": "auto", "engine_urls": (), "overlap": False} if config.engine == "vllm" else {}
-    )  # its servers may be gone
-    return PPOTrainer(replace(config, rewards=tuple(rewards) or config.rewards, trackers=(), **{**alone, **changes}))
+    alone = {"engine": "auto", "engine_urls": (), "overlap": False}  # its servers may be gone
+    changes = {**(alone if config.engine == "vllm" else {}), **changes}
+    return PPOTrainer(replace(config, **{"rewards": tuple(rewards) or config.rewards, "trackers": (), "judges": (), **changes}))
 
 
-def evaluate_run(run: str | Path, prompts: Sequence[str], rewards: Sequence[RewardSpec] = (), **changes: Any) -> dict[str, Any]:
+def evaluate_run(
+    run: str | Path,
+    prompts: Sequence[str],
+    rewards: Sequence[RewardSpec] = (),
+    judges: Sequence[RewardSpec] = (),
+    **changes: Any,
+) -> dict[str, Any]:
     """
     Args:
-        rewards: judges other than the run's own.
+        rewards: score by these instead of the run's own.
+        judges: who else judges win rates; by default the run's own judges.
         changes: settings to evaluate with, for example `temperature`.
-    Returns: `reference` and `policy` by metric, the `win_rate`, and `samples`; also written to `evaluation.json` in the run.
+    Returns: `reference` and `policy` by metric, the `win_rate` by the rewards, `win_rates` by judge, and `samples`; also in the
+        run's `evaluation.json`.
     """
-    trainer = open_run(run, rewards, **changes)
+    trainer = open_run(run, rewards, judges=tuple(judges) or run_config(run).judges, **changes)
     reference = answer(trainer, prompts)
     trainer.load(run)
     policy = answer(trainer, prompts)
-    if all(map(math.isnan, reference.scores)) or all(map(math.isnan, policy.scores)):
+    scores = [side.scores[OWN] for side in (reference, policy)]
+    if any(all(map(math.isnan, column)) for column in scores):
         raise RewardFailure(f"all rewards failed, nothing was judged; the last reason: {trainer.reward_computer.last_failure}")
+    rates = win_rates(trainer, prompts, policy, reference)
     results = {
         "prompts": len(prompts),
         "rewards": trainer.reward_computer.reward_source,
-        "reference": reference.measured,
-        "policy": policy.measured,
-        "win_rate": win_rate(policy.scores, reference.scores, trainer.config.seed),
+        "reference": _with_interval(reference, trainer.config.seed),
+        "policy": _with_interval(policy, trainer.config.seed),
+        "win_rate": rates.pop(OWN),
+        "win_rates": rates,
         "samples": [
             {"prompt": row[0], "reference": row[1], "reference_reward": row[2], "policy": row[3], "policy_reward": row[4]}
-            for row in zip(prompts, reference.texts, reference.scores, policy.texts, policy.scores, strict=True)
+            for row in zip(prompts, reference.texts, scores[0], policy.texts, scores[1], strict=True)
         ],
     }
-    text = json.dumps(_with_null(results), indent=2, ensure_ascii=False)
+    text = json.dumps(plain(results), indent=2, ensure_ascii=False)
     (Path(run) / "evaluation.json").write_text(text + "\n", encoding="utf-8")
     return results
 
 
-def _with_null(value: Any) -> Any:
-    """The same with null for nan, which JSON has not."""
-    if isinstance(value, dict):
-        return {name: _with_null(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_with_null(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def answer(trainer: PPOTrainer, prompts: Sequence[str]) -> Side:
-    """Answers of the policy as it is now, in batches of the run's own size."""
-    texts: list[str] = []
-    scored: list[Scores] = []
-    sums = dict.fromkeys(SHOWN, 0.0)
-    for start in range(0, len(prompts), trainer.config.batch_size):
-        batch = [prompts[i] for i in range(start, min(start + trainer.config.batch_size, len(prompts)))]
-        pairs, written = trainer.generator.generate_sequences(batch, VALIDATION_STEP)
-        texts += written
-        scored.append(trainer.reward_computer.score_pairs(pairs))
-        measured = rollout_metrics(pairs)
-        sums = {name: sums[name] + measured[name] * len(batch) / len(prompts) for name in SHOWN}
-    total = torch.cat([item.total for item in scored])
-    by_name = {name: torch.cat([item.by_name[name] for item in scored]) for name in scored[0].by_name}
-    return Side(texts, total.tolist(), {**score_metrics(total, by_name), **sums})
+def _with_interval(answers: Answers, seed: int) -> dict[str, float]:
+    _, low, high = mean_interval(answers.scores[OWN], seed)
+    return {**answers.measured, "reward_low": low, "reward_high": high}

@@ -58,16 +58,28 @@ GLOSSARY: dict[str, str] = {
     "seconds/update": "Time of the update.",
     "seconds": "Time of the whole step.",
     "validation/reward": "Mean score on the validation prompts, with the same sampling noise at every evaluation.",
+    "validation/reward_low": "Lower end of the 95 % bootstrap interval of `validation/reward`.",
+    "validation/reward_high": "Upper end of it.",
+    "validation/reward/*": "Mean score of one reward by its name on the validation prompts, before its weight.",
+    "validation/failed_rewards": "Validation answers whose reward failed; they were left out.",
+    "validation/win_rate": "Share of validation prompts on which the policy's score beats the reference's (0.5: a tie).",
+    "validation/win_rate_low": "Lower end of its 95 % bootstrap interval.",
+    "validation/win_rate_high": "Upper end of it.",
+    "validation/win_rate/*": "The same by the preference of a judge, by its name; NAME/low and NAME/high are its interval.",
+    "validation/unjudged/*": "Validation prompts that a judge, by its name, could not judge; they were left out.",
     "validation/kl": "Sequence KL on the validation prompts, as `kl`.",
     "validation/response_length": "Mean response length on the validation prompts.",
     "validation/eos_rate": "Share of validation responses that ended by themselves.",
+    "validation/distinct_1": "Different words over all words of the validation answers.",
+    "validation/distinct_2": "Different pairs of neighbouring words over all such pairs of the validation answers.",
+    "validation/repetition": "Share of four-word runs that came before in the same answer, mean over the validation answers.",
 }
 
 UPDATE_MEANS = ("policy_loss", "value_loss", "clip_fraction", "approx_kl", "grad_norm_policy", "grad_norm_value")
 
 
 def is_defined(name: str) -> bool:
-    return name in GLOSSARY or name.partition("/")[0] + "/*" in GLOSSARY
+    return name in GLOSSARY or any(name.startswith(known[:-1]) for known in GLOSSARY if known.endswith("/*"))
 
 
 def rollout_metrics(pairs: SAPairs) -> dict[str, float]:

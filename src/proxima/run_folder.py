@@ -1,6 +1,6 @@
 """The folder of a run. In: a config, then metrics, samples and warnings. Out: files in runs/NAME; trackers fed.
 
-config.yaml  environment.json  metrics.jsonl  samples.jsonl  warnings.jsonl  log.txt  results.json  checkpoints/
+config.yaml  environment.json  metrics.jsonl  samples.jsonl  warnings.jsonl  log.txt  results.json  checkpoints/  tokens/
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -24,7 +24,7 @@ from proxima.tracking import Tracker, open_trackers
 
 log = logging.getLogger(__name__)
 
-METRICS, SAMPLES, WARNINGS = "metrics.jsonl", "samples.jsonl", "warnings.jsonl"
+METRICS, SAMPLES, WARNINGS, TOKENS = "metrics.jsonl", "samples.jsonl", "warnings.jsonl", "tokens"
 
 
 class RunFolder:
@@ -77,6 +77,10 @@ class RunFolder:
             file.close()
         metrics = _cut(self.path / METRICS, lambda _, line: line["step"] <= step)
         _cut(self.path / SAMPLES, lambda _, line: line["step"] <= step)
+        for path in (self.path / TOKENS).glob("*step-*.json*"):  # also what a killed process left half-written
+            number = path.stem.removeprefix("step-")
+            if path.suffix == ".part" or (number.isdigit() and int(number) > step):
+                path.unlink()
         self.warnings = len(_cut(self.path / WARNINGS, lambda place, _: warnings is None or place < warnings))
         self._files = {name: (self.path / name).open("a", encoding="utf-8") for name in (METRICS, SAMPLES, WARNINGS)}
         return [{name: math.nan if value is None else value for name, value in line.items()} for line in metrics]
@@ -89,6 +93,15 @@ class RunFolder:
     def write_samples(self, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
         for sample in samples:
             _write_line(self._files[SAMPLES], {"step": step, **sample})
+
+    def write_tokens(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
+        path = self.path / TOKENS / f"step-{step:08d}.json"
+        path.parent.mkdir(exist_ok=True)
+        text = json.dumps(plain({"step": step, "samples": records}), ensure_ascii=False, separators=(",", ":"))
+        try:
+            replace_text(path, text + "\n")
+        except OSError as error:
+            raise cannot_write(path, error) from error
 
     def write_warning(self, step: int, guard: str, message: str, action: str) -> None:
         _write_line(self._files[WARNINGS], {"step": step, "guard": guard, "message": message, "action": action})
@@ -158,7 +171,7 @@ def _lock(folder: Path) -> ExitStack:
     try:
         import fcntl
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _try_again(lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -170,6 +183,17 @@ def _lock(folder: Path) -> ExitStack:
     except (ImportError, OSError) as error:
         log.warning("%s cannot be locked (%s): start no second process on it", folder, error)
     return held
+
+
+def _try_again(lock: Callable[[], None], tries: int = 5) -> None:
+    """Whoever looks whether a run trains (`proxima.runs`, the studio) holds its lock for a moment: that is not in use."""
+    for left in reversed(range(tries)):
+        try:
+            return lock()
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(0.02)
 
 
 def _log_file(path: Path) -> ExitStack:
@@ -217,6 +241,8 @@ def _write_line(file: IO[str], record: Mapping[str, Any]) -> None:
         file.write(json.dumps(plain(record), ensure_ascii=False) + "\n")
         file.flush()
     except OSError as error:
-        raise ValueError(
-            f"cannot write to {file.name}: {error.strerror}; make room or mend the folder, then --resume"
-        ) from error
+        raise cannot_write(file.name, error) from error
+
+
+def cannot_write(path: str | Path, error: OSError) -> ValueError:
+    return ValueError(f"cannot write to {path}: {error.strerror}; make room or mend the folder, then --resume")

@@ -92,7 +92,7 @@ def _reference(config: PPOConfig, base: Backbone) -> SFTModel:
     return SFTModel(base, load_adapter(base, "sft", config.sft_adapter) if config.sft_adapter else None)
 
 
-def load_reward(config: PPOConfig, base: Backbone) -> RewardModel:
+def load_reward(config: PPOConfig, base: Backbone, name: str = "reward") -> RewardModel:
     """The trained reward model the config names (an adapter, or a network of its own), or the base with an untrained head."""
     deviation = (base.hidden_size + 1) ** -0.5
     head = scalar_head(base.hidden_size, deviation, base.device)
@@ -103,7 +103,7 @@ def load_reward(config: PPOConfig, base: Backbone) -> RewardModel:
         return RewardModel(base, None, head, "untrained")
     load_head(head, folders[0])
     if is_adapter(folders[0]):
-        return RewardModel(base, load_adapter(base, "reward", folders[0]), head, folders[0])
+        return RewardModel(base, load_adapter(base, name, folders[0]), head, folders[0])
     return RewardModel(Backbone(load_network(config, folders[0], base.device)), None, head, folders[0])
 
 

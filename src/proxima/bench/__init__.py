@@ -4,7 +4,7 @@ from proxima.bench.bench import CASES, Case, run_case
 from proxima.bench.floor import Machine, measure_machine
 from proxima.bench.peer import run_peer
 from proxima.bench.random_model import SHAPES, make_random_model
-from proxima.bench.scaling import run_scaling, scaling_table
+from proxima.bench.scaling import growth_plot, run_scaling, scaling_table
 from proxima.bench.table import table
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "SHAPES",
     "Case",
     "Machine",
+    "growth_plot",
     "make_random_model",
     "measure_machine",
     "run_case",

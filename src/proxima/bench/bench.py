@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import tempfile
 import time
@@ -83,7 +84,12 @@ def run_case(case: Case, machine: Machine, steps: int = 3, folder: str | Path | 
             **settings,
         )
         trainer = PPOTrainer(config)
-        return {**asdict(case), **_timed(trainer, case, machine, steps)}
+        result = {**asdict(case), **_timed(trainer, case, machine, steps)}
+    del trainer
+    gc.collect()
+    if device == "cuda":  # what this case took is not counted with the next
+        torch.cuda.empty_cache()
+    return result
 
 
 def _timed(trainer: PPOTrainer, case: Case, machine: Machine, steps: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from proxima.bench.bench import Case, run_case
 from proxima.bench.floor import Machine
+from proxima.runs.plot import Plot
 
 FACTORS = (0.5, 1.0, 2.0)
 DIMENSIONS = ("batch", "prompt", "response")
@@ -28,10 +29,13 @@ def growth(points: list[tuple[int, float]]) -> float:
     return max((after[1] / before[1]) / (after[0] / before[0]) for before, after in pairwise(points))
 
 
-def run_scaling(case: Case, machine: Machine, steps: int, folder: str, **settings: Any) -> dict[str, Any]:
-    """Seconds a step by size, and the growth, for each dimension; what is the same case is run once."""
-    done: dict[Case, float] = {}
-    found = {}
+def run_scaling(case: Case, seconds: float, machine: Machine, steps: int, folder: str, **settings: Any) -> dict[str, Any]:
+    """Seconds a step by size, and the growth, for each dimension.
+
+    Args:
+        seconds: of the case itself, which was timed already.
+    """
+    done, found = {case: seconds}, {}
     for dimension in DIMENSIONS:
         points = []
         for factor in FACTORS:
@@ -41,6 +45,17 @@ def run_scaling(case: Case, machine: Machine, steps: int, folder: str, **setting
             points.append((size, done[changed]))
         found[dimension] = {"points": points, "growth": growth(points)}
     return found
+
+
+def growth_plot(found: dict[str, Any]) -> Plot:
+    """What was measured beside growth in proportion to the smallest size."""
+    charts = []
+    for dimension, result in found.items():
+        first, seconds = result["points"][0]
+        line = [[size, seconds * size / first] for size, _ in result["points"]]
+        series = [{"name": "measured", "points": result["points"]}, {"name": "in proportion", "points": line}]
+        charts.append({"title": f"seconds a step by {dimension}", "x": dimension, "series": series})
+    return Plot(charts)
 
 
 def scaling_table(found: dict[str, Any]) -> str:

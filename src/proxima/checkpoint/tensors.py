@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +68,18 @@ def set_random_state(plain: dict[str, Any]) -> None:
     random.setstate((version, tuple(words), gauss))
     name, keys, *rest = plain["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+
+
+@contextmanager
+def same_random_state() -> Iterator[None]:
+    """Whatever the block draws from torch's, Python's and numpy's generators, they are afterwards as they were before."""
+    import numpy as np
+
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

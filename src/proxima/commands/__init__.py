@@ -6,6 +6,7 @@ What is heavy is imported inside `run`, so that `--help` is quick.
 from typing import Any
 
 from proxima.commands.bench import Bench
+from proxima.commands.compare import Compare
 from proxima.commands.data import Data
 from proxima.commands.demo import Demo
 from proxima.commands.doctor import Doctor
@@ -13,8 +14,11 @@ from proxima.commands.evaluate import Eval
 from proxima.commands.export import Export
 from proxima.commands.generate import Generate
 from proxima.commands.label import Label
+from proxima.commands.report import Report
+from proxima.commands.scaling import Scaling
 from proxima.commands.serve_reward import ServeReward
 from proxima.commands.stages import Reward, Sft
+from proxima.commands.studio import Studio
 from proxima.commands.train import Train
 
 COMMANDS: dict[str, Any] = {
@@ -26,9 +30,13 @@ COMMANDS: dict[str, Any] = {
     "train": Train,
     "doctor": Doctor,
     "eval": Eval,
+    "report": Report,
+    "compare": Compare,
     "generate": Generate,
     "export": Export,
     "serve-reward": ServeReward,
+    "studio": Studio,
     "bench": Bench,
+    "scaling": Scaling,
 }
 """By name, in the order of the help."""

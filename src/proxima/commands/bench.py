@@ -21,7 +21,7 @@ class Bench:
     steps: int = 3
     """Steps to time after the warm-up; the median counts."""
     scaling: bool = False
-    """Also time the first case at half and twice its batch, prompt and response: how the time grows."""
+    """Also time the first case at half and twice its batch, prompt and response: how the time grows, as numbers and a page."""
     peer: Literal["", "trl"] = ""
     """Also time TRL 1.12 on the same shapes where all prompts are of one length, in an environment of its own (`make peer`)."""
     output: Path = Path("bench.json")
@@ -32,7 +32,7 @@ class Bench:
     def run(self) -> None:
         import torch
 
-        from proxima.bench import CASES, measure_machine, run_case, run_peer, run_scaling, scaling_table, table
+        from proxima.bench import CASES, growth_plot, measure_machine, run_case, run_peer, run_scaling, scaling_table, table
 
         warnings.filterwarnings("ignore", message="no reward is configured")
         gpu = torch.cuda.is_available()
@@ -57,7 +57,8 @@ class Bench:
                 keep({**result, "peer": peer})
             if self.scaling:
                 settings = {"micro_batch_tokens": self.micro_batch_tokens}
-                found = run_scaling(CASES[names[0]], machine, self.steps, folder, **settings)
+                found = run_scaling(CASES[names[0]], written[0]["seconds"], machine, self.steps, folder, **settings)
                 print(f"{names[0]}, growth\n{scaling_table(found)}\n", flush=True)
                 keep({"name": names[0], "scaling": found})
+                print(f"as a picture: {growth_plot(found).save(self.output.with_suffix('.html'))}")
         print(f"all numbers: {self.output}")

@@ -13,6 +13,9 @@ LABELS = {
     "kl": "sequence KL (nats)",
     "response_length": "length (tokens)",
     "eos_rate": "ended by itself",
+    "distinct_1": "different words",
+    "distinct_2": "different word pairs",
+    "repetition": "repeated four-word runs",
 }
 
 
@@ -28,7 +31,10 @@ class Eval:
     data: str
     """Held-out prompts, in any form `proxima train` takes."""
     rewards: tuple[RewardSpec, ...] = ()
-    """Judge by these instead of the run's own rewards."""
+    """Score by these instead of the run's own rewards."""
+    judges: tuple[RewardSpec, ...] = ()
+    """Who else says which of two answers is better: any reward, or a function or URL that compares (docs/evaluate.md);
+    by default the run's own judges."""
     limit: int = 0
     """Use only the first so many prompts; 0 = all."""
     show: int = 3
@@ -41,7 +47,7 @@ class Eval:
 
         config = run_config(self.folder)
         prompts = read_prompts(self.data, load_tokenizer(config.model_name, config.trust_remote_code), self.limit)
-        results = evaluate_run(self.folder, prompts, self.rewards)
+        results = evaluate_run(self.folder, prompts, self.rewards, self.judges)
         for sample in results["samples"][: self.show]:
             print(f"\n{sample['prompt']}")
             for side in ("reference", "policy"):
@@ -51,12 +57,19 @@ class Eval:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Reference and policy side by side, then the win rate."""
+    """Reference and policy side by side, then the win rates."""
     names = [name for name in results["policy"] if name in LABELS or name.startswith("reward/")]
     rows = [f"\n{'on ' + str(results['prompts']) + ' prompts':28}{'reference':>12}{'policy':>12}"]
     old, new = results["reference"], results["policy"]
     rows += [f"{LABELS.get(name, name):28}{old[name]:>12.4g}{new[name]:>12.4g}" for name in names]
-    rate = results["win_rate"]
-    rows.append(f"{'win rate (ties half)':28}{'':>12}{rate['rate']:>12.3f}   (95 %: {rate['low']:.3f} to {rate['high']:.3f})")
+    rates = {"win rate (ties half)": results["win_rate"]}
+    rates |= {f"win rate by {name}": rate for name, rate in results["win_rates"].items()}
+    for label, rate in rates.items():
+        rows.append(f"{label:28}{'':>12}{rate['rate']:>12.3f}   (95 %: {rate['low']:.3f} to {rate['high']:.3f})")
     failed = sum(results[side]["failed_rewards"] for side in ("reference", "policy"))
-    return "\n".join([*rows, f"{failed:.0f} rewards failed and were left out"] if failed else rows)
+    if failed:
+        rows.append(f"{failed:.0f} rewards failed and were left out")
+    for name, rate in results["win_rates"].items():
+        if unjudged := results["prompts"] - rate["prompts"]:
+            rows.append(f"{unjudged} prompts could not be judged by {name} and were left out")
+    return "\n".join(rows)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from proxima.config import PPOConfig
@@ -48,6 +50,8 @@ class Train:
         trainer = processes.together(lambda: PPOTrainer(self.ppo))
         results = trainer.train(prompts, self.epochs, held_out, self.resume, self.force)
         print(f"stopped: {results.stop_reason}; best step {results.best_step}; results in {results.run_folder}")
+        if processes.first:
+            self._report(results.run_folder, len(prompts))
         processes.leave()
 
     def _read(self) -> tuple[Sequence[str], Sequence[str] | None, Any]:
@@ -64,6 +68,24 @@ class Train:
         tokenizer = load_tokenizer(self.ppo.model_name, self.ppo.trust_remote_code)
         held_out = read_prompts(held_out_rows, tokenizer) if held_out_rows is not None else None
         return read_prompts(rows, tokenizer), held_out, tokenizer
+
+    def _report(self, folder: Path, prompts: int) -> None:
+        """Note what the data was, and write the report; what was trained stays good where this fails."""
+        from proxima.report import write_report
+        from proxima.runs import Run
+
+        noted = {
+            "data": self.data,
+            "prompts": prompts,
+            "validation": self.validation,
+            "limit": self.limit,
+            "epochs": self.epochs,
+        }
+        try:
+            (folder / "data.json").write_text(json.dumps(noted, indent=2) + "\n", encoding="utf-8")
+            print(f"report: {write_report(Run(folder))}")
+        except Exception as error:  # whatever it is, the run is done
+            print(f"proxima: warning: the report could not be written: {error}", file=sys.stderr)
 
     def _check(self, prompts: Sequence[str], tokenizer: Any) -> None:
         """Say what the quick checks warn of; refuse to start where one fails."""

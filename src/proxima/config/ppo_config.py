@@ -155,8 +155,14 @@ class PPOConfig(Settings):
     # --- the run ---
     eval_every: int = 1
     """PPO steps between the evaluator's verdicts."""
+    judges: tuple[RewardSpec, ...] = ()
+    """Who else judges win rates against the reference on the validation prompts, beside the rewards: any reward, or a function
+    or URL that compares two answers; see docs/evaluate.md."""
+    token_samples: int = 4
+    """Samples of a verdict whose every token is written down: so many that follow the same prompts, so many of the step's own
+    batch; 0 = none. Without validation prompts the followed ones are a small generation of their own."""
     patience: int = 0
-    """Stop after this many verdicts in a row without improvement; 0 = never."""
+    """Stop after this many verdicts in a row without improvement, unless the last 2 * patience still rise; 0 = never."""
     min_improvement: float = 0.0
     """By how much the average reward must beat the best so far to count as improvement."""
     checkpoint_every: int = 10
@@ -191,9 +197,10 @@ class PPOConfig(Settings):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        labels = [spec.label for spec in self.rewards]
-        if doubled := {label for label in labels if labels.count(label) > 1}:
-            raise ValueError(f"rewards have the same name: {sorted(doubled)}; give each a name of its own")
+        for kind, specs in (("rewards", self.rewards), ("judges", self.judges)):
+            labels = [spec.label for spec in specs]
+            if doubled := {label for label in labels if labels.count(label) > 1}:
+                raise ValueError(f"{kind} have the same name: {sorted(doubled)}; give each a name of its own")
         for name in self.trackers:
             if name not in TRACKERS:
                 raise ValueError(f"trackers: {name!r} is not one of {', '.join(TRACKERS)}")

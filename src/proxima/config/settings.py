@@ -122,6 +122,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "warmup_share": (0, 1, "[]"),
     "weight_decay": (0, math.inf, "[)"),
     "validation_share": (0, 1, "()"),
+    "token_samples": (0, math.inf, "[)"),
     "patience": (0, math.inf, "[)"),
     "min_improvement": (0, math.inf, "[)"),
     "checkpoint_every": (0, math.inf, "[)"),
@@ -172,7 +173,7 @@ def _checked_list(name: str, value: Any) -> tuple[Any, ...]:
     items = [value] if single else value
     if not isinstance(items, (list, tuple)):
         raise ValueError(f"{name} ({value!r}) must be a list")
-    if name == "rewards":
+    if name in ("rewards", "judges"):
         return tuple(RewardSpec.of(item) for item in items)
     if strange := [item for item in items if not isinstance(item, str)]:
         raise ValueError(f"{name} ({strange[0]!r}) must be a text")

@@ -18,6 +18,7 @@ from proxima.demo.judge import Judgement, accuracy_by_gap, judge
 from proxima.demo.report import write_report
 from proxima.evaluator import win_rate
 from proxima.ppo_trainer import PPOTrainer
+from proxima.runs import Run
 from proxima.stages import Preference, RewardTrainer, read_preferences
 from proxima.world.build import MAX_NEW_TOKENS, demonstrations, sample_preferences
 from proxima.world.posts import Post, make_posts
@@ -110,10 +111,11 @@ def run_demo(
         "seconds": {"reward_model": rewarded - started, "ppo": trained - rewarded, "all": time.perf_counter() - started},
     }
     (home / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    examples = list(zip(held_out, before.texts, before.gold, after.texts, after.gold, strict=True))
-    report = write_report(home / "report.html", results, examples[:12])
-    _show(results, examples[:4])
-    print(f"\nresults: {home / 'results.json'}   report: {report}   trained adapter: {run.run_folder / 'policy'}")
+    examples = list(zip(held_out[:4], before.texts, before.gold, after.texts, after.gold, strict=False))
+    report = write_report(home / "report.html", results, held_out, before, after, Run(run.run_folder))
+    _show(results, examples)
+    print(f"\nresults: {home / 'results.json'}   trained adapter: {run.run_folder / 'policy'}")
+    print(f"report, to open in a browser: {report.resolve()}")
     return results
 
 

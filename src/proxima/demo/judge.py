@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from proxima.metrics import rollout_metrics
 from proxima.ppo_trainer import PPOTrainer
+from proxima.ppo_trainer.token_records import followed_records
 from proxima.stages import Preference, RewardTrainer
 from proxima.world.gold import gold_score
 from proxima.world.posts import Post, facts_of
 
 VALIDATION_STEP = -1  # both sides are sampled with the same noise
+RECORDS = 6
 GAPS = (0.0, 0.1, 0.2, 0.4, 0.6, 1.01)
 
 
@@ -29,6 +31,7 @@ class Judgement:
     kl: float
     response_length: float
     eos_rate: float
+    records: list[dict[str, Any]]  # of the first few, token by token
 
     ROWS: ClassVar[dict[str, str]] = {
         "gold score": "gold",
@@ -49,8 +52,11 @@ def judge(trainer: PPOTrainer, posts: Sequence[Post]) -> Judgement:
     assert pairs.tokens is not None
     gold = [gold_score(*row) for row in zip(posts, texts, pairs.tokens.ended.tolist(), strict=True)]
     measured = rollout_metrics(pairs)
-    scores = trainer.reward_computer.score_pairs(pairs).total.tolist()
-    return Judgement(texts, gold, scores, *(measured[name] for name in ("kl_exact", "response_length", "eos_rate")))
+    scores = trainer.reward_computer.score_pairs(pairs)
+    first = torch.arange(min(RECORDS, len(posts)))
+    records = followed_records(trainer, pairs.select(first), scores.select(first))
+    kl, length, ended = (measured[name] for name in ("kl_exact", "response_length", "eos_rate"))
+    return Judgement(texts, gold, scores.total.tolist(), kl, length, ended, records)
 
 
 @torch.no_grad()

@@ -1,102 +1,147 @@
-"""The demo's report. In: results and examples. Out: one self-contained HTML file. All model text is escaped."""
+"""The demo's report. In: results, both judgements, the PPO run. Out: one HTML file that tells all of it to a newcomer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from proxima.demo.judge import Judgement
+from proxima.metrics import GLOSSARY
+from proxima.report.curves import chart, frontier
+from proxima.report.facts import Card, percent
+from proxima.report.page import Page, code, folded, heading, listed, numbers, pairs, paragraph, settings, table, verdict
+from proxima.report.tokens import Pair, cut
+from proxima.runs import Run
 from proxima.world.posts import Post
 
-Example = tuple[Post, str, float, str, float]  # post, summary and gold before, summary and gold after
-
-STYLE = """
-:root { color-scheme: light dark; --line: #8884; --new: #0a7; --old: #888; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; width: 100%; } td, th { padding: .35rem .6rem; border-bottom: 1px solid var(--line); }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } th { text-align: left; }
-.big { display: flex; gap: 1rem; flex-wrap: wrap; } .big div { flex: 1 9rem; border: 1px solid var(--line); border-radius: 8px;
-padding: .7rem 1rem; } .big b { display: block; font-size: 1.7rem; } .post { color: var(--old); font-size: .9rem; }
-.example { border-left: 3px solid var(--line); padding-left: .8rem; margin: 1rem 0; } .after { color: var(--new); }
-svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: currentColor; }
-"""
+EXAMPLES = 8
+CURVES = {
+    "Score of the reward model": ("score", ["avg_reward"]),
+    "Distance from the start (KL)": ("nats", ["kl_exact"]),
+    "Length": ("tokens", ["response_length"]),
+}
+HABIT = "basically"  # what the annotators like more than they should
 
 
-def write_report(path: Path, results: dict[str, Any], examples: Sequence[Example]) -> Path:
-    """Write the page and return its path."""
-    sft, ppo, win = results["sft"], results["ppo"], results["win_rate_by_gold"]
-    model, curve = results["reward_model"], results["curve"]
-    body = f"""<h1>A language model that learned from preferences</h1>
-<p>A small model had learned to summarise posts by imitating people who do it well and badly. It was then shown
-{results["reward_model"]["preferences"]:,} choices between two of its own summaries, a reward model learned to predict them, and
-{results["settings"]["steps"]} steps of PPO trained the model to write what the reward model likes. The <em>gold score</em>
-below is the true quality of a summary (facts kept, none invented, short, finished), which training never saw.</p>
-<div class="big"><div>gold score<b>{sft["gold"]:.2f} → {ppo["gold"]:.2f}</b>of at most 1</div>
-<div>wins against before<b>{100 * win["rate"]:.0f} %</b>95 %: {100 * win["low"]:.0f} to {100 * win["high"]:.0f} %</div>
-<div>distance travelled<b>{ppo["kl"]:.1f} nats</b>KL a summary</div></div>
-<h2>Before and after, on posts it had never seen</h2>{"".join(_example(item) for item in examples)}
-<h2>All numbers</h2><table><tr><th></th><th class="n">before (SFT)</th><th class="n">after (PPO)</th></tr>
-{"".join(_row(label, sft[name], ppo[name]) for label, name in Judgement.ROWS.items())}</table>
-<h2>Reward while training</h2>{_plot([(item["step"], item["avg_reward"]) for item in curve], "PPO step", "reward-model score")}
-<h2>How good is the reward model?</h2>
-<p>On {model["pairs"]} held-out choices it agrees with the people {100 * model["accuracy"]:.1f} % of the time; with the gold
-score, the further two summaries lie apart the more often:</p>
-<table><tr><th>gold scores differ by</th><th class="n">pairs</th><th class="n">ordered right</th></tr>
-{"".join(_gap(name, row) for name, row in model["by_gold_gap"].items())}</table>
-<p class="post">Seed {results["seed"]}. The people have one weakness: they like summaries that open with “basically,” more than
-they should. Watch for it in the examples: a reward model learns its teachers' weaknesses too.</p>"""
-    page = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Proxima demo</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head><body>{body}</body></html>\n"
+def write_report(
+    path: Path, results: dict[str, Any], posts: Sequence[Post], before: Judgement, after: Judgement, run: Run
+) -> Path:
+    """Write the page and return its path. It holds no times and no folders: the same results give the same page."""
+    page = Page("A language model that learned from preferences", "demo report")
+    _first_screen(page, results)
+    sides = zip(before.texts, after.texts, before.gold, after.gold, strict=True)
+    rows = [Pair(_told(post), *side) for post, side in zip(posts, sides, strict=True)]
+    page.section(
+        "Before and after, on posts it had never seen",
+        paragraph(
+            "The first of the held-out posts, not chosen ones. Quality: 1 says everything in few words, 0 is useless.", "soft"
+        ),
+        pairs(rows[:EXAMPLES], "quality"),
     )
-    path.write_text(page, encoding="utf-8")
-    return path
+    metrics = run.metrics()
+    charts = [chart(metrics, names, title, unit, _words(names[0])) for title, (unit, names) in CURVES.items()]
+    traded = frontier(metrics)
+    page.section("While it trained", page.plots([*charts, traded] if traded else charts))
+    page.section(
+        "Token microscope",
+        paragraph(
+            "One summary, token by token: left by the model before PPO, right after it, on the same post. Blue tokens are "
+            "those that PPO made likelier than they were, orange ones less likely. Point at a token for all its numbers, or "
+            "colour by another of them.",
+            "soft",
+        ),
+        page.microscope(
+            [
+                {"label": label, "samples": [cut(sample) for sample in side.records]}
+                for label, side in (("before PPO", before), ("after PPO", after))
+            ],
+            "kl",
+        ),
+    )
+    measured = [(label, f"{results['sft'][name]:.3f}", f"{results['ppo'][name]:.3f}") for label, name in Judgement.ROWS.items()]
+    page.section(f"All numbers, over {len(posts)} posts", table(("", "before (SFT)", "after (PPO)"), measured))
+    _reward_model(page, results["reward_model"])
+    _weakness(page, before, after)
+    page.section(
+        "How to repeat it",
+        code(f"proxima demo --seed {results['seed']} --steps {results['settings']['steps']}"),
+        paragraph("The same seed gives the same numbers. Then, with your own prompts and reward: `proxima train --help`."),
+        folded("Settings of PPO", settings(results["settings"])),
+    )
+    return page.write(path)
 
 
-def _example(item: Example) -> str:
-    post, old, old_gold, new, new_gold = item
-    told = escape(post.prompt.splitlines()[2].removeprefix("POST: "))
-    return (
-        f'<div class="example"><div class="post">{told}</div><div>before ({old_gold:.2f}): {escape(old)}</div>'
-        f'<div class="after">after ({new_gold:.2f}): {escape(new)}</div></div>'
+def _first_screen(page: Page, results: dict[str, Any]) -> None:
+    sft, ppo, win, model = results["sft"], results["ppo"], results["win_rate_by_gold"], results["reward_model"]
+    interval = f"95 %: {percent(win['low'])} to {percent(win['high'])} %"
+    better = True if win["low"] > 0.5 else False if win["high"] < 0.5 else None
+    grew = {True: "became better", False: "became worse", None: "cannot be told from before"}[better]
+    page.section(
+        "",
+        heading(page.title),
+        verdict(
+            f"Its summaries {grew}: their true quality went from {sft['gold']:.2f} to {ppo['gold']:.2f} (1 is best), and they "
+            f"beat those from before {percent(win['rate'])} % of the time.",
+            better,
+        ),
+        paragraph(
+            "A small language model had learned to summarise posts by imitating people, some of whom do it badly. This is how "
+            "it learned to do better, from nothing but people's choices between two of its own summaries (RLHF):"
+        ),
+        listed(
+            [
+                f"People (here simulated ones, so that there is a true quality to judge by) chose the better of two summaries, "
+                f"{model['preferences']:,} times.",
+                "A second model, the reward model, learned to predict these choices: it gives any summary a score.",
+                f"{results['settings']['steps']} steps of PPO made summaries with a high score likelier, and charged for every "
+                "bit of distance from the model it began as, so that it keeps its language.",
+                "Summaries from before and after were judged by their true quality: facts kept, none invented, short, "
+                "finished. Training never saw that measure.",
+            ]
+        ),
+        numbers(
+            [
+                Card("True quality", f"{sft['gold']:.2f} → {ppo['gold']:.2f}", "of at most 1"),
+                Card("Wins against before", f"{percent(win['rate'])} %", interval),
+                Card("Distance travelled", f"{ppo['kl']:.1f} nats", "KL a summary"),
+                Card(
+                    "Reward model is right", f"{percent(model['accuracy'])} %", f"of {model['pairs']:,} choices it had not seen"
+                ),
+            ]
+        ),
     )
 
 
-def _row(label: str, before: float, after: float) -> str:
-    return f'<tr><td>{escape(label)}</td><td class="n">{before:.3f}</td><td class="n">{after:.3f}</td></tr>'
-
-
-def _gap(name: str, row: dict[str, float]) -> str:
-    return f'<tr><td>{escape(name)}</td><td class="n">{row["pairs"]}</td><td class="n">{100 * row["accuracy"]:.1f} %</td></tr>'
-
-
-def _plot(points: Sequence[tuple[float, float]], across: str, up: str) -> str:
-    """A line chart as SVG."""
-    width, height, margin = 640, 240, 44
-    xs, ys = [x for x, _ in points], [y for _, y in points]
-    low, high = min(ys), max(ys)
-    span_x, span_y = (max(xs) - min(xs)) or 1, (high - low) or 1
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        inside = (width - 2 * margin, height - 2 * margin)
-        return margin + (x - min(xs)) / span_x * inside[0], height - margin - (y - low) / span_y * inside[1]
-
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
-    levels = {y: f"{place(min(xs), y)[1]:.1f}" for y in (low, (low + high) / 2, high)}
-    ticks = "".join(
-        f'<text x="{margin - 6}" y="{at}" dy="4" text-anchor="end">{y:.2f}</text>'
-        f'<line x1="{margin}" x2="{width - margin}" y1="{at}" y2="{at}" stroke="#8884"/>'
-        for y, at in levels.items()
+def _reward_model(page: Page, model: dict[str, Any]) -> None:
+    rows = [(name, f"{row['pairs']}", f"{100 * row['accuracy']:.1f} %") for name, row in model["by_gold_gap"].items()]
+    page.section(
+        "How good is the reward model?",
+        paragraph(
+            "It is the same small language model with one number as its output, trained so that the chosen summary of a pair "
+            f"gets the higher one. On {model['pairs']} choices it had not seen it agrees with the people "
+            f"{100 * model['accuracy']:.1f} % of the time; with the true quality, the more often the further two lie apart:"
+        ),
+        table(("true qualities differ by", "pairs", "ordered right"), rows),
     )
-    return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(up)} by {escape(across)}">{ticks}'
-        f'<polyline points="{line}" fill="none" stroke="#0a7" stroke-width="2"/>'
-        f'<text x="{margin}" y="{height - margin + 18}">{min(xs):g}</text>'
-        f'<text x="{width - margin}" y="{height - margin + 18}" text-anchor="end">{max(xs):g}</text>'
-        f'<text x="{width / 2}" y="{height - 8}" text-anchor="middle">{escape(across)}</text>'
-        f'<text x="{margin}" y="16">{escape(up)}</text></svg>'
+
+
+def _weakness(page: Page, before: Judgement, after: Judgement) -> None:
+    counts = [sum(text.strip().lower().startswith(HABIT) for text in side.texts) for side in (before, after)]
+    page.section(
+        "Its weakness",
+        paragraph(
+            f"The people like summaries that open with “{HABIT},” more than these are worth. A reward model learns its "
+            f"teachers' weaknesses, and PPO finds them: {counts[0]} of {len(before.texts)} summaries opened so before, "
+            f"{counts[1]} after. This is reward hacking in the small; the price of distance is what holds it back. In the "
+            "token microscope the word stands out in blue wherever PPO made it likelier."
+        ),
     )
+
+
+def _told(post: Post) -> str:
+    return post.prompt.splitlines()[2].removeprefix("POST: ")
+
+
+def _words(name: str) -> str:
+    return GLOSSARY[name].replace("`", "")

@@ -28,12 +28,14 @@ from proxima.base_setup.lora_setup import is_adapter
 from proxima.base_setup.model_setup import has_head
 from proxima.config import PPOConfig
 from proxima.models.base_model import CHUNK
+from proxima.processes.sharding import decoder_layers
 
 KEPT = 1.2  # numbers kept for the backward pass, as a share of the inputs and outputs of all maps (measured: 1.17)
 BACKWARD = 4  # the same of one layer, while it is computed backwards
+KEPT_BY_KERNELS, BACKWARD_BY_KERNELS = 0.9, 2  # the same for adapters on a GPU
 LOGITS = 8  # float32 tables of logits, probabilities and gradients that exist at once
 SLOTS = 256  # sequences generated at once, at most
-OVERHEAD = {"cuda": 3 * 2**29, "cpu": 3 * 2**28}
+OVERHEAD = {"cuda": 2**31, "cpu": 3 * 2**28}
 GIB = 2**30
 
 
@@ -63,6 +65,8 @@ class NetworkSize:
     """What the formula needs to know of a network."""
 
     parameters: int
+    in_layers: int
+    """Of these, those of the decoder layers, which several processes may share out."""
     widths: int
     """Inputs and outputs of all linear maps but the last, added up."""
     adapted: int
@@ -100,6 +104,7 @@ def network_size(network: Any, targets: str = "all-linear") -> NetworkSize:
     head = getattr(text, "head_dim", None) or text.hidden_size // heads
     return NetworkSize(
         parameters=count_weights(built),
+        in_layers=sum(count_weights(layer) for layer in decoder_layers(built)),
         widths=sum(widths.values()),
         adapted=sum(adapted),
         layers=text.num_hidden_layers,
@@ -116,6 +121,7 @@ def estimate_memory(
     on_gpu: bool = True,
     others: Sequence[Any] = (),
     smallest: bool = False,
+    processes: int = 1,
 ) -> MemoryEstimate:
     """Bytes at the peak of a step.
 
@@ -124,27 +130,31 @@ def estimate_memory(
         longest_prompt: in tokens.
         others: configs of further networks that are loaded, such as reward models of their own.
         smallest: with passes of one sequence, to which a run on a GPU goes down by itself when memory runs out.
+        processes: how many share the batch (and, with shard_base, the layers); the estimate is for one of them.
     """
     size = network_size(network, config.lora_targets)
     width = 4 if config.dtype == "float32" or (config.dtype == "auto" and not on_gpu) else 2
     full, shared = config.lora_r == 0, config.value_model == "policy"
     copies = 1 if shared else 2  # policy and value
-    trained = (size.parameters if full else config.lora_r * size.adapted) * copies
+    base = size.parameters - (size.in_layers * (processes - 1) // processes if config.shard_base else 0)
+    trained = (base if full else config.lora_r * size.adapted) * copies
+    batch, minibatch = (-(-count // processes) for count in (config.batch_size, config.minibatch_size))
     rewards = [str(spec.source) for spec in config.rewards if isinstance(spec.source, str)]
     frozen = bool(config.sft_adapter) + sum(is_adapter(source) for source in rewards if has_head(source))
-    own = size.parameters + sum(count_weights(without_weights(AutoModel, other)) for other in others)
+    own = base + sum(count_weights(without_weights(AutoModel, other)) for other in others)
     longest = longest_prompt + config.max_new_tokens
-    sequences = 1 if smallest else min(config.batch_size, config.minibatch_size, config.micro_batch_size)
+    sequences = 1 if smallest else min(batch, minibatch, config.micro_batch_size)
     tokens = max(longest, min(sequences * longest, config.micro_batch_tokens))
     layer = size.widths / size.layers
-    kept = KEPT * layer + 2 * size.layers * size.hidden if config.gradient_checkpointing else KEPT * size.widths
+    share, backward = (KEPT_BY_KERNELS, BACKWARD_BY_KERNELS) if on_gpu and not full else (KEPT, BACKWARD)
+    kept = share * layer + 2 * size.layers * size.hidden if config.gradient_checkpointing else share * size.widths
     positions = min(CHUNK, max(1, tokens // longest) * config.max_new_tokens)
     return MemoryEstimate(
         weights=own * width + (4 * trained if full else 0),
         adapters=4 * ((0 if full else trained) + frozen * config.lora_r * size.adapted),
         optimizer=12 * trained,
-        activations=int(tokens * (kept + BACKWARD * layer) * (4 if full else width)),
-        cache=min(config.batch_size, SLOTS) * longest * size.cached * width,
+        activations=int(tokens * (kept + backward * layer) * (4 if full else width)),
+        cache=min(batch, SLOTS) * longest * size.cached * width,
         logits=LOGITS * positions * size.vocabulary * 4,
         overhead=OVERHEAD["cuda" if on_gpu else "cpu"],
     )

@@ -11,6 +11,7 @@ from proxima.base_setup.lora_setup import is_adapter
 from proxima.config import PPOConfig
 from proxima.doctor.finding import Finding, fail, ok, warn
 from proxima.doctor.memory import GIB, estimate_memory, free_memory, network_size
+from proxima.processes import rank_and_count
 from proxima.rewards.ready_made import READY_MADE
 
 LOGS = 64 * 2**20  # config, metrics, samples and the tokenizer's files
@@ -23,6 +24,7 @@ def check_memory(config: PPOConfig, network: Any, longest_prompt: int) -> Findin
         return ok("memory", f"not known for {device.type}")
     on_gpu = device.type == "cuda"
     given: dict[str, Any] = {"longest_prompt": longest_prompt, "on_gpu": on_gpu, "others": other_networks(config)}
+    given["processes"] = rank_and_count()[1]
     estimate = estimate_memory(config, network, **given)
     least = estimate_memory(config, network, **given, smallest=True) if on_gpu else estimate
     free, where = free_memory(device), "on the GPU" if on_gpu else "in main memory"

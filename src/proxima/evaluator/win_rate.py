@@ -1,4 +1,7 @@
-"""Win rates. In: two scores a prompt, and a judge's ties as equal scores. Out: the share won, with a bootstrap interval."""
+"""Win rates. In: two scores a prompt, or a preference a prompt. Out: the share won, with a bootstrap interval.
+
+A preference is the probability that ours is better: 1 won, 0.5 a tie, 0 lost, nan where nobody could say.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,31 @@ EQUAL = 1e-9
 
 def win_rate(ours: Sequence[float], theirs: Sequence[float], seed: int = 0) -> dict[str, float]:
     """Share of prompts on which ours is better, ties half, with a bootstrap 95 % interval; prompts with a nan are left out."""
-    pairs = [pair for pair in zip(ours, theirs, strict=True) if not any(map(math.isnan, pair))]
-    if not pairs:
-        return {"rate": math.nan, "low": math.nan, "high": math.nan, "prompts": 0}
-    wins = [1.0 if a > b + EQUAL else 0.5 if abs(a - b) <= EQUAL else 0.0 for a, b in pairs]
+    return share_won(preferences(ours, theirs), seed)
+
+
+def preferences(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """The higher score is better."""
+    return [_preference(a, b) for a, b in zip(ours, theirs, strict=True)]
+
+
+def _preference(ours: float, theirs: float) -> float:
+    if math.isnan(ours) or math.isnan(theirs):
+        return math.nan
+    return 1.0 if ours > theirs + EQUAL else 0.5 if abs(ours - theirs) <= EQUAL else 0.0
+
+
+def share_won(preferences: Sequence[float], seed: int = 0) -> dict[str, float]:
+    """`rate`, its 95 % interval `low` to `high`, and `prompts`: how many it rests on."""
+    rate, low, high = mean_interval(preferences, seed)
+    return {"rate": rate, "low": low, "high": high, "prompts": sum(not math.isnan(each) for each in preferences)}
+
+
+def mean_interval(values: Sequence[float], seed: int = 0) -> tuple[float, float, float]:
+    """Mean, and the 95 % interval of it by the percentile bootstrap; nan left out, all nan where nothing is left."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return math.nan, math.nan, math.nan
     rng = random.Random(f"bootstrap {seed}")
-    rates = sorted(sum(rng.choices(wins, k=len(wins))) / len(wins) for _ in range(SAMPLES))
-    low, high = rates[int(0.025 * SAMPLES)], rates[int(0.975 * SAMPLES) - 1]
-    return {"rate": sum(wins) / len(wins), "low": low, "high": high, "prompts": len(pairs)}
+    means = sorted(sum(rng.choices(known, k=len(known))) / len(known) for _ in range(SAMPLES))
+    return sum(known) / len(known), means[int(0.025 * SAMPLES)], means[int(0.975 * SAMPLES) - 1]

@@ -4,7 +4,7 @@ In: prompts and a model, or ready completions. Out: answers in an SQLite file, t
 """
 
 from proxima.label.export import export, in_words, summarize
-from proxima.label.page import make_label_app
+from proxima.label.page import PAGE, add_label_routes, make_label_app
 from proxima.label.store import Item, Store
 
-__all__ = ["Item", "Store", "export", "in_words", "make_label_app", "summarize"]
+__all__ = ["PAGE", "Item", "Store", "add_label_routes", "export", "in_words", "make_label_app", "summarize"]

@@ -22,8 +22,17 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 
+PAGE = Path(__file__).parent / "static"
+
+
 def make_label_app(store: Store, site: Site) -> FastAPI:
-    app = make_app(site, Path(__file__).parent / "static")
+    app = make_app(site, PAGE)
+    add_label_routes(app, store)
+    return app
+
+
+def add_label_routes(app: FastAPI, store: Store) -> None:
+    """What the page asks for; the studio has these routes too."""
 
     @app.get("/api/state")
     def state(annotator: str) -> dict[str, Any]:
@@ -55,8 +64,6 @@ def make_label_app(store: Store, site: Site) -> FastAPI:
         except Conflict as error:
             raise Conflict(str(error), state_of(store, annotator)) from None
         return state_of(store, annotator, None if item is None else store.item(item))
-
-    return app
 
 
 def state_of(store: Store, annotator: str, item: Item | None = None) -> dict[str, Any]:

@@ -146,6 +146,10 @@ class Backbone:
             self._generation = Generation(self.decoder)
         return self._generation
 
+    def forget_generation(self) -> None:
+        """Give back the memory that sampling holds from one call to the next."""
+        self._generation = None
+
     def hidden(self, ids: Tensor, layout: Layout, adapter: str | None) -> Tensor:
         """Last hidden states (M, D) at the layout's places of padded ids (B, T), with one adapter on."""
         if self.decoder is not None:

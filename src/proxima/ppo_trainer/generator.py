@@ -12,7 +12,7 @@ from torch import Tensor
 
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
-from proxima.models import Sampling
+from proxima.models import PolicyModel, Sampling
 from proxima.models.base_model import by_chunks, unpack
 from proxima.pairs import SAPairs
 from proxima.ppo_trainer.shares import join_tokens, own_share
@@ -115,15 +115,18 @@ class SequenceGenerator:
             step=step,
         )
 
-    def sample(self, prompts: Sequence[str], step: int = 0) -> Tokens:
-        """One response a prompt, not scored."""
-        if self.rollouts is not None:
+    def sample(self, prompts: Sequence[str], step: int = 0, reference: bool = False) -> Tokens:
+        """One response a prompt, not scored; by the reference instead of the policy where asked."""
+        if self.rollouts is not None and not reference:
             return self._sample_on_vllm(prompts, step)
-        tokens, processes, sampling = self.read_prompts(prompts), self.models.processes, self._sampling(step)
-        if not processes.many:
-            return self.models.policy.generate(tokens, sampling)
-        own = tokens.select(processes.rows(len(prompts)))
-        return join_tokens(tokens, self.models.policy.generate(own, sampling) if len(own.prompts) else own, processes)
+        policy, sft, processes = self.models.policy, self.models.sft, self.models.processes
+        model = PolicyModel(sft.backbone, sft.adapter) if reference else policy
+        tokens, sampling = self.read_prompts(prompts), self._sampling(step)
+        own = own_share(tokens, processes)
+        sampled = model.generate(own, sampling) if len(own.prompts) else own
+        if model.backbone is not policy.backbone:
+            model.backbone.forget_generation()
+        return join_tokens(tokens, sampled, processes) if processes.many else sampled
 
     def _begin(self, prompts: Sequence[str], step: int) -> Ahead:
         assert self.rollouts is not None

@@ -88,16 +88,16 @@ class ModelTrainer:
         assert batch.tokens is not None
         longest, processes = batch.tokens.longest, self.models.processes
         stats: dict[str, Tensor] = {}
+        passes = self.models.micro_batches
         if policy and value and self.models.value.shares_policy:  # both add to the same gradients: repeated together
-            both = self._policy_backward, self._value_backward
-            (sums, peaks), found = self.models.micro_batches.run(lambda: (both[0](batch), both[1](batch)), longest)
-            stats |= processes.sum(sums | found) | processes.max(peaks)
+            (sums, peaks), more = passes.run(lambda: (self._policy_backward(batch), self._value_backward(batch)), longest)
+            stats |= processes.sum({**sums, **more}) | processes.max(peaks)
         else:
             if policy:
-                sums, peaks = self.models.micro_batches.run(lambda: self._policy_backward(batch), longest)
+                sums, peaks = passes.run(lambda: self._policy_backward(batch), longest)
                 stats |= processes.sum(sums) | processes.max(peaks)
             if value and not self._is_far(stats):
-                stats |= processes.sum(self.models.micro_batches.run(lambda: self._value_backward(batch), longest))
+                stats |= processes.sum(passes.run(lambda: self._value_backward(batch), longest))
         if self._is_far(stats):
             return stats | {"stopped": torch.tensor(True)}
         if policy:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,8 @@ from proxima.metrics import advantage_metrics, rollout_metrics, sampling_gap, sc
 from proxima.ops import masked_mean, whiten
 from proxima.pairs import SAPairs, rejoin
 from proxima.ppo_trainer.generator import SequenceGenerator, Stopwatch
+from proxima.ppo_trainer.held_out import HeldOut
+from proxima.ppo_trainer.judges import Judges, check_judges
 from proxima.ppo_trainer.model_trainer import ModelTrainer
 from proxima.ppo_trainer.plan import Plan
 from proxima.ppo_trainer.reward_computer import RewardComputer, Scores
@@ -36,11 +36,8 @@ from proxima.rewards import check_rewards
 from proxima.training import importance_weights
 from proxima.training.schedule import learning_rate_factor
 
-log = logging.getLogger(__name__)
-
 NEGLIGIBLE_GAP = 1e-3  # mean |log-probability of engine - of training side| a token, up to which no weights are needed
 CHECKED_AT_ONCE = 512  # prompts tokenised together before a run
-VALIDATION_STEP = -1  # its noise is a stream of its own, the same at every evaluation
 
 
 class PPOTrainer:
@@ -49,11 +46,13 @@ class PPOTrainer:
     def __init__(self, config: PPOConfig):
         self.config = config
         check_rewards(config)
+        check_judges(config)
         setup = BaseSetup(config)
         self.tokenizer, self.models = setup.tokenizer, setup.models
         workers = (self.models, self.tokenizer, config)
         self.generator = SequenceGenerator(*workers)
         self.reward_computer = RewardComputer(*workers)
+        self.judges = Judges(*workers)
         self.value_adder = ValueAdder(*workers)
         self.model_trainer = ModelTrainer(*workers)
         self.kl_divergence, self.reward_adjuster = KLDivergence(), RewardAdjuster()
@@ -78,7 +77,7 @@ class PPOTrainer:
         Args:
             following: prompts of the next step, sampled in the background during this one (`overlap` does it in `train`).
         Returns: every metric of the glossary by name, and `generated_texts`, `rewards` (nan where one failed),
-        `reward_source` and the `sa_pairs` that were trained on.
+        `rewards_by_name`, `reward_source` and the `sa_pairs` that were trained on.
         """
         clock = Stopwatch(self.models.device)
         rollout, texts = self.generator.generate_sequences(prompts, self.step, clock, following)
@@ -112,6 +111,7 @@ class PPOTrainer:
         return {
             "generated_texts": texts,
             "rewards": scores.total.tolist(),
+            "rewards_by_name": {name: column.tolist() for name, column in scores.by_name.items()},
             "reward_source": self.reward_computer.reward_source,
             "sa_pairs": pairs,
             **metrics,
@@ -160,18 +160,21 @@ class PPOTrainer:
         return kept, chosen.placed(shaped, kept.mask)
 
     def add_advantages(self, pairs: SAPairs) -> tuple[SAPairs, dict[str, float]]:
-        """TD errors, advantages and the configured value target; whitened last, so that targets and metrics are not."""
-        gamma, lam, given = self.config.gamma, self.config.lam, pairs
-        pairs = self.td_error.compute_td_errors(pairs, gamma)
-        pairs = rejoin(self.gae_advantage.compute_gae_advantages(pairs, gamma, lam), given)
-        if self.config.value_target == "lambda_return":
-            pairs = pairs.with_columns(**{"return": pairs.column("advantage") + pairs.column("value")})
-        else:
-            pairs = rejoin(self.return_calculator.add_reward_to_go(pairs, gamma), given)
+        """Whitened last, so that targets and metrics are not."""
+        pairs = self.advantages_of(pairs)
         measured = advantage_metrics(pairs)
         if self.config.whiten_advantages:
             pairs = pairs.with_columns(advantage=whiten(pairs.column("advantage"), pairs.mask))
         return pairs, measured
+
+    def advantages_of(self, pairs: SAPairs) -> SAPairs:
+        """TD errors, advantages and the configured value target."""
+        gamma, lam, given = self.config.gamma, self.config.lam, pairs
+        pairs = self.td_error.compute_td_errors(pairs, gamma)
+        pairs = rejoin(self.gae_advantage.compute_gae_advantages(pairs, gamma, lam), given)
+        if self.config.value_target == "lambda_return":
+            return pairs.with_columns(**{"return": pairs.column("advantage") + pairs.column("value")})
+        return rejoin(self.return_calculator.add_reward_to_go(pairs, gamma), given)
 
     def update_models(self, batches: BatchedData) -> dict[str, float]:
         """All epochs at this step's learning rates; what was measured."""
@@ -217,7 +220,9 @@ class PPOTrainer:
             lambda: {name: None if texts is None else self.check(texts) for name, texts in given.items()}
         )
         plan = Plan(prompts, config.batch_size, num_epochs, config.seed, fingerprints)
-        validate = None if held_out is None else (lambda: self.validate(held_out))
+        if config.judges and held_out is None:
+            raise ValueError("judges compare answers to held-out prompts, and there are none; give --validation")
+        validate = None if held_out is None else HeldOut(self, held_out, str(fingerprints["validation"]))
         evaluator = Evaluator(self.models, self.tokenizer, config, validate)
         with open_run(config, resume, self.models.processes) as run, StopSignals() as signals:
             return TrainingRun(self, plan, evaluator, run, signals).go(force)
@@ -235,15 +240,6 @@ class PPOTrainer:
                 columns = getattr(prompt, "columns", {})
                 digest.update(json.dumps([prompt, columns], sort_keys=True, default=lambda item: type(item).__name__).encode())
         return {"count": len(prompts), "sha256": digest.hexdigest()}
-
-    def validate(self, prompts: Sequence[str]) -> dict[str, float]:
-        """Score samples on held-out prompts; nothing is trained. Where too many rewards fail, the reward is nan: no verdict."""
-        pairs, _ = self.generator.generate_sequences(prompts, VALIDATION_STEP)
-        shown = rollout_metrics(pairs)
-        total = self.reward_computer.score_pairs(pairs).total
-        too_many = float(total.isnan().double().mean()) > self.config.max_reward_failures
-        reward = math.nan if too_many else float(total.nanmean())
-        return {"reward": reward, **{name: shown[name] for name in ("kl", "response_length", "eos_rate")}}
 
     def save(self, folder: str | Path) -> Path:
         """Write `policy/` and `value/` (adapters in PEFT's format, heads) and the tokenizer; each folder in one move."""

@@ -25,7 +25,7 @@ from proxima.rewards import Outcome, Samples, open_reward
 from proxima.rewards.model import TrainedReward
 from proxima.rewards.outcome import in_one_line
 from proxima.rewards.sources import RewardSource
-from proxima.types import pad_to
+from proxima.types import Tokens, pad_to
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,11 @@ class RewardComputer:
     def score_pairs(self, pairs: SAPairs) -> Scores:
         """Scores of a rollout, from its own token ids wherever the reward model is ours."""
         assert pairs.tokens is not None
-        own, self.last_failure = own_share(pairs.tokens, self.models.processes), ""
+        return self.score_tokens(pairs.tokens)
+
+    def score_tokens(self, tokens: Tokens) -> Scores:
+        """The same of a rollout that is not pairs yet; several processes score their own rows, and all get all scores."""
+        own, self.last_failure = own_share(tokens, self.models.processes), ""
         scores = self.score(Samples.of_tokens(own))
         if not self.models.processes.many:
             return scores
@@ -126,7 +130,7 @@ class RewardComputer:
         for rank, reason in enumerate(reasons):
             if reason and rank != self.models.processes.rank:
                 log.warning("reward failed in process %d: %s", rank, reason)
-        return join_scores(scores, pairs.mask.shape, self.models.processes)
+        return join_scores(scores, tokens.mask.shape, self.models.processes)
 
     def score(self, samples: Samples) -> Scores:
         if not len(samples):  # a process without a share

@@ -35,7 +35,8 @@ class StopSignals:
             self.received = number
             # not print: the signal may have come in the middle of one
             if rank_and_count()[0] == 0:
-                os.write(2, f"\n{self.name}: finishing this step, then a checkpoint; Ctrl-C stops at once\n".encode())
+                more = "" if started_by_torchrun() else "; Ctrl-C stops at once"
+                os.write(2, f"\n{self.name}: finishing this step, then a checkpoint{more}\n".encode())
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():

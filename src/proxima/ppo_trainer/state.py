@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 # What a resumed run may change: where, how fast, how carefully and until when, but not what is computed.
 _FREE = """run_dir run_name trackers device engine engine_urls engine_memory engine_timeout compile_layers
     gradient_checkpointing micro_batch_size micro_batch_tokens shard_base process_timeout trust_remote_code
-    buffer_storage buffer_max_bytes buffer_overflow eval_every patience min_improvement max_reward_failures
-    checkpoint_every keep_checkpoints max_skipped_updates on_nonfinite kl_limit min_entropy length_limit
-    max_falling_verdicts on_guard rollback_rate_factor"""
+    buffer_storage buffer_max_bytes buffer_overflow eval_every judges token_samples patience min_improvement
+    max_reward_failures checkpoint_every keep_checkpoints max_skipped_updates on_nonfinite kl_limit min_entropy
+    length_limit max_falling_verdicts on_guard rollback_rate_factor"""
 FREE = frozenset(_FREE.split())
 
 

@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from proxima.checkpoint import Checkpoint
+from proxima.checkpoint.tensors import same_random_state
 from proxima.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.evaluator import Evaluator
 from proxima.guards import MAX_ROLLBACKS, Alarm, alarms
 from proxima.metrics import is_defined
+from proxima.ppo_trainer.held_out import HeldOut, answer
 from proxima.ppo_trainer.plan import Plan
 from proxima.ppo_trainer.shared_run import AnyRun
 from proxima.ppo_trainer.signals import StopSignals
 from proxima.ppo_trainer.state import agree, check_resumable, load_state, plain_state, put_state_together, save_tensors
+from proxima.ppo_trainer.token_records import sample_row, trained_records
 from proxima.processes.group import is_lost
 from proxima.run_folder import plain
 
@@ -131,10 +134,11 @@ class TrainingRun:
         metrics = self.processes.lead(lambda: metrics)  # what verdicts and guards decide by is the same bits everywhere
         self.verdict, new_best = None, False
         if trainer.step % self.config.eval_every == 0 or trainer.step == trainer.total_steps:
-            performance, convergence = self.evaluator.evaluate({**outcome, **metrics, "prompts": batch})
+            with same_random_state():  # a verdict changes nothing that training draws
+                performance, convergence = self.evaluator.evaluate({**outcome, **metrics, "prompts": batch})
+                self.write_samples(outcome, performance["samples"])
             metrics |= performance["validation"]
             results.evaluation, results.best_step = {**performance, **convergence}, performance["best_step"]
-            self.run.write_samples(trainer.step, performance["samples"])
             self.verdict = None if math.isnan(performance["reward"]) else performance["reward"]
             new_best = performance["performance_improved"] and self.evaluator.validate is not None
             if not convergence["should_continue"]:
@@ -158,6 +162,19 @@ class TrainingRun:
         if not self.config.overlap or self.trainer.step + 1 >= (self.trainer.total_steps or 0):
             return None
         return self.plan.at(self.trainer.step + 1 - self.first_step)[1]
+
+    def write_samples(self, outcome: dict[str, Any], trained: list[dict[str, Any]]) -> None:
+        """A few samples in the small table, and every token of them in a file of its own."""
+        trainer, count = self.trainer, self.config.token_samples
+        followed: list[dict[str, Any]] = []
+        if count:
+            held_out = self.evaluator.validate
+            followed = (
+                held_out.records if isinstance(held_out, HeldOut) else answer(trainer, self.plan.prompts[:count], count).records
+            )
+            self.run.write_tokens(trainer.step, [*followed, *trained_records(trainer, outcome, count)])
+        rows = [*map(sample_row, followed), *({"kind": "trained", **sample} for sample in trained)]
+        self.run.write_samples(trainer.step, rows)
 
     def alarms(self, history: list[dict[str, float]]) -> list[Alarm]:
         config = self.config

@@ -201,6 +201,8 @@ def meet(device: str = "auto", timeout: float = 1800.0) -> Processes:
     rank, count = rank_and_count()
     if count == 1:
         return Processes()
+    if ":" in device:
+        raise ValueError(f"device {device!r} names one GPU for {count} processes; give `cuda` or `auto`")
     local, beside = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", count))
     gpus = torch.cuda.device_count() if device == "auto" or device.startswith("cuda") else 0
     direct = gpus >= beside

@@ -124,7 +124,7 @@ class EndpointReward:
         )
         try:
             reply: bytes = await retrying(self._post, client, self._body(part))
-            return read_reply(reply, part)
+            return self._read(reply, part)
         except Exception as error:
             reason = str(error) if isinstance(error, Unusable) else f"the request failed ({type(error).__name__})"
             return Outcome.failed(len(part), reason)
@@ -163,6 +163,9 @@ class EndpointReward:
         if self.send_ids:
             body |= {"completion_ids": part.completion_ids, "ended": part.ended}
         return json.dumps(body, default=str).encode()
+
+    def _read(self, reply: bytes, part: Samples) -> Outcome:
+        return read_reply(reply, part)
 
 
 def _plain(value: Any) -> Any:

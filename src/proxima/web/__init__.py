@@ -3,8 +3,8 @@
 In: routes and static files of a part (`label`). Out: a guarded FastAPI app on this machine alone, until Ctrl-C.
 """
 
-from proxima.web.app import Conflict, make_app
+from proxima.web.app import Conflict, Missing, make_app
 from proxima.web.guard import Guard
 from proxima.web.server import Site, running, serve
 
-__all__ = ["Conflict", "Guard", "Site", "make_app", "running", "serve"]
+__all__ = ["Conflict", "Guard", "Missing", "Site", "make_app", "running", "serve"]

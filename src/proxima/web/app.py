@@ -1,11 +1,13 @@
-"""The app behind the guard. In: a site and a folder of static files. Out: a FastAPI app to add routes to.
+"""The app behind the guard. In: a site and folders of static files. Out: a FastAPI app to add routes to.
 
-`/` is the folder's index.html; `/static/NAME` its other files and those shared by all pages. They are read once, by name: no
-path of a request ever reaches the disk. Errors are JSON, `{"error": "in words"}`.
+`/` is the folder's index.html; `/static/NAME` its other files and those shared by all pages; a further page has an address and
+a folder of its own. They are read once, by name: no path of a request ever reaches the disk. Errors are JSON,
+`{"error": "in words"}`.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +35,16 @@ class Conflict(ValueError):  # noqa: N818
         self.state = state
 
 
-def make_app(site: Site, folder: Path) -> FastAPI:
-    """An app that only answers what the site's guard lets through, however it is run."""
+class Missing(ValueError):  # noqa: N818
+    """What was asked for is not there, or no longer: status 404."""
+
+
+def make_app(site: Site, folder: Path, **pages: Path) -> FastAPI:
+    """An app that only answers what the site's guard lets through, however it is run.
+
+    Args:
+        pages: folders of further pages by name; the index.html of one is at /NAME.
+    """
     from fastapi import FastAPI, HTTPException, Response
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
@@ -47,8 +57,9 @@ def make_app(site: Site, folder: Path) -> FastAPI:
 
     quiet = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
     app = GuardedApp(docs_url=None, redoc_url=None, openapi_url=None, telemetry=quiet)  # type: ignore[arg-type]
-    files = {path.name: path for place in (SHARED, folder) for path in place.iterdir() if path.suffix in TYPES}
-    contents = {name: (path.read_bytes(), TYPES[path.suffix]) for name, path in files.items()}
+    files = {path.name: path for place in (SHARED, *pages.values(), folder) for path in place.iterdir()}
+    files |= {f"{name}.html": place / "index.html" for name, place in pages.items()}
+    contents = {name: (path.read_bytes(), TYPES[path.suffix]) for name, path in files.items() if path.suffix in TYPES}
 
     def send_file(name: str) -> Response:
         if name not in contents:
@@ -57,6 +68,8 @@ def make_app(site: Site, folder: Path) -> FastAPI:
         return Response(content, media_type=kind)
 
     app.get("/")(lambda: send_file("index.html"))
+    for page in pages:
+        app.get(f"/{page}")(partial(send_file, f"{page}.html"))
     app.get("/static/{name}")(send_file)
     app.get("/favicon.ico")(lambda: send_file("icon.svg"))  # asked for by the entry page
 
@@ -64,7 +77,7 @@ def make_app(site: Site, folder: Path) -> FastAPI:
     def refuse(request: object, error: ValueError) -> JSONResponse:
         if isinstance(error, Conflict):
             return JSONResponse({"error": str(error), "state": error.state}, 409)
-        return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse({"error": str(error)}, 404 if isinstance(error, Missing) else 400)
 
     @app.exception_handler(AnyHTTPException)
     def refuse_request(request: object, error: AnyHTTPException) -> JSONResponse:

@@ -221,5 +221,7 @@ byId("agreement").onclick = async () => { if (!busy) showSummary(await askUntilA
 byId("undo-done").onclick = undo;
 byId("go-on").onclick = () => load();
 
+byId("places").hidden = location.pathname !== "/label"; // inside the studio
+
 if (me()) load();
 else askName();

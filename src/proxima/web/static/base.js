@@ -1,14 +1,8 @@
-// Shared by every page. Text reaches the page through textContent alone.
+// Shared by every page that talks to a server.
 
-export const byId = (id) => document.getElementById(id);
+import { byId, element } from "./dom.js";
 
-export function element(tag, { text = "", ...properties } = {}, ...children) {
-  const made = document.createElement(tag);
-  made.textContent = text;
-  Object.assign(made, properties);
-  made.append(...children);
-  return made;
-}
+export { byId, element };
 
 // What went wrong with a request: status 0 = no answer at all.
 export class Problem extends Error {

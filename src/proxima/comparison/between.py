@@ -1,0 +1,82 @@
+"""Win rates between finished runs. In: their folders, and prompts. Out: by judge, how often each run's answer is better.
+
+Every run answers the same prompts with its own settings and seed; a judge that compares sees both orders.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from proxima.base_setup.lora_setup import is_adapter
+from proxima.config import PPOConfig, RewardSpec
+from proxima.evaluation import open_run, run_config
+from proxima.evaluator import open_pair_judge
+from proxima.evaluator.win_rate import share_won
+from proxima.ppo_trainer.held_out import Answers, answer
+from proxima.ppo_trainer.judges import OWN, compare_answers
+
+Rates = dict[str, list[dict[str, Any]]]
+
+
+def win_rates_between(
+    runs: Mapping[str, Path],
+    read: Callable[[Any], Sequence[str]],
+    rewards: Sequence[RewardSpec] = (),
+    judges: Sequence[RewardSpec] = (),
+) -> tuple[Rates, list[dict[str, Any]]]:
+    """
+    Args:
+        read: prompts as a tokenizer's chat template has them; the same rows for every run.
+        rewards: score by these; by default the runs' own, where they are the same.
+    Returns: by judge (the rewards under `rewards`), `ours`, `theirs`, `rate`, `low`, `high` and `prompts` of every pair of
+        runs; and by prompt, every run's answer.
+    """
+    configs = {name: run_config(folder) for name, folder in runs.items()}
+    by_rewards = _same_rewards(configs, rewards)
+    if not by_rewards and not judges:
+        raise ValueError("these runs were trained with different rewards; say what to compare them by: --rewards or --judges")
+    answers: dict[str, Answers] = {}
+    prompts: list[str] = []
+    comparing = {spec.label: judge for spec in judges if (judge := open_pair_judge(spec))}
+    seed = min(config.seed for config in configs.values())
+    for name, folder in runs.items():
+        trainer = open_run(folder, rewards, judges=tuple(judges))
+        trainer.load(folder)
+        own = list(read(trainer.tokenizer))
+        if prompts and len(own) != len(prompts):
+            raise ValueError(f"{name} reads {len(own)} prompts, the runs before it {len(prompts)}; all must take the same")
+        prompts = prompts or own
+        trainer.judges.check(own)
+        answers[name] = answer(trainer, own)
+        del trainer  # one run's models at a time
+        gc.collect()
+    rates: Rates = {}
+    for ours, theirs in combinations(answers, 2):
+        sides = answers[ours], answers[theirs]
+        texts, scores = (sides[0].texts, sides[1].texts), (sides[0].scores, sides[1].scores)
+        judged = compare_answers(comparing, prompts, texts, scores)
+        for name, preferences in judged:
+            if name != OWN or by_rewards:
+                row = {"ours": ours, "theirs": theirs, **share_won(preferences, seed)}
+                rates.setdefault(name or "rewards", []).append(row)
+    rows = [
+        {"prompt": str(prompt), **{name: side.texts[i] for name, side in answers.items()}} for i, prompt in enumerate(prompts)
+    ]
+    return rates, rows
+
+
+def _same_rewards(configs: Mapping[str, PPOConfig], rewards: Sequence[RewardSpec]) -> bool:
+    """Whether all runs are scored alike; an adapter lives on one base and cannot score another's answers."""
+    used = [[spec.to_dict() for spec in (rewards or config.rewards)] for config in configs.values()]
+    bases = {config.model_name for config in configs.values()}
+    adapters = [spec.label for spec in rewards if isinstance(spec.source, str) and is_adapter(spec.source)]
+    if adapters and len(bases) > 1:
+        raise ValueError(
+            f"the reward model {adapters[0]!r} belongs to one base model and the runs have {len(bases)}; "
+            "give rewards or judges that read text: a function, a URL or a classifier"
+        )
+    return all(each == used[0] for each in used)

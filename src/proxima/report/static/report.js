@@ -1,0 +1,48 @@
+// The script of a report: charts where the page has places for them, and the microscope with its pickers.
+
+import { byId, element, visible } from "./dom.js";
+import { drawChart } from "./chart.js";
+import { drawMicroscope } from "./microscope.js";
+
+const data = JSON.parse(byId("data").textContent);
+for (const place of document.querySelectorAll("[data-chart]")) drawChart(place, data.charts[place.dataset.chart]);
+if (byId("microscope") && data.tokens.length) openMicroscope(byId("microscope"), data.tokens);
+
+// Samples are found again at another step by their kind and their place among that kind.
+function openMicroscope(place, steps) {
+  const keyed = steps.map(({ samples }) => {
+    const counts = {};
+    return new Map(samples.map((sample) => {
+      counts[sample.kind] = (counts[sample.kind] ?? 0) + 1;
+      return [`${sample.kind} ${counts[sample.kind]}`, sample];
+    }));
+  });
+  const keys = [...new Set(keyed.flatMap((map) => [...map.keys()]))].sort();
+  const picker = (name, options, chosen) => {
+    const select = element("select", {}, ...options.map(([value, text]) => element("option", { value, text, selected: value === chosen })));
+    select.id = `pick-${name}`;
+    return select;
+  };
+  const label = (text, select) => element("label", {}, element("span", { text }), select);
+  const named = steps.map((step, i) => [String(i), step.label]);
+  const last = String(steps.length - 1);
+  const changed = (key) => keyed[0].get(key)?.tokens.join("") !== keyed.at(-1).get(key)?.tokens.join("");
+  const sample = picker("sample", keys.map((key) => [key, titleOf(key)]), keys.find(changed) ?? keys[0]);
+  const left = picker("left", named, steps.length > 1 ? "0" : last);
+  const right = picker("right", [["", "nothing"], ...named], steps.length > 1 ? last : "");
+  const scope = element("div");
+  place.append(element("div", { className: "pickers" }, label("Sample ", sample), label("at ", left), label("beside ", right)), scope);
+
+  function titleOf(key) {
+    const found = keyed.map((map) => map.get(key)).find(Boolean);
+    const kind = found.kind === "trained" ? "trained on" : found.kind;
+    const start = visible(found.prompt.slice(-60).replace(/\s+/g, " "));
+    return `${kind} ${key.split(" ").at(-1)}: …${start}`;
+  }
+  const chosen = () => [left, right].map((pick) => {
+    const found = pick.value === "" ? null : keyed[pick.value].get(sample.value);
+    return found ? { ...found, title: steps[pick.value].label } : null;
+  });
+  const view = drawMicroscope(scope, { samples: chosen(), column: data.column });
+  for (const pick of [sample, left, right]) pick.addEventListener("change", () => view.update({ samples: chosen() }));
+}

@@ -1,0 +1,40 @@
+// What the run was made of: config, environment, checkpoints, and how it ended.
+
+import { element } from "./base.js";
+import { visible } from "./dom.js";
+import { number } from "./words.js";
+
+export function showAbout(run, panel) {
+  const { config, environment, checkpoints, results, evaluation, path } = run.about;
+  const filter = element("input", { type: "search", placeholder: "Filter settings", ariaLabel: "Filter settings", autocomplete: "off" });
+  const settings = table(config);
+  filter.oninput = () => {
+    for (const row of settings.querySelectorAll("div")) row.hidden = !row.textContent.toLowerCase().includes(filter.value.toLowerCase());
+  };
+  const saved = Object.fromEntries(checkpoints.map((one) => [one.name, `${one.verdict === null ? "no verdict" : `verdict ${number(one.verdict)}`}${one.best ? " · best" : ""}`]));
+  const cards = [
+    card("Settings", filter, settings),
+    card("Environment", table({ folder: path, ...environment })),
+    Object.keys(saved).length ? card("Checkpoints", table(saved)) : null,
+    results ? card("End", table(results)) : null,
+    evaluation ? card("Evaluation", table(evaluation)) : null,
+  ];
+  panel.append(element("div", { className: "cards" }, ...cards.filter(Boolean)));
+  return { keys: [["/", "filter the settings", () => filter.focus()]] };
+}
+
+const card = (title, ...children) => element("section", { className: "card part" }, element("h2", { text: title }), ...children);
+
+function table(values) {
+  const rows = flat(values).map(([name, value]) => element("div", {}, element("dt", { text: visible(name, 200) }), element("dd", { text: show(value) })));
+  return element("dl", { className: "pairs" }, ...rows);
+}
+
+const flat = (values, before = "") => Object.entries(values ?? {}).flatMap(([name, value]) =>
+  value !== null && typeof value === "object" && !Array.isArray(value) && Object.keys(value).length ? flat(value, `${before}${name} · `) : [[before + name, value]]);
+
+function show(value) {
+  if (value === null || value === "") return "–";
+  if (typeof value === "number") return number(value, 6);
+  return visible(typeof value === "string" ? value : JSON.stringify(value), 500);
+}
