@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-processes test-gpu bench peer format kill learn frontier embedded clean
+.PHONY: demo test test-processes test-engines test-gpu bench peer format kill learn frontier embedded clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
@@ -16,6 +16,15 @@ test: $(VENV)/.installed  ## lint, types and the whole test suite
 
 test-processes: $(VENV)/.installed  ## training over 1, 2 and 4 processes: equal, killed, restarted, resumed on another number
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_processes.py -m "long or not long"
+
+test-engines: .venv-vllm/.installed  ## rollouts on real vLLM, on a CPU: in this process, on servers that are killed, the demo
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines
+
+.venv-vllm/.installed: pyproject.toml engines.lock.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r engines.lock.txt
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
 
 test-gpu: $(VENV)/.installed  ## the fast engine on a GPU: equal to the plain road, and the same bits twice
 	$(BIN)/python -m pytest tests/gpu
@@ -37,7 +46,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) .venv-trl runs .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-trl .venv-vllm runs .mypy_cache .ruff_cache .hypothesis build dist
 
 learn: $(VENV)/.installed  ## the long proof: five seeds to convergence (within an hour on two cores)
 	$(BIN)/python -m proxima.demo.learn

@@ -1,7 +1,9 @@
 """Rollouts on servers that answer, lie, stall, die and come back; importance weights; overlap. vLLM itself: tests/engines."""
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from proxima.tiny import make_tiny_model
 from proxima.training import importance_weights
 from tests.helpers import difference, shake, weights
 from tests.rollout_server import RolloutServer, is_sampling, stalls
+from tests.test_processes import finish, torchrun
 
 
 @pytest.fixture
@@ -235,8 +238,6 @@ def test_old_adapters_go_and_nothing_is_left_after_a_run(serve, on_servers, prom
     trainer.train(prompts)
     assert len(server.paths) >= 4
     assert server.loaded == {}
-    from pathlib import Path
-
     assert not any(Path(path).exists() for path in server.paths.values())
 
 
@@ -373,6 +374,27 @@ def test_when_no_server_is_left_the_run_stops_and_can_go_on(serve, on_servers, p
     expected = PPOTrainer(replace(config, run_name="calm"))
     calm = expected.train(prompts)
     assert calm.metrics[1]["avg_reward"] == pytest.approx(resumed.metrics[1]["avg_reward"], rel=1e-5)
+
+
+@pytest.mark.timeout(200)
+def test_two_processes_share_the_servers(serve, on_servers, tmp_path):
+    """Each asks for its own rows; the numbers are those of one process."""
+    server, prompts = serve(), [f"Post {i}: TL;DR:" for i in range(6)]
+    settings = {"batch_size": 3, "minibatch_size": 3, "run_name": "one", "rewards": "tests.processes_runs:count_e"}
+    one = PPOTrainer(on_servers(server, **settings)).train(prompts).metrics
+    config = on_servers(server, **{**settings, "run_name": "two", "run_dir": str(tmp_path / "two"), "overlap": False})
+    config.to_yaml(tmp_path / "two.yaml")
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts))
+    words = ["-m", "proxima", "train", "--config", str(tmp_path / "two.yaml"), "--data", str(tmp_path / "prompts.txt")]
+    done = finish(torchrun(2, *words, "--skip-checks"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2 processes" in done.stdout
+    two = [json.loads(line) for line in (tmp_path / "two" / "two" / "metrics.jsonl").read_text().splitlines()]
+    for left, right in zip(one, two, strict=True):
+        for name in ("avg_reward", "kl", "policy_loss", "value_loss", "tokens", "outside_kept", "policy_lag"):
+            assert right[name] == pytest.approx(left[name], abs=1e-4, rel=1e-4), name
+        assert right["sampling_gap"] < 1e-4
+    assert server.loaded == {}
 
 
 # --- importance weights in a run ---
