@@ -117,7 +117,7 @@ class SequenceGenerator:
 
     def sample(self, prompts: Sequence[str], step: int = 0, reference: bool = False) -> Tokens:
         """One response a prompt, not scored; by the reference instead of the policy where asked."""
-        if self.rollouts is not None and not reference:
+        if self.rollouts is not None and not reference and step >= 0:  # verdicts have the reference's noise
             return self._sample_on_vllm(prompts, step)
         policy, sft, processes = self.models.policy, self.models.sft, self.models.processes
         model = PolicyModel(sft.backbone, sft.adapter) if reference else policy
