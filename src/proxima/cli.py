@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
-        if not first and (getattr(error, "shared", False) or isinstance(error, RewardFailure)):
+        if not first and (getattr(error, "shared", False) or isinstance(error, (RewardFailure, EngineFailure))):
             _leave_silently()
         known = isinstance(error, (ValueError, OSError, MemoryError, RewardFailure, EngineFailure, ProcessLost))
         reason = " ".join(str(error).split()) or type(error).__name__
