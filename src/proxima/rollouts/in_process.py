@@ -89,8 +89,7 @@ class InProcess:
         if version.number == self._newest:
             return
         if not version.adapter:
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(version.folder)})
-            self._llm.reset_prefix_cache()
+            self._reload(version)
         sampled = self._params(None, prompt_logprobs=0, max_tokens=1, top_k=1, seed=0)
         reply = self._run([probe.ids], [sampled], version)[0]
         found = [place[token].logprob for place, token in zip(reply.prompt_logprobs[1:], probe.ids[1:], strict=True)]
@@ -99,6 +98,13 @@ class InProcess:
         except WrongAnswer as error:
             raise EngineFailure(f"vLLM did not take over version {version.number} of the policy: {error}") from None
         self._newest = version.number
+
+    def _reload(self, version: Version) -> None:
+        try:
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(version.folder)})
+            self._llm.reset_prefix_cache()  # it holds what the old weights computed
+        except Exception as error:
+            raise EngineFailure(f"vLLM could not load the policy's weights again: {_last_line(error)}") from error
 
     def sample(self, job: Job, version: Version) -> Future[list[Answer]]:
         given = [self._params(job, seed=seed) for seed in job.seeds]

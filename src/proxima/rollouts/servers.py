@@ -29,7 +29,7 @@ MAX_REPLY_BYTES = 64 << 20
 AT_ONCE = 256  # requests under way at one server
 WRONG = 3  # wrong answers a server to one row before the job fails
 WAITS = (0.5, 10.0)  # seconds before servers that failed are asked again: the first time, and at most
-CONTACT_TIME = 60.0  # seconds for a request that samples nothing to speak of
+CONTACT_TIME = 60.0  # seconds at most for a request that samples nothing
 
 
 class Trouble(Exception):  # noqa: N818
@@ -59,7 +59,7 @@ class Server:
             if version.name in self._ready:
                 return
             given = {"lora_name": version.name, "lora_path": str(version.folder)}
-            status, text = await self._post(client, "/v1/load_lora_adapter", given, CONTACT_TIME)
+            status, text = await self._post(client, "/v1/load_lora_adapter", given, min(self.timeout, CONTACT_TIME))
             if status == 404 and "detail" in text:
                 raise Trouble(
                     "it takes no adapters; start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora", final=True
@@ -71,7 +71,7 @@ class Server:
 
     async def _prove(self, client: httpx.AsyncClient, version: Version, probe: Probe) -> None:
         given = {"prompt_logprobs": 0, "max_tokens": 1, "top_k": 1, "temperature": 1.0, "top_p": 1.0, "seed": 0}
-        choice = await self._complete(client, version, {"prompt": probe.ids, **given}, CONTACT_TIME)
+        choice = await self._complete(client, version, {"prompt": probe.ids, **given}, self.timeout)
         try:
             places = choice["prompt_logprobs"][1:]
             found = [place[str(token)]["logprob"] for place, token in zip(places, probe.ids[1:], strict=True)]

@@ -25,9 +25,7 @@ class Versions:
         self.policy, self.processes = policy, processes
         self.kept: list[Version] = []
         self._count = 0
-        self._home, self._launch = processes.lead(lambda: _new_home(home))
-        if processes.first:
-            weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
+        self._parent, self._home, self._launch = home, Path(), ""
 
     def digest(self) -> str:
         """Of the live weights."""
@@ -41,12 +39,17 @@ class Versions:
         digest = self.processes.lead(self.digest)
         if self.kept and self.kept[-1].digest == digest:
             return self.kept[-1], []
+        if not self._launch:
+            folder, self._launch = self.processes.lead(lambda: _new_home(self._parent))
+            self._home = Path(folder)
+            if self.processes.first:
+                weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
         self._count += 1
         number = self._count
         name = f"proxima-{self._launch}-{number}"
-        folder = Path(self._home) / name
-        self.processes.lead(lambda: self.policy.save(folder) and None)
-        version = Version(number, name, folder, digest, self.policy.adapter is not None)
+        place = self._home / name
+        self.processes.lead(lambda: self.policy.save(place) and None)
+        version = Version(number, name, place, digest, self.policy.adapter is not None)
         self.kept.append(version)
         old, self.kept = self.kept[:-KEPT], self.kept[-KEPT:]
         return version, old

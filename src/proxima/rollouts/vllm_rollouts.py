@@ -82,6 +82,8 @@ class VllmRollouts:
             own: this process's rows, for which it asks.
         """
         version = self.publish(prompts)
+        if sampling.top_k >= self.vocabulary:
+            sampling = replace(sampling, top_k=0)
         rows = [ids[mask].tolist() for ids, mask in zip(own.prompt_ids.cpu(), own.prompt_mask.cpu(), strict=True)]
         job = Job(rows, sequence_seeds(own.keys, sampling.seed, sampling.step), sampling, self.vocabulary)
         return Pending(own, sampling, version, self.engine.sample(job, version))
