@@ -164,6 +164,7 @@ def test_names_tell_runs_apart(tmp_path):
         (["two", "nowhere"], "not the folder of a run"),
         (["two", "empty"], "holds no metrics"),
         (["two", "one-0", "--judges", "a:b"], "need answers to judge: give --data"),
+        (["two", "one-0", "--data", "x", "--judges", "a:b,name=rewards"], "give that judge another name"),
     ],
 )
 def test_what_cannot_be_compared_is_said_in_one_line(folders, tmp_path, monkeypatch, capsys, words, message):
@@ -251,7 +252,7 @@ def test_runs_of_different_bases_answer_the_same_prompts_and_are_judged_in_both_
     same = sum(a == b for a, b in zip(texts["seed-0"], texts["llama"], strict=True))
     assert failed["prompts"] == same  # equal answers are a tie without asking; all others failed
     assert [row["prompt"] for row in data["texts"]] == prompts
-    assert data["texts"][0]["llama"] == texts["llama"][0]
+    assert data["texts"][0]["answers"]["llama"] == texts["llama"][0]
     assert data["groups"] == {"seed (2 seeds)": ["seed-0", "seed-1"]}
 
 
@@ -306,7 +307,7 @@ def test_hostile_text_is_only_text_on_the_page(folders, tmp_path):
     result = compare_runs(folders)
     names = ["one-0", HOSTILE]
     result["win_rates"] = {HOSTILE: [{"ours": "one-0", "theirs": HOSTILE, "rate": 0.6, "low": 0.5, "high": NAN, "prompts": 3}]}
-    result["texts"] = [{"prompt": HOSTILE, "one-0": HOSTILE, HOSTILE: "x" * 100_000}]
+    result["texts"] = [{"prompt": HOSTILE, "answers": {"one-0": HOSTILE, HOSTILE: "x" * 100_000}}]
     result["problems"] = [HOSTILE]
     page = write_page(tmp_path / "page.html", result, names)
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=3000"]

@@ -55,7 +55,7 @@ for (const chart of data.charts) {
 if (data.texts.length) byId("texts").append(element("h2", { text: "Answers to the same prompts" }));
 for (const row of data.texts) {
   const answers = data.names.map((name) => element("div", {}, element("b", { text: visible(name, 60) }),
-    element("p", { text: visible(row[name], 1000) })));
+    element("p", { text: visible(row.answers[name], 1000) })));
   byId("texts").append(element("details", { open: byId("texts").childElementCount < 4 },
     element("summary", { text: visible(row.prompt, 300) }), element("div", { className: "answers" }, ...answers)));
 }
