@@ -57,9 +57,10 @@ def test_weights_of_another_shape_are_refused(trained, make_config):
 
 def test_eval_compares_policy_and_reference_on_the_same_noise(trained, tmp_path, capsys):
     _, folder = trained
-    (tmp_path / "held_out.txt").write_text("one more\nand another\nlast")
+    (tmp_path / "held_out.txt").write_text("one \x1b[2J more\nand another\nlast")
     main(["eval", str(folder), "--data", str(tmp_path / "held_out.txt"), "--show", "1"])
     shown = capsys.readouterr().out
+    assert r"one \x1b[2J more" in shown  # nothing steers the terminal
     assert "win rate (ties half)" in shown
     assert shown.count("reference (") == 1
     results = json.loads((folder / "evaluation.json").read_text())
