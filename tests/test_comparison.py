@@ -149,6 +149,14 @@ def test_held_out_numbers_stand_beside_held_out_numbers_only():
     assert table({"judged": judged}, {}, {"judged": ""})[0]["held-out reward"] == 0.1
 
 
+def test_scores_of_different_rewards_are_not_set_against_each_other_in_silence(folders, tmp_path, capsys):
+    assert compare_runs(folders)["notes"] == []
+    other = run_of(tmp_path / "other", rewards=("length_band,low=1,high=3",))
+    main(["compare", str(folders[0]), str(other), "--out", str(tmp_path / "page.html")])
+    assert "different rewards: their scores have no common scale" in capsys.readouterr().out
+    assert "no common scale" in (tmp_path / "page.html").read_text()
+
+
 def test_names_tell_runs_apart(tmp_path):
     for name in ("a/ppo", "b/ppo"):
         (tmp_path / name).mkdir(parents=True)

@@ -48,6 +48,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         for row in rows:
             interval = f"95 %: {row['low']:.3f} to {row['high']:.3f}, {row['prompts']} prompts"
             shown.append(f"  {row['ours']} over {row['theirs']}: {row['rate']:.3f}   ({interval})")
+    shown += result["notes"]
     return [visible(line.rstrip()) for line in [*shown, *(f"left out: {problem}" for problem in result["problems"])]]
 
 

@@ -25,6 +25,7 @@ byId("table").append(
   table(columns, data.rows.map((row) => columns.map((name) => cell(row[name])))),
   element("p", { className: "soft", text: "Last numbers of each run. Runs that differ in their seed only are also one row: "
     + "mean, and the 95 % interval of it (Student's t)." }),
+  ...data.notes.map((text) => element("p", { text })),
 );
 
 for (const [judge, rows] of Object.entries(data.win_rates)) {
