@@ -196,7 +196,7 @@ def test_broken_lines_are_left_out_and_named(folders, tmp_path):
     result = compare_runs(folders)
     assert result["problems"] == ["two: metrics.jsonl line 41 is not a record of a step and is left out"]
     assert any(line.startswith("left out: two:") for line in lines(result))
-    assert lines({**result, "problems": ["\x1b[2J\n"]})[-1] == r"left out: \x1b[2J\n"
+    assert lines({**result, "problems": ["\x1b[2J\na"]})[-1] == r"left out: \x1b[2J\na"
 
 
 # --- answers ---
