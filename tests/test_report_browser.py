@@ -62,7 +62,9 @@ def same(shown, stored):
 
 def test_the_microscope_shows_the_numbers_on_disk(driver, tmp_path):
     run = Run(write_run(tmp_path / "r", 30))
+    write_tokens(run.path, 10, [token_sample(10), token_sample(10, "trained", "another text", "another prompt")])
     person = open_page(driver, write_report(run))
+    assert person.script("return document.getElementById('pick-sample').value") == "followed 1"  # what can be set side by side
     assert person.script("return document.querySelectorAll('.chart-line').length") > 20
     assert person.script("return document.querySelectorAll('.scope-text').length") == 2
     choose(person, "pick-sample", "trained 1")

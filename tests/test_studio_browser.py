@@ -291,7 +291,14 @@ def test_lists_links_keys_and_the_way_back(studio, tmp_path):
 def test_the_microscope_shows_any_step_sample_and_column_and_two_steps(studio, tmp_path):
     runs = tmp_path / "runs"
     run = Run(write_run(runs / "ended", steps=50))
+    write_tokens(run.path, 40, [token_sample(step) for step in (40, 41)])  # one prompt twice
+    write_tokens(run.path, 50, [token_sample(step) for step in (50, 51)])
     visitor = studio(runs)
+    visitor.go("#/run/ended/microscope?step=50&beside=40&sample=1")
+    visitor.wait("document.getElementById('panel')?.dataset.shown === '50 40 1'")
+    visitor.script("document.querySelector('.scope-token').focus()")
+    shown = [float(value) for value in visitor.all(".scope-facts [data-column=kl] dd")]
+    assert shown == [run.tokens(step)[1]["columns"]["kl"][0] for step in (50, 40)]
     visitor.go("#/run/ended/microscope?step=23")
     check_microscope(visitor, run, 20)  # the nearest one that was logged
     visitor.keys("]")
