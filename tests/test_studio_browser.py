@@ -112,8 +112,8 @@ def test_a_real_training_run_is_followed_to_its_end_and_its_tokens_are_those_on_
     small = (
         "--batch-size 3 --max-new-tokens 8 --ppo-epochs 1 --lora-r 4 --eval-every 2 --run-name live --device cpu --skip-checks"
     )
-    rewards = ("--rewards", "length_band,low=3,high=6", "--epochs", "6")
-    training = proxima(tmp_path, "train", "--data", "prompts.txt", "--model-name", "embedded", *small.split(), *rewards)
+    [advised] = visitor.all(".command")
+    training = proxima(tmp_path, *advised.split()[1:], *small.split(), "--epochs", "6")
     try:
         visitor.wait_for("#runs a", "live", 90)  # it comes up by itself
         visitor.keys("j")
