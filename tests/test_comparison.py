@@ -149,6 +149,14 @@ def test_held_out_numbers_stand_beside_held_out_numbers_only():
     assert table({"judged": judged}, {}, {"judged": ""})[0]["held-out reward"] == 0.1
 
 
+def test_scores_of_different_rewards_are_not_set_against_each_other_in_silence(folders, tmp_path, capsys):
+    assert compare_runs(folders)["notes"] == []
+    other = run_of(tmp_path / "other", rewards=("length_band,low=1,high=3",))
+    main(["compare", str(folders[0]), str(other), "--out", str(tmp_path / "page.html")])
+    assert "different rewards: their scores have no common scale" in capsys.readouterr().out
+    assert "no common scale" in (tmp_path / "page.html").read_text()
+
+
 def test_names_tell_runs_apart(tmp_path):
     for name in ("a/ppo", "b/ppo"):
         (tmp_path / name).mkdir(parents=True)
@@ -164,6 +172,7 @@ def test_names_tell_runs_apart(tmp_path):
         (["two", "nowhere"], "not the folder of a run"),
         (["two", "empty"], "holds no metrics"),
         (["two", "one-0", "--judges", "a:b"], "need answers to judge: give --data"),
+        (["two", "one-0", "--data", "x", "--judges", "a:b,name=rewards"], "give that judge another name"),
     ],
 )
 def test_what_cannot_be_compared_is_said_in_one_line(folders, tmp_path, monkeypatch, capsys, words, message):
@@ -187,6 +196,7 @@ def test_broken_lines_are_left_out_and_named(folders, tmp_path):
     result = compare_runs(folders)
     assert result["problems"] == ["two: metrics.jsonl line 41 is not a record of a step and is left out"]
     assert any(line.startswith("left out: two:") for line in lines(result))
+    assert lines({**result, "problems": ["\x1b[2J\na"]})[-1] == r"left out: \x1b[2J\na"
 
 
 # --- answers ---
@@ -251,7 +261,7 @@ def test_runs_of_different_bases_answer_the_same_prompts_and_are_judged_in_both_
     same = sum(a == b for a, b in zip(texts["seed-0"], texts["llama"], strict=True))
     assert failed["prompts"] == same  # equal answers are a tie without asking; all others failed
     assert [row["prompt"] for row in data["texts"]] == prompts
-    assert data["texts"][0]["llama"] == texts["llama"][0]
+    assert data["texts"][0]["answers"]["llama"] == texts["llama"][0]
     assert data["groups"] == {"seed (2 seeds)": ["seed-0", "seed-1"]}
 
 
@@ -306,7 +316,7 @@ def test_hostile_text_is_only_text_on_the_page(folders, tmp_path):
     result = compare_runs(folders)
     names = ["one-0", HOSTILE]
     result["win_rates"] = {HOSTILE: [{"ours": "one-0", "theirs": HOSTILE, "rate": 0.6, "low": 0.5, "high": NAN, "prompts": 3}]}
-    result["texts"] = [{"prompt": HOSTILE, "one-0": HOSTILE, HOSTILE: "x" * 100_000}]
+    result["texts"] = [{"prompt": HOSTILE, "answers": {"one-0": HOSTILE, HOSTILE: "x" * 100_000}}]
     result["problems"] = [HOSTILE]
     page = write_page(tmp_path / "page.html", result, names)
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=3000"]

@@ -16,6 +16,7 @@ from proxima.evaluation import evaluate_run
 from proxima.evaluator import win_rate
 from proxima.export import export, model_card
 from proxima.ppo_trainer import PPOTrainer
+from proxima.runs import Run
 from tests.helpers import difference, weights
 
 
@@ -57,13 +58,15 @@ def test_weights_of_another_shape_are_refused(trained, make_config):
 
 def test_eval_compares_policy_and_reference_on_the_same_noise(trained, tmp_path, capsys):
     _, folder = trained
-    (tmp_path / "held_out.txt").write_text("one more\nand another\nlast")
+    (tmp_path / "held_out.txt").write_text("one \x1b[2J more\nand another\nlast")
     main(["eval", str(folder), "--data", str(tmp_path / "held_out.txt"), "--show", "1"])
     shown = capsys.readouterr().out
+    assert r"one \x1b[2J more" in shown  # nothing steers the terminal
     assert "win rate (ties half)" in shown
     assert shown.count("reference (") == 1
     results = json.loads((folder / "evaluation.json").read_text())
     assert results["prompts"] == 3
+    assert Run(folder).evaluation == results
     assert abs(results["reference"]["kl_exact"]) < 1e-5  # before loading, the policy is the reference
     assert results["policy"]["kl_exact"] > 1e-3
     for side in ("reference", "policy"):

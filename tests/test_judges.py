@@ -11,8 +11,10 @@ import pytest
 
 from proxima.config import PPOConfig, RewardSpec
 from proxima.evaluator.judge import open_pair_judge, read_preferences
+from proxima.metrics import is_defined
 from proxima.ppo_trainer import PPOTrainer
 from proxima.ppo_trainer.held_out import HeldOut
+from proxima.report.curves import bounds
 from tests.conftest import count_e
 from tests.helpers import shake
 
@@ -260,6 +262,10 @@ def test_every_kind_of_judge_has_a_win_rate_of_its_own(trainer):
     assert (measured["unjudged/longer"], measured["unjudged/half_broken"]) == (0, 1)
     assert measured["win_rate/half_broken"] == 0.5
     assert "win_rate/length_band" in measured
+    ends = bounds(measured)  # what a report draws as bands
+    assert len(ends) == 12  # of the reward, the rewards' win rate and four judges'
+    assert ends == {name for name in measured if name.split("/")[0].endswith(("_low", "_high"))}
+    assert all(is_defined(f"validation/{name}") for name in measured)
 
 
 def test_a_url_that_scores_may_judge(trainer, server):

@@ -181,7 +181,9 @@ def test_held_out_numbers_come_first_and_those_of_eval_before_all(tmp_path):
         "win_rate": {"rate": 0.2, "low": 0.1, "high": 0.3},
         "samples": [{"prompt": "p", "reference": "old", "policy": "new", "reference_reward": 2.0, "policy_reward": None}],
     }
-    (folder / "evaluation.json").write_text(json.dumps(asked))
+    (folder / "evaluation.json").write_text(json.dumps({**asked, "step": 20}))
+    assert "from 0.5 to 1.5" in tell(Run(folder)).verdict  # the run went on since
+    (folder / "evaluation.json").write_text(json.dumps({**asked, "step": 30}))
     story = tell(Run(folder))
     assert "from 2 to 1 (95 %: 0.9 to 1.1)" in story.verdict
     assert story.better is False

@@ -7,7 +7,7 @@ import pytest
 
 from proxima.report import write_report
 from proxima.runs import Run
-from tests.fake_run import token_sample, write_run, write_tokens
+from tests.fake_run import HOSTILE, token_sample, write_run, write_tokens
 from tests.test_label_browser import CHROMIUM, DRIVER, Person, open_browser
 
 pytestmark = [
@@ -62,7 +62,9 @@ def same(shown, stored):
 
 def test_the_microscope_shows_the_numbers_on_disk(driver, tmp_path):
     run = Run(write_run(tmp_path / "r", 30))
+    write_tokens(run.path, 10, [token_sample(10), token_sample(10, "trained", "another text", "another prompt")])
     person = open_page(driver, write_report(run))
+    assert person.script("return document.getElementById('pick-sample').value") == "followed 1"  # what can be set side by side
     assert person.script("return document.querySelectorAll('.chart-line').length") > 20
     assert person.script("return document.querySelectorAll('.scope-text').length") == 2
     choose(person, "pick-sample", "trained 1")
@@ -102,6 +104,7 @@ def test_tokens_are_coloured_by_the_chosen_column(driver, tmp_path):
 
 def test_hostile_texts_are_harmless_and_nothing_is_asked_for(driver, tmp_path):
     folder = write_run(tmp_path / "r", 20, hostile=True)
+    write_tokens(folder, 20, [{**token_sample(20, text=HOSTILE), "rewards": {HOSTILE: 1.0, "b": 2.0}}])
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(
         config.replace("model_name: embedded", "model_name: '</script><script>alert(1)</script>'")
@@ -113,6 +116,7 @@ def test_hostile_texts_are_harmless_and_nothing_is_asked_for(driver, tmp_path):
     assert person.script("return document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     tokens = person.script("return [...document.querySelectorAll('.scope-token')].map((one) => one.textContent)")
     assert any("⟨U+202E⟩" in token for token in tokens)
+    assert "\u202e" not in person.script("return document.getElementById('microscope').textContent")
     assert "</script><script>alert(1)" in person.script("return document.body.innerText")
     assert all(request["url"].startswith(("file:", "data:")) for request in person.requests())
     assert person.errors() == []

@@ -140,7 +140,7 @@ def test_remote_code_is_off_everywhere_by_default():
 # --- paths ---
 
 
-@pytest.mark.parametrize("name", ["..", ".", "../x", "/tmp/x", "a/b", "a/..", "..\n/x"])
+@pytest.mark.parametrize("name", [".hidden", "..", ".", "../x", "/tmp/x", "a/b", "a/..", "..\n/x"])
 @pytest.mark.parametrize("kind", [PPOConfig, StageConfig])
 def test_a_run_name_cannot_leave_the_folder_of_runs(kind, name):
     with pytest.raises(ValueError, match="run_name"):

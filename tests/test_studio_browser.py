@@ -112,8 +112,8 @@ def test_a_real_training_run_is_followed_to_its_end_and_its_tokens_are_those_on_
     small = (
         "--batch-size 3 --max-new-tokens 8 --ppo-epochs 1 --lora-r 4 --eval-every 2 --run-name live --device cpu --skip-checks"
     )
-    rewards = ("--rewards", "length_band,low=3,high=6", "--epochs", "6")
-    training = proxima(tmp_path, "train", "--data", "prompts.txt", "--model-name", "embedded", *small.split(), *rewards)
+    [advised] = visitor.all(".command")
+    training = proxima(tmp_path, *advised.split()[1:], *small.split(), "--epochs", "6")
     try:
         visitor.wait_for("#runs a", "live", 90)  # it comes up by itself
         visitor.keys("j")
@@ -291,7 +291,14 @@ def test_lists_links_keys_and_the_way_back(studio, tmp_path):
 def test_the_microscope_shows_any_step_sample_and_column_and_two_steps(studio, tmp_path):
     runs = tmp_path / "runs"
     run = Run(write_run(runs / "ended", steps=50))
+    write_tokens(run.path, 40, [token_sample(step) for step in (40, 41)])  # one prompt twice
+    write_tokens(run.path, 50, [token_sample(step) for step in (50, 51)])
     visitor = studio(runs)
+    visitor.go("#/run/ended/microscope?step=50&beside=40&sample=1")
+    visitor.wait("document.getElementById('panel')?.dataset.shown === '50 40 1'")
+    visitor.script("document.querySelector('.scope-token').focus()")
+    shown = [float(value) for value in visitor.all(".scope-facts [data-column=kl] dd")]
+    assert shown == [run.tokens(step)[1]["columns"]["kl"][0] for step in (50, 40)]
     visitor.go("#/run/ended/microscope?step=23")
     check_microscope(visitor, run, 20)  # the nearest one that was logged
     visitor.keys("]")

@@ -19,6 +19,7 @@ from proxima.ppo_trainer import PPOTrainer
 from proxima.ppo_trainer.held_out import Answers, answer, win_rates
 from proxima.ppo_trainer.judges import OWN
 from proxima.run_folder import plain
+from proxima.runs import Run
 
 
 def run_config(run: str | Path) -> PPOConfig:
@@ -60,6 +61,7 @@ def evaluate_run(
         raise RewardFailure(f"all rewards failed, nothing was judged; the last reason: {trainer.reward_computer.last_failure}")
     rates = win_rates(trainer, prompts, policy, reference)
     results = {
+        "step": Run(run).last().get("step"),
         "prompts": len(prompts),
         "rewards": trainer.reward_computer.reward_source,
         "reference": _with_interval(reference, trainer.config.seed),

@@ -43,15 +43,16 @@ class Eval:
     def run(self) -> None:
         from proxima.base_setup.tokenizer_setup import load_tokenizer
         from proxima.data import read_prompts
+        from proxima.data.show import visible
         from proxima.evaluation import evaluate_run, run_config
 
         config = run_config(self.folder)
         prompts = read_prompts(self.data, load_tokenizer(config.model_name, config.trust_remote_code), self.limit)
         results = evaluate_run(self.folder, prompts, self.rewards, self.judges)
         for sample in results["samples"][: self.show]:
-            print(f"\n{sample['prompt']}")
+            print(f"\n{visible(sample['prompt'])}")
             for side in ("reference", "policy"):
-                print(f"  {side} ({sample[side + '_reward']:.3g}): {sample[side]}")
+                print(f"  {side} ({sample[side + '_reward']:.3g}): {visible(sample[side])}")
         print(table(results))
         print(f"written to {self.folder / 'evaluation.json'}")
 

@@ -19,6 +19,7 @@ from proxima.evaluator.win_rate import share_won
 from proxima.ppo_trainer.held_out import Answers, answer
 from proxima.ppo_trainer.judges import OWN, compare_answers
 
+OWN_SHOWN = "rewards"
 Rates = dict[str, list[dict[str, Any]]]
 
 
@@ -35,6 +36,8 @@ def win_rates_between(
     Returns: by judge (the rewards under `rewards`), `ours`, `theirs`, `rate`, `low`, `high` and `prompts` of every pair of
         runs; and by prompt, every run's answer.
     """
+    if OWN_SHOWN in (spec.label for spec in judges):
+        raise ValueError(f"{OWN_SHOWN!r} is what the runs' rewards are called; give that judge another name: SOURCE,name=…")
     configs = {name: run_config(folder) for name, folder in runs.items()}
     by_rewards = _same_rewards(configs, rewards)
     if not by_rewards and not judges:
@@ -62,9 +65,10 @@ def win_rates_between(
         for name, preferences in judged:
             if name != OWN or by_rewards:
                 row = {"ours": ours, "theirs": theirs, **share_won(preferences, seed)}
-                rates.setdefault(name or "rewards", []).append(row)
+                rates.setdefault(name or OWN_SHOWN, []).append(row)
     rows = [
-        {"prompt": str(prompt), **{name: side.texts[i] for name, side in answers.items()}} for i, prompt in enumerate(prompts)
+        {"prompt": str(prompt), "answers": {name: side.texts[i] for name, side in answers.items()}}
+        for i, prompt in enumerate(prompts)
     ]
     return rates, rows
 

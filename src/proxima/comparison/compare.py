@@ -59,7 +59,7 @@ def compare_runs(
         read: held-out prompts for a tokenizer; None = compare what the folders hold, without loading a model.
         rewards: what answers are scored by; by default the runs' own, where they are the same.
         judges: who else says which of two answers is better.
-    Returns: `rows` of the table, `groups`, `charts`, `win_rates` by judge, `texts`, `problems`.
+    Returns: `rows` of the table, `groups`, `charts`, `notes`, `win_rates` by judge, `texts`, `problems`.
     """
     if len(folders) < 2:
         raise ValueError("comparing needs at least two runs: proxima compare runs/ONE runs/TWO")
@@ -67,11 +67,13 @@ def compare_runs(
     metrics = {name: run.metrics() for name, run in runs.items()}
     if empty := [name for name, columns in metrics.items() if not columns["step"]]:
         raise ValueError(f"{runs[empty[0]].path} holds no metrics; is it the folder of a `proxima train` run?")
-    groups = group_by_seed({name: run.config for name, run in runs.items()})
+    configs = {name: run.config for name, run in runs.items()}
+    groups = group_by_seed(configs)
     result: dict[str, Any] = {
         "rows": table(metrics, groups, {name: run.state for name, run in runs.items()}),
         "groups": groups,
         "charts": [*frontier(metrics), *curves(metrics, groups)],
+        "notes": notes(configs),
         "win_rates": {},
         "texts": [],
         "problems": [f"{name}: {problem}" for name, run in runs.items() for problem in run.problems],
@@ -144,6 +146,17 @@ def frontier(metrics: Mapping[str, Metrics]) -> list[dict[str, Any]]:
     title = "Reward against KL" + (" on held-out prompts" if held_out else "")
     note = "Up is better, right is further from the reference: of two runs, the one above got more for the same distance."
     return [{"title": title, "note": note, "x": "KL (nats)", "y": "score", "series": series, "free": True}] if series else []
+
+
+def notes(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What a reader must know before scores are set against each other."""
+    used = [config["rewards"] for config in configs.values() if "rewards" in config]
+    if all(rewards == used[0] for rewards in used):
+        return []
+    return [
+        "These runs were trained with different rewards: their scores have no common scale. "
+        "`proxima compare` with --data and --rewards or --judges compares their answers."
+    ]
 
 
 def have_held_out(metrics: Mapping[str, Metrics]) -> bool:

@@ -31,7 +31,9 @@ def write_page(path: Path, result: Mapping[str, Any], names: Sequence[str]) -> P
 
 
 def lines(result: Mapping[str, Any]) -> list[str]:
-    """The same for the terminal, short."""
+    """The same for the terminal, short, without any character that could steer it."""
+    from proxima.data.show import visible
+
     columns = [name for name in result["rows"][0] if any(row[name] is not None for row in result["rows"])]
     cells = [columns, *([_cell(row[name]) for name in columns] for row in result["rows"])]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
@@ -46,7 +48,8 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         for row in rows:
             interval = f"95 %: {row['low']:.3f} to {row['high']:.3f}, {row['prompts']} prompts"
             shown.append(f"  {row['ours']} over {row['theirs']}: {row['rate']:.3f}   ({interval})")
-    return [*(line.rstrip() for line in shown), *(f"left out: {problem}" for problem in result["problems"])]
+    shown += result["notes"]
+    return [visible(line.rstrip()) for line in [*shown, *(f"left out: {problem}" for problem in result["problems"])]]
 
 
 def _cell(value: Any) -> str:

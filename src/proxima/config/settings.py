@@ -162,8 +162,8 @@ def checked(name: str, value: Any, kind: Any) -> Any:
             raise ValueError(f"{name} ({value}) must be in {brackets[0]}{low}, {high}{brackets[1]}")
     if isinstance(value, str) and name in ("model_name", "lora_targets", "value_model", "run_dir", "device") and not value:
         raise ValueError(f"{name} must not be empty")
-    if name == "run_name" and value and (Path(str(value)).name != value or value == ".."):
-        raise ValueError(f"run_name ({value!r}) must be a plain folder name; run_dir says where it lies")
+    if name == "run_name" and value and (Path(str(value)).name != value or value[0] == "."):
+        raise ValueError(f"run_name ({value!r}) must be a plain folder name, no dot before it; run_dir says where it lies")
     return float(value) if kind is float else value
 
 

@@ -143,8 +143,8 @@ class HeldOut:
         numbers = [math.nan] * 3 if too_many else mean_interval(answers.scores[OWN], config.seed)
         named = dict(zip(("reward", "reward_low", "reward_high"), numbers, strict=True))
         for name, rate in win_rates(self.trainer, self.prompts, answers, self.reference).items():
-            lead, low, high = (f"win_rate/{name}", "/low", "/high") if name else ("win_rate", "_low", "_high")
-            named |= {lead: rate["rate"], lead + low: rate["low"], lead + high: rate["high"]}
+            by = f"/{name}" if name else ""
+            named |= {f"win_rate{by}": rate["rate"], f"win_rate_low{by}": rate["low"], f"win_rate_high{by}": rate["high"]}
             if name:
                 named[f"unjudged/{name}"] = len(self.prompts) - rate["prompts"]
         left_out = ("avg_reward", "reward_std", "kl_exact")

@@ -56,8 +56,9 @@ class Run:
 
     @property
     def evaluation(self) -> dict[str, Any] | None:
-        """What `proxima eval` found; None where it was not asked."""
-        return self._file("evaluation.json", _read_json)
+        """What `proxima eval` found; None where it was not asked, or not since the run went on."""
+        found, last = self._file("evaluation.json", _read_json), self.last().get("step")
+        return found if found and found.get("step", last) == last else None
 
     @property
     def state(self) -> State:

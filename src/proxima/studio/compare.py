@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.comparison.compare import CURVES, curves, frontier, table
+from proxima.comparison.compare import CURVES, curves, frontier, notes, table
 from proxima.comparison.groups import group_by_seed
 from proxima.report.curves import NOT_DRAWN, bounds
 from proxima.studio.curves import Metrics
@@ -29,16 +29,18 @@ def compare(members: Sequence[Member], more: Sequence[str] = ()) -> dict[str, An
     """
     Args:
         more: metrics to draw beside the usual ones.
-    Returns: `rows` of the table, `groups` of seeds, `charts`, and the `names` of metrics that are in no chart yet.
+    Returns: `rows` of the table, `groups` of seeds, `charts`, `notes`, and the `names` of metrics that are in no chart yet.
     """
     there = [member for member in members if member.metrics.get("step")]
     metrics = {member.name: member.metrics for member in there}
-    groups = group_by_seed({member.name: member.config for member in there})
+    configs = {member.name: member.config for member in there}
+    groups = group_by_seed(configs)
     wanted = (*CURVES, *((name, "", name, "", "") for name in more))
     drawn = {metric for _, _, metric, _, _ in wanted}.union(NOT_DRAWN, *(bounds(each) for each in metrics.values()))
     return {
         "rows": table(metrics, groups, {member.name: member.state for member in there}),
         "groups": groups,
         "charts": [*frontier(metrics), *curves(metrics, groups, wanted)],
+        "notes": notes(configs),
         "names": sorted({name for each in metrics.values() for name in each} - drawn),
     }

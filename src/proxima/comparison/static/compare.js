@@ -25,6 +25,7 @@ byId("table").append(
   table(columns, data.rows.map((row) => columns.map((name) => cell(row[name])))),
   element("p", { className: "soft", text: "Last numbers of each run. Runs that differ in their seed only are also one row: "
     + "mean, and the 95 % interval of it (Student's t)." }),
+  ...data.notes.map((text) => element("p", { text })),
 );
 
 for (const [judge, rows] of Object.entries(data.win_rates)) {
@@ -55,7 +56,7 @@ for (const chart of data.charts) {
 if (data.texts.length) byId("texts").append(element("h2", { text: "Answers to the same prompts" }));
 for (const row of data.texts) {
   const answers = data.names.map((name) => element("div", {}, element("b", { text: visible(name, 60) }),
-    element("p", { text: visible(row[name], 1000) })));
+    element("p", { text: visible(row.answers[name], 1000) })));
   byId("texts").append(element("details", { open: byId("texts").childElementCount < 4 },
     element("summary", { text: visible(row.prompt, 300) }), element("div", { className: "answers" }, ...answers)));
 }

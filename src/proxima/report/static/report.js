@@ -26,7 +26,10 @@ function openMicroscope(place, steps) {
   const label = (text, select) => element("label", {}, element("span", { text }), select);
   const named = steps.map((step, i) => [String(i), step.label]);
   const last = String(steps.length - 1);
-  const changed = (key) => keyed[0].get(key)?.tokens.join("") !== keyed.at(-1).get(key)?.tokens.join("");
+  const changed = (key) => { // another answer to the same prompt; trained samples have other prompts at other steps
+    const [old, now] = [keyed[0].get(key), keyed.at(-1).get(key)];
+    return old && now && old.prompt === now.prompt && old.tokens.join("") !== now.tokens.join("");
+  };
   const sample = picker("sample", keys.map((key) => [key, titleOf(key)]), keys.find(changed) ?? keys[0]);
   const left = picker("left", named, steps.length > 1 ? "0" : last);
   const right = picker("right", [["", "nothing"], ...named], steps.length > 1 ? last : "");

@@ -96,6 +96,7 @@ export function showCompare(place, view) {
     drawMetrics(said.names);
     drawLast(said.rows);
     note.textContent = [
+      ...said.notes,
       Object.keys(said.groups).length && "Runs of the same config but for the seed are also one line: their mean, and its 95 % interval.",
       lost.length && `No longer there: ${lost.map((name) => line(name, 80)).join(", ")}.`,
     ].filter(Boolean).join(" ");

@@ -31,8 +31,8 @@ export function showInspect(run, panel, asked) {
     return kept.get(step);
   }
 
-  // The same prompt of the same kind at the other step; else what is in the same place.
-  const alike = (samples, sample) => samples.find((one) => one.kind === sample.kind && one.prompt === sample.prompt) ?? samples[at.sample];
+  // The same prompt of the same kind at the other step, in the same place where the prompt comes twice; else what is in that place.
+  const alike = (samples, sample) => [samples[at.sample], ...samples].find((one) => one?.kind === sample.kind && one.prompt === sample.prompt) ?? samples[at.sample];
 
   async function draw() {
     const steps = run.about.tokens;

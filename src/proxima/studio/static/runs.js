@@ -79,7 +79,7 @@ export function showRuns(place, view) {
     empty.replaceChildren(
       element("h2", { text: "No runs yet" }),
       element("p", { className: "soft", text: `Nothing in ${folder} looks like a run. Start one and it appears here by itself:` }),
-      element("code", { className: "card command", text: "proxima train --model-name embedded --data prompts.txt" }),
+      element("code", { className: "card command", text: `proxima train --model-name embedded --data prompts.txt --rewards length_band,low=5,high=20 --run-dir ${folder}` }),
     );
     draw();
     return runs.some((run) => run.unread) ? 0.2 : runs.some((run) => run.state === "training") ? 3 : 6;

@@ -30,7 +30,7 @@ export function showSamples(run, panel, asked) {
       element("th", { scope: "row" }, element("span", { className: "soft small", text: row.kind }), element("div", { className: "text clamp soft", tabIndex: 0, dir: "auto", text: seen(row.prompt) })),
       ...row.cells.map((cell, i) => showCell(cell, row, places[i]))));
     const left = said.left ? ` ${said.left} more prompts are left out.` : "";
-    const note = `${said.steps.length} steps have samples. Prompts that are followed come first.${left}`;
+    const note = `Steps with samples: ${said.steps.length}. Prompts that are followed come first.${left}`;
     panel.replaceChildren(
       element("p", { className: "soft small", text: note }),
       element("div", { className: "card scroll" }, element("table", { className: "samples" }, element("thead", {}, head), element("tbody", {}, ...body))),

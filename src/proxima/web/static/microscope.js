@@ -83,7 +83,7 @@ export function drawMicroscope(place, given) {
     const heading = element("p", { className: "scope-title" }, element("b", { text: sample.title ?? sample.kind ?? "" }));
     const parts = Object.entries(sample.rewards ?? {});
     for (const [name, value] of [["reward", sample.reward], ...(parts.length > 1 ? parts : [])]) {
-      heading.append(element("span", { text: ` ${name} ${formatNumber(value)}` }));
+      heading.append(element("span", { text: ` ${visible(name, 80)} ${formatNumber(value)}` }));
     }
     if (sample.ended === false) heading.append(element("span", { text: " cut at the limit" }));
     const prompt = element("details", { className: "scope-prompt" },
