@@ -196,6 +196,8 @@ def test_broken_lines_are_left_out_and_named(folders, tmp_path):
     result = compare_runs(folders)
     assert result["problems"] == ["two: metrics.jsonl line 41 is not a record of a step and is left out"]
     assert any(line.startswith("left out: two:") for line in lines(result))
+    failed = {"ours": "a", "theirs": "b", "rate": NAN, "low": NAN, "high": NAN, "prompts": 0}
+    assert "  a over b: no prompt could be judged" in lines({**result, "win_rates": {"judge": [failed]}})
     assert lines({**result, "problems": ["\x1b[2J\na"]})[-1] == r"left out: \x1b[2J\na"
 
 

@@ -399,7 +399,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_series():
     assert [one["points"] for one in alone if one["name"] == "c"] == [[[1, 9], [2, 10]]]
     assert [one["points"][1][:2] for one in charts["Reward against KL"]] == [[1, 1], [1, 5], [1, 10]]
     assert [chart["title"] for chart in compare([member("a", 0, 0.0)], ["own"])["charts"]][-1] == "own"
-    assert compare([]) == {"rows": [], "groups": {}, "charts": [], "names": []}
+    assert compare([]) == {"rows": [], "groups": {}, "charts": [], "notes": [], "names": []}
 
 
 def test_ten_thousand_steps_of_several_seeds_compare_quickly():

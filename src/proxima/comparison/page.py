@@ -47,7 +47,8 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         shown += ["", f"win rates by {judge}"]
         for row in rows:
             interval = f"95 %: {row['low']:.3f} to {row['high']:.3f}, {row['prompts']} prompts"
-            shown.append(f"  {row['ours']} over {row['theirs']}: {row['rate']:.3f}   ({interval})")
+            told = f"{row['rate']:.3f}   ({interval})" if row["prompts"] else "no prompt could be judged"
+            shown.append(f"  {row['ours']} over {row['theirs']}: {told}")
     shown += result["notes"]
     return [visible(line.rstrip()) for line in [*shown, *(f"left out: {problem}" for problem in result["problems"])]]
 
