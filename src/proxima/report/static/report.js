@@ -17,7 +17,7 @@ function openMicroscope(place, steps) {
       return [`${sample.kind} ${counts[sample.kind]}`, sample];
     }));
   });
-  const keys = [...new Set(keyed.flatMap((map) => [...map.keys()]))].sort();
+  const keys = [...new Set(keyed.flatMap((map) => [...map.keys()]))].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
   const picker = (name, options, chosen) => {
     const select = element("select", {}, ...options.map(([value, text]) => element("option", { value, text, selected: value === chosen })));
     select.id = `pick-${name}`;
