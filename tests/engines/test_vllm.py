@@ -116,6 +116,15 @@ def test_it_samples_from_the_distribution_it_names(urls, tmp_path):
     assert chi < 7 + 4 * math.sqrt(14)
 
 
+def test_the_memory_it_may_take_changes_nothing_else(tmp_path):
+    texts = []
+    for memory in (0.3, 0.2):
+        trainer = PPOTrainer(make(tmp_path, engine_memory=memory))
+        assert trainer.generator.rollouts.engine._llm.llm_engine.vllm_config.cache_config.gpu_memory_utilization == memory
+        texts.append(trainer.generator.sample(PROMPTS).texts())
+    assert texts[0] == texts[1]
+
+
 def test_a_server_samples_what_this_process_would(servers, tmp_path):
     alone, apart = (shake(PPOTrainer(make(tmp_path, urls)), 0.02) for urls in ((), [servers[0].url]))
     together = shake(PPOTrainer(make(tmp_path, [server.url for server in servers])), 0.02)

@@ -6,7 +6,6 @@ the last slot.
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 from collections.abc import Iterator
@@ -19,8 +18,6 @@ import torch
 
 from proxima.errors import EngineFailure
 from proxima.rollouts.job import Answer, Job, Probe, Version, WrongAnswer, read_answer
-
-log = logging.getLogger(__name__)
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
 CPU_CACHE = (64 << 20, 4 << 30)  # least and most bytes of the KV cache on a CPU
