@@ -111,7 +111,7 @@ def test_samples_do_not_depend_on_the_road_nor_on_slots(roads, name, slots):
 def test_what_the_engine_thinks_of_its_tokens_is_what_the_training_pass_thinks(roads):
     fast, _ = roads(max_new_tokens=10)
     tokens = fast.generator.sample(PROMPTS)
-    scored = fast.generator.score(tokens).columns["logprob_policy"]
+    scored = fast.generator.score(tokens)["logprob_policy"]
     torch.testing.assert_close(tokens.sampled_logprobs, scored, rtol=1e-4, atol=1e-4)
     assert fast.ppo_step(PROMPTS)["sampling_gap"] < 1e-4
 

@@ -475,11 +475,14 @@ def test_the_weights_of_an_overlapped_step_are_new_over_old(serve, on_servers, p
 
 
 def test_a_rollout_in_flight_is_thrown_away_when_weights_are_loaded(serve, on_servers, prompts, tmp_path):
-    trainer = shake(PPOTrainer(on_servers(serve(), overlap=True)))
+    server = serve()
+    trainer = shake(PPOTrainer(on_servers(server, overlap=True)))
     trainer.save(tmp_path / "before")
     trainer.ppo_step(prompts, prompts)
+    trainer.generator._ahead.pending.answers.result()
     trainer.load(tmp_path / "before")
     assert trainer.ppo_step(prompts)["policy_lag"] == 0
+    assert len([asked for asked in server.asked if "prompt_logprobs" not in asked]) == 3 * len(prompts)  # sampled again
 
 
 def test_an_overlapped_run_goes_on_after_a_failure(serve, on_servers, prompts):

@@ -89,7 +89,8 @@ class SequenceGenerator:
         if following is not None and self.config.overlap:
             self.forget()
             self._ahead = self._begin(following, step + 1)
-        return tokens.texts(), self.score(tokens)
+        columns = self.score(tokens)
+        return tokens.texts(), Rollout(with_kept_sets(tokens, columns.pop("kept", None)), columns)
 
     def forget(self) -> None:
         """Throw away what was begun ahead: it is sampled again when its step comes."""
@@ -199,8 +200,9 @@ class SequenceGenerator:
         return tokens.map(lambda tensor: tensor.to(self.models.device))
 
     @torch.no_grad()
-    def score(self, tokens: Tokens) -> Rollout:
-        """Log-probabilities of policy and reference, exact KL, entropy, truncation's cost; kept sets where none came."""
+    def score(self, tokens: Tokens) -> dict[str, Tensor]:
+        """The columns of a rollout: log-probabilities of policy and reference, exact KL, entropy, truncation's cost; where kept
+        sets are missing, which tokens lie outside those computed here, and `kept`, the sets (B, R, K)."""
         policy, reference, micro_batches = self.models.policy, self.models.sft, self.models.micro_batches
         own, width = own_share(tokens, self.models.processes), tokens.mask.shape[1]
         missing = self._missing_kept_sets(tokens)
@@ -220,13 +222,7 @@ class SequenceGenerator:
             return {name: torch.cat(columns) for name, columns in parts.items()}
 
         columns = micro_batches.run(measured, tokens.longest)
-        columns = {name: self.models.processes.join(column, len(tokens.prompts)) for name, column in columns.items()}
-        if missing is None:
-            return Rollout(tokens, columns)
-        kept, nowhere = columns.pop("kept"), ~tokens.mask.unsqueeze(-1)
-        listed = missing[1] == torch.int32
-        found = KeptSet(ids=kept.masked_fill(nowhere, -1)) if listed else KeptSet(bits=kept.masked_fill(nowhere, 0))
-        return Rollout(replace(tokens, kept=found), columns)
+        return {name: self.models.processes.join(column, len(tokens.prompts)) for name, column in columns.items()}
 
     def _missing_kept_sets(self, tokens: Tokens) -> tuple[int, torch.dtype] | None:
         """Size and type of the kept sets that whatever sampled did not name."""
@@ -248,6 +244,17 @@ class SequenceGenerator:
 
 
 MEASURED = ("logprob_policy", "logprob_ref", "kl_exact", "entropy", "truncation_cost")
+
+
+def with_kept_sets(tokens: Tokens, kept: Tensor | None) -> Tokens:
+    """The tokens with the sets that the scoring pass computed, ids or bits (B, R, K), where they came without."""
+    if kept is None:
+        return tokens
+    nowhere = ~tokens.mask.unsqueeze(-1)
+    listed = kept.dtype == torch.int32
+    return replace(
+        tokens, kept=KeptSet(ids=kept.masked_fill(nowhere, -1)) if listed else KeptSet(bits=kept.masked_fill(nowhere, 0))
+    )
 
 
 def check_prompts(prompts: Sequence[str], first: int = 0) -> list[str]:

@@ -50,7 +50,7 @@ def trained_records(trainer: PPOTrainer, outcome: Mapping[str, Any], count: int)
     """Records of the first `count` samples that a step trained on; their log-probabilities are scored once more."""
     good = [i for i, reward in enumerate(outcome["rewards"]) if not math.isnan(reward)][:count]
     pairs = outcome["sa_pairs"].select(torch.arange(len(good)))
-    ratio = policy_ratio(trainer.generator.score(pairs.tokens).columns["logprob_policy"], pairs.column("logprob_policy"))
+    ratio = policy_ratio(trainer.generator.score(pairs.tokens)["logprob_policy"], pairs.column("logprob_policy"))
     held = clipped(ratio, pairs.column("advantage"), trainer.config.clip_epsilon)
     by_name = {name: [column[i] for i in good] for name, column in outcome["rewards_by_name"].items()}
     return records(pairs.with_columns(ratio=ratio, clipped=held), "trained", [outcome["rewards"][i] for i in good], by_name)
