@@ -526,7 +526,7 @@ def test_ppo_trains_on_prompts_that_stay_on_disk(make_config, tmp_path, monkeypa
     path = lines(tmp_path / "a.jsonl", *({"prompt": f"prompt {i}", "answer": i} for i in range(7)))
     runs = []
     for prompts in ([f"prompt {i}" for i in range(7)], read_prompts(path), OnDisk([f"prompt {i}" for i in range(7)])):
-        trainer = PPOTrainer(make_config(batch_size=3, ppo_epochs=1, max_new_tokens=3))
+        trainer = PPOTrainer(make_config(batch_size=3, ppo_epochs=1, max_new_tokens=3, token_samples=2))
         results = trainer.train(prompts, num_epochs=2)
         shown = [{name: value for name, value in row.items() if "seconds" not in name} for row in results.metrics]
         runs.append((shown, trainer.total_steps))

@@ -35,7 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug, first = "--debug" in given, rank_and_count()[0] == 0
     try:
         with nullcontext() if debug else _short_warnings():
-            _run([argument for argument in given if argument != "--debug"])
+            try:
+                _run([argument for argument in given if argument != "--debug"])
+            finally:
+                sys.stdout.flush()
     except BrokenPipeError:  # who read our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
