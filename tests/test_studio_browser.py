@@ -113,7 +113,7 @@ def test_a_real_training_run_is_followed_to_its_end_and_its_tokens_are_those_on_
         "--batch-size 3 --max-new-tokens 8 --ppo-epochs 1 --lora-r 4 --eval-every 2 --run-name live --device cpu --skip-checks"
     )
     [advised] = visitor.all(".command")
-    training = proxima(tmp_path, *advised.split()[1:], *small.split(), "--epochs", "6")
+    training = proxima(tmp_path, *advised.split()[1:], *small.split(), "--epochs", "30")
     try:
         visitor.wait_for("#runs a", "live", 90)  # it comes up by itself
         visitor.keys("j")
@@ -128,7 +128,7 @@ def test_a_real_training_run_is_followed_to_its_end_and_its_tokens_are_those_on_
         output = finish(training)
     assert "stopped: all epochs done" in output
     visitor.wait_for(".state", "finished", 30)
-    visitor.wait(f"Number({LAST}) === 18")
+    visitor.wait(f"Number({LAST}) === 90")
     run = Run(runs / "live")
     last = run.metrics()["avg_reward"][-1]
     assert curve_end(visitor, "Reward in training") == pytest.approx(last, rel=1e-3, abs=1e-4)

@@ -226,8 +226,9 @@ class Servers:
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(self._row(client, job, row, version)) for row in range(len(job.rows))]
-            except* EngineFailure as failures:
-                raise failures.exceptions[0] from None
+            except BaseExceptionGroup as group_failed:  # (from `except*` only a group could be raised)
+                failures = group_failed.subgroup(EngineFailure)
+                raise (failures.exceptions[0] if failures else group_failed) from None
         return [task.result() for task in tasks]
 
     async def _row(self, client: httpx.AsyncClient, job: Job, row: int, version: Version) -> Answer:
