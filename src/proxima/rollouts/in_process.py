@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 import numpy
 import torch
@@ -23,8 +24,19 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
 CPU_CACHE = (64 << 20, 4 << 30)  # least and most bytes of the KV cache on a CPU
 
 
+_running: list[ref[Any]] = []
+
+
+def _stop_others() -> None:
+    """One engine a process: vLLM's groups are the process's, and an engine that goes later takes them from all others."""
+    while _running:
+        if (engine := _running.pop()()) is not None:
+            engine.llm_engine.engine_core.shutdown()
+
+
 class InProcess:
-    """One vLLM engine; a new version is an adapter under a new id, or all weights loaded again."""
+    """One vLLM engine, the only one of the process: a newer one stops it. A new version is an adapter under a new id, or all
+    weights loaded again."""
 
     retries = 0
 
@@ -64,6 +76,7 @@ class InProcess:
             raise ValueError(
                 f"engine vllm needs the package vllm here ({error}); install proxima[vllm], or give engine_urls"
             ) from None
+        _stop_others()
         with _random_state_kept(device):
             try:
                 self._llm = LLM(
@@ -79,6 +92,7 @@ class InProcess:
                 )
             except Exception as error:  # it raises anything
                 raise ValueError(f"vLLM cannot start with {model!r}: {_last_line(error)}") from error
+        _running.append(ref(self._llm))
         self._device, self._newest = device, 0
 
     def use(self, version: Version, probe: Probe) -> None:
