@@ -1,22 +1,24 @@
-"""`proxima data check`: look at data before training on it."""
+"""`proxima data check`: look at data before training on it; `proxima data sample`: files to try everything on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
 
 @dataclass
 class Data:
-    """Say what a file, a folder or a Hugging Face dataset holds and which commands take it: `proxima data check FILE`."""
+    """Say what data holds and who takes it (`proxima data check FILE`), or write files to try (`proxima data sample DIR`)."""
 
     words: ClassVar[tuple[str, ...]] = ("action", "source")
     example: ClassVar[str] = "proxima data check prompts.csv --model-name embedded"
 
-    action: Literal["check"]
-    """`check` reads all rows: what was recognised, counts, lengths, duplicates, bad rows, three examples."""
+    action: Literal["check", "sample"]
+    """`check` reads all rows: what was recognised, counts, lengths, duplicates, bad rows, three examples. `sample` writes a
+    file of each kind, from the embedded world, into a folder, and settings that suit the embedded model."""
     source: str
-    """A file, a folder or OWNER/NAME[/CONFIG][:SPLIT]; docs/data.md lists the forms."""
+    """To check: a file, a folder or OWNER/NAME[/CONFIG][:SPLIT] (docs/data.md lists the forms). To sample: a new folder."""
     model_name: str = ""
     """Measure lengths in this model's tokens, render conversations by its chat template; without it, characters and words."""
     max_length: int = 1024
@@ -27,6 +29,21 @@ class Data:
     """Run Python code that comes with the tokenizer. Off: such tokenizers are refused."""
 
     def run(self) -> None:
+        if self.action == "sample":
+            self._sample()
+        else:
+            self._check()
+
+    def _sample(self) -> None:
+        from proxima.demo.sample_files import write_samples
+
+        folder = Path(self.source)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(f"{folder} is there already; name a folder that is new or empty")
+        for name, meaning in write_samples(folder).items():
+            print(f"{folder / name!s:32} {meaning}")
+
+    def _check(self) -> None:
         from proxima.data import check, show
 
         tokenizer, context = None, None

@@ -1,0 +1,66 @@
+"""`proxima data sample`: files to try every command on. In: a folder. Out: one file of each kind of data, from the embedded
+world, and the demo's settings as YAML; the same bytes every time."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from proxima.base_setup.loading import EMBEDDED
+from proxima.demo.demo import PPO_SETTINGS, REWARD_SETTINGS, STEPS
+from proxima.world.build import demonstrations
+from proxima.world.gold import gold_score
+from proxima.world.posts import make_posts
+
+SEED = 100  # other posts than those the demo trains on and is judged by
+DEMONSTRATIONS = 500
+HELD_OUT = 100
+VERDICTS_EVERY = 5  # steps; the demo judges at its end only
+
+
+def write_samples(folder: Path) -> dict[str, str]:
+    """What was written: file name -> what it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    posts = make_posts(DEMONSTRATIONS, "train", SEED)
+    written = demonstrations(posts, SEED)
+    prompts = [{"prompt": post.prompt} for post in make_posts(STEPS * PPO_SETTINGS["batch_size"], "train", SEED + 1)]
+    held_out = [{"prompt": post.prompt} for post in make_posts(HELD_OUT, "eval", SEED)]
+    shown = [{"prompt": item.prompt, "completion": item.completion} for item in written]
+    rng = random.Random(f"ratings {SEED}")
+    rated = [
+        {**row, "rating": min(5, max(1, round(1 + 4 * gold_score(post, row["completion"]) + rng.gauss(0, 0.4))))}
+        for post, row in zip(posts, shown, strict=True)
+    ]
+    _lines(folder / "prompts.jsonl", prompts)
+    _lines(folder / "held_out.jsonl", held_out)
+    _lines(folder / "demonstrations.jsonl", shown)
+    _lines(folder / "ratings.jsonl", rated)
+    with gzip.open(EMBEDDED / "preferences_train.jsonl.gz", "rb") as shipped:
+        (folder / "preferences.jsonl").write_bytes(shipped.read())
+    _settings(folder / "reward.yaml", "proxima sft, proxima reward", REWARD_SETTINGS)
+    _settings(folder / "ppo.yaml", "proxima train", {**PPO_SETTINGS, "eval_every": VERDICTS_EVERY})
+    return {
+        "prompts.jsonl": f"{len(prompts)} posts to summarise, for train",
+        "held_out.jsonl": f"{HELD_OUT} posts of another kind, for eval",
+        "demonstrations.jsonl": f"{DEMONSTRATIONS} posts with a summary, for sft",
+        "preferences.jsonl": "which of two summaries people like better, for reward",
+        "ratings.jsonl": "the demonstrations rated from 1 to 5, for reward",
+        "reward.yaml": "settings for sft and reward on the embedded model",
+        "ppo.yaml": "settings for train on the embedded model",
+    }
+
+
+def _lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _settings(path: Path, commands: str, values: Mapping[str, Any]) -> None:
+    """Written as flags would set them, so that a newcomer can change them."""
+    head = f"# for {commands} on the model that ships; a model of its own size wants other rates\n"
+    path.write_text(head + yaml.safe_dump({"model_name": "embedded", **values}, sort_keys=False), encoding="utf-8")
