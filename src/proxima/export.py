@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import math
 import shutil
 import tempfile
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from proxima.base_setup.tokenizer_setup import load_tokenizer
 from proxima.config import PPOConfig, StageConfig
 from proxima.models import Backbone
 from proxima.models.base_model import HEAD_FILE
+from proxima.runs import Run
 
 RESULTS = ("avg_reward", "kl", "response_length", "eos_rate", "validation/reward")
 
@@ -135,16 +135,15 @@ def _without_folders(value: Any) -> Any:
 
 def _results(run: Path) -> list[str]:
     """First and last step, and the evaluation where there is one."""
-    parts = []
-    if (run / "metrics.jsonl").is_file():
-        lines = _whole_lines(run / "metrics.jsonl")
-        if lines:
-            first, last = lines[0], lines[-1]
-            rows = [f"| {name} | {_number(first, name)} | {_number(last, name)} |" for name in RESULTS if name in last]
-            head = f"| | step {first['step']:.0f} | step {last['step']:.0f} |\n|---|---|---|\n"
-            parts.append("## Results\n\n" + head + "\n".join(rows))
-    if (run / "evaluation.json").is_file():
-        results = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
+    parts, found = [], Run(run)
+    metrics = found.metrics()
+    if steps := metrics["step"]:
+        rows = [
+            f"| {name} | {_number(column[0])} | {_number(column[-1])} |" for name in RESULTS if (column := metrics.get(name))
+        ]
+        head = f"| | step {steps[0]:.0f} | step {steps[-1]:.0f} |\n|---|---|---|\n"
+        parts.append("## Results\n\n" + head + "\n".join(rows))
+    if results := found.evaluation:
         rate, sides = results["win_rate"], (results["reference"]["avg_reward"], results["policy"]["avg_reward"])
         text = f"reward {sides[0]:.4g} before, {sides[1]:.4g} after"
         if rate["rate"] is not None:
@@ -153,15 +152,5 @@ def _results(run: Path) -> list[str]:
     return parts
 
 
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; one that a killed run left unfinished is passed over."""
-    lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with suppress(json.JSONDecodeError):
-            lines.append(json.loads(text))
-    return [line for line in lines if isinstance(line, dict) and "step" in line]
-
-
-def _number(line: dict[str, Any], name: str) -> str:
-    value = line.get(name)
-    return "" if value is None else f"{value:.4g}"
+def _number(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else ""

@@ -49,10 +49,8 @@ def check_folder(folder: Path) -> None:
     """`Damaged` where any file is missing, too many, of another size, or has another checksum than the manifest says."""
     try:
         noted = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        form, files = (
-            noted["format"],
-            {str(name): (int(note["bytes"]), str(note["sha256"])) for name, note in noted["files"].items()},
-        )
+        form = noted["format"]
+        files = {str(name): (int(note["bytes"]), str(note["sha256"])) for name, note in noted["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise Damaged(f"{MANIFEST} cannot be read") from None
     if form != FORMAT:

@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     import httpx
 
 MAX_REPLY_BYTES = 16 * 2**20
-FIRST_WAIT, LONGEST_WAIT = (
-    0.5,
-    60.0,
-)  # seconds before a second attempt, doubled each time; and at most, whatever the server asks
+FIRST_WAIT = 0.5  # seconds before a second attempt, doubled each time
+LONGEST_WAIT = 60.0  # whatever the server asks
 
 
 class Unusable(Exception):  # noqa: N818
