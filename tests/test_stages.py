@@ -266,3 +266,36 @@ def test_a_run_is_never_written_over_and_an_unfinished_one_leaves_no_folder(stag
     with pytest.raises(KeyboardInterrupt):
         trainer.train(DEMONSTRATIONS)
     assert not (tmp_path / "other").exists()
+
+
+class Spoilt(RewardTrainer):
+    """Some batches have a loss that is not a number."""
+
+    bad = 0
+
+    def loss(self, rows):
+        found = super().loss(rows)
+        if torch.is_grad_enabled() and self.bad:
+            self.bad -= 1
+            return found * math.nan
+        return found
+
+
+def test_an_update_that_is_not_finite_is_skipped_and_counted(stage):
+    trainer = Spoilt(stage(epochs=4))
+    trainer.bad = 3
+    results = trainer.train(PREFERENCES)
+    assert results.metrics[-1]["skipped_updates"] == 3
+    assert all(parameter.isfinite().all() for parameter in trainer.role.parameters())
+    assert results.best["accuracy"] == 1.0
+
+
+def test_a_stage_that_only_spoils_ends_in_words_and_writes_nothing(stage, tmp_path, monkeypatch):
+    trainer = Spoilt(stage(epochs=4, run_name="spoilt"))
+    trainer.bad = 10**6
+    with pytest.raises(ValueError, match="10 updates had a gradient that is not finite; lower learning_rate"):
+        trainer.train(PREFERENCES)
+    assert not (tmp_path / "spoilt").exists()
+    monkeypatch.setattr(RewardTrainer, "measure", lambda self, rows: {"validation_loss": math.nan, "accuracy": 0.0})
+    with pytest.raises(ValueError, match="validation_loss is not a number at step 5"):
+        RewardTrainer(stage(run_name="nan")).train(PREFERENCES)

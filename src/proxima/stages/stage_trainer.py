@@ -31,6 +31,7 @@ from proxima.training.schedule import learning_rate_factor
 
 Example = TypeVar("Example")
 BUCKET = 32  # batches whose examples are sorted by length among themselves
+MAX_SKIPPED = 10  # updates that were not finite; then the stage gives up
 
 
 @dataclass
@@ -91,9 +92,12 @@ class StageTrainer(ABC, Generic[Example]):
         self.tokenizer = tokenizer or load_tokenizer(config.model_name, config.trust_remote_code)
         device = pick_device(config.device)
         self.backbone = Backbone(network.to(device) if network is not None else load_network(config, config.model_name, device))
+        self.skipped = 0
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(config.seed)
             self.role = self.make_role()
+        if device.type == "cuda":  # weights that train by `transformers`' own pass cannot be in a captured graph too
+            self.backbone.settings.fast = False
 
     def adapter(self, name: str) -> str | None:
         """What trains: an adapter (fresh, or a copy of `sft_adapter`), or with lora_r = 0 the whole network in float32."""
@@ -188,8 +192,11 @@ class StageTrainer(ABC, Generic[Example]):
                 if step % config.eval_every and step != total:
                     continue
                 measured = self._measure(validation)
+                if math.isnan(measured[self.judged_by]):
+                    raise ValueError(f"{self.judged_by} is not a number at step {step}; {self._remedy()}")
                 train_loss = float(torch.stack(recent).mean())
-                results.metrics.append({"step": step, "epoch": epoch + 1, "train_loss": train_loss, **measured})
+                skipped = {"skipped_updates": self.skipped} if self.skipped else {}
+                results.metrics.append({"step": step, "epoch": epoch + 1, "train_loss": train_loss, **measured, **skipped})
                 recent = []
                 shown = "  ".join(f"{name} {value:.4g}" for name, value in list(results.metrics[-1].items())[2:])
                 bar.write(f"{self.name}: step {step}/{total}  {shown}  {time.perf_counter() - started:.0f} s")
@@ -220,9 +227,17 @@ class StageTrainer(ABC, Generic[Example]):
                 loss = self.loss(batch[start : start + self.config.micro_batch_size]) / total
                 loss.backward()
             summed += loss.detach()
-        nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm or float("inf"))
-        optimizer.step()
+        norm = nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm or float("inf"))
+        if norm.isfinite():
+            optimizer.step()
+        else:
+            self.skipped += 1
+            if self.skipped == MAX_SKIPPED:
+                raise ValueError(f"{MAX_SKIPPED} updates had a gradient that is not finite; {self._remedy()}")
         return summed
+
+    def _remedy(self) -> str:
+        return f"lower learning_rate ({self.config.learning_rate:g}), or set dtype to float32"
 
     @torch.no_grad()
     def _measure(self, rows: Sequence[Any]) -> dict[str, float]:
