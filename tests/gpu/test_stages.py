@@ -1,4 +1,6 @@
-"""The stages before PPO on a GPU, in bfloat16: they learn to the end, over several measurements, and PPO reads what they leave."""
+"""The stages before PPO on a GPU, in bfloat16: they learn to the end, and PPO reads what they leave."""
+
+from itertools import pairwise
 
 import pytest
 import torch
@@ -35,14 +37,9 @@ def test_a_reward_model_learns_after_its_first_measurement_too_and_ppo_scores_wi
     trainer.measure = measured
     results = trainer.train(PREFERENCES)
     assert len(seen) > 3
-    moved = [
-        any(not torch.equal(a, b) for a, b in zip(one, two, strict=True)) for one, two in zip(seen, seen[1:], strict=False)
-    ]
+    moved = [any(not torch.equal(a, b) for a, b in zip(one, two, strict=True)) for one, two in pairwise(seen)]
     assert all(moved)
-    adapters = [
-        sum(float((a - b).abs().sum()) for a, b in zip(one[:-2], two[:-2], strict=True))
-        for one, two in zip(seen, seen[1:], strict=False)
-    ]
+    adapters = [sum(float((a - b).abs().sum()) for a, b in zip(one[:-2], two[:-2], strict=True)) for one, two in pairwise(seen)]
     assert min(adapters) > 0, "the adapter stopped learning after a measurement"
     assert results.best["accuracy"] == 1.0
     texts = [" yes!", " no!", " yes", " no and a longer one"]
