@@ -62,7 +62,7 @@ ELSEWHERE = {
     "max_reward_failures": "test_rewards.py",
     "batch_size": "below",
     "micro_batch_size": "test_step.py (it must change nothing)",
-    "micro_batch_tokens": "test_engine.py (it must change nothing)",
+    "micro_batch_tokens": "test_step.py (it must change nothing)",
     "gradient_checkpointing": "test_engine.py (it must change nothing)",
     "engine": "test_engine.py (it must change nothing)",
     "engine_urls": "test_rollouts.py, tests/engines",

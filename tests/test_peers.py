@@ -68,6 +68,15 @@ def test_statistics_do_not_average_over_padding(make_config):
     assert float(narrow["clip_fraction"]) == pytest.approx(float(down.float().mean()), rel=1e-5)
 
 
+def test_means_of_an_update_do_not_shrink_with_the_number_of_minibatches(make_config):
+    """TRL divides its means by places that it never fills: with 8 minibatches an unchanged policy has a mean ratio of 1/8."""
+    losses = {}
+    for size in (6, 1):
+        frozen = make_config(minibatch_size=size, ppo_epochs=2, learning_rate=0.0, value_learning_rate=0.0)
+        losses[size] = PPOTrainer(frozen).ppo_step(LENGTHS)["value_loss"]
+    assert losses[1] == pytest.approx(losses[6], rel=0.3)  # a mean over tokens, or over sequences: not a sixth of it
+
+
 def test_whitened_advantages_are_centred_over_the_whole_rollout(make_config):
     """torchtune adds the mean back; TRL whitens each rank by itself."""
     pairs = PPOTrainer(make_config(minibatch_size=2)).ppo_step(LENGTHS)["sa_pairs"]

@@ -69,11 +69,11 @@ def test_the_global_random_state_is_left_alone(make_config, prompts):
     assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_micro_batches_do_not_change_a_step(make_config, prompts, size):
+@pytest.mark.parametrize("cut", [{"micro_batch_size": 1}, {"micro_batch_size": 3}, {"micro_batch_tokens": 64}], ids=str)
+def test_micro_batches_do_not_change_a_step(make_config, prompts, cut):
     outcomes = []
-    for micro in (8, size):
-        trainer = shake(PPOTrainer(make_config(micro_batch_size=micro, **ONE_BATCH)))
+    for micro in ({"micro_batch_size": 8}, cut):
+        trainer = shake(PPOTrainer(make_config(**micro, **ONE_BATCH)))
         results = [trainer.ppo_step(prompts) for _ in range(2)]
         outcomes.append((results, weights(trainer)))
     for left, right in zip(outcomes[0][0], outcomes[1][0], strict=True):
