@@ -1,4 +1,4 @@
-"""docs/concepts/ is true: what its Python prints is what it shows, its defaults are the config's, its formulas can be typeset."""
+"""docs/concepts/ is true: its Python prints what it shows, its defaults are the config's, its formulas can be typeset."""
 
 import dataclasses
 import re
