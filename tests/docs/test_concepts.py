@@ -87,5 +87,11 @@ def test_files_and_tests_that_are_named_exist(path):
         assert (ROOT / name).exists(), f"{name} does not exist"
     for file, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text):
         assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file} has no {test}"
-    for link in re.findall(r"\]\(([\w./-]+\.md)\)", text):
-        assert "reference/" in link or (path.parent / link).exists(), f"{link} does not exist"
+    for link, place in re.findall(r"\]\(([\w./-]+\.md)#?([\w-]*)\)", text):
+        if "reference/" in link:  # generated at the build
+            continue
+        assert (path.parent / link).exists(), f"{link} does not exist"
+        titles = re.findall(r"^#+ (.+)$", (path.parent / link).read_text(encoding="utf-8"), re.MULTILINE)
+        assert not place or place in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}, (
+            f"{link}#{place}"
+        )
