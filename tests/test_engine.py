@@ -83,6 +83,20 @@ def test_a_whole_step_is_the_same_on_both_roads(roads):
     assert difference(weights(fast), weights(plain)) < 2e-4
 
 
+def test_every_weight_is_trained_on_both_roads_also_after_loading(roads, tmp_path):
+    """The engine is first asked to sample, without gradients; what it reads then must still pass gradients on later."""
+    both = roads(lora_r=0, learning_rate=1e-4, value_learning_rate=1e-4, micro_batch_size=2)
+    for trainer in both:
+        policy = trainer.models.policy
+        policy.backbone._decoder = None
+        before = [parameter.detach().clone() for parameter in policy.parameters()]
+        trainer.ppo_step(PROMPTS[:4])
+        assert not any(map(torch.equal, before, policy.parameters()))
+        trainer.load(trainer.save(tmp_path / "saved"))
+        trainer.ppo_step(PROMPTS[:4])
+    assert difference(*map(weights, both)) < 2e-4
+
+
 @pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize("slots", [256, 3], ids=["all at once", "refilled"])
 def test_samples_do_not_depend_on_the_road_nor_on_slots(roads, name, slots):

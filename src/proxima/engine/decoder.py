@@ -483,8 +483,9 @@ def _lora(modules: list[Any], adapter: str) -> Lora | None:
     return Lora(tuple(down), tuple(up), tuple(scales))
 
 
+@torch.enable_grad()
 def _matrix(base: Any) -> Tensor:
-    """(out, in)."""
+    """(out, in). A view that is made without gradients passes none on, ever: a trained matrix would stay as it was."""
     return base.weight.t() if isinstance(base, Conv1D) else base.weight
 
 
