@@ -226,8 +226,11 @@ class SequenceGenerator:
 
     def _missing_kept_sets(self, tokens: Tokens) -> tuple[int, torch.dtype] | None:
         """Size and type of the kept sets that whatever sampled did not name."""
+        if tokens.kept is not None:
+            return None
         rows = self.models.policy.backbone.network.get_output_embeddings().weight.shape[0]
-        return kept_shape(self.config.top_k, self.config.top_p, rows) if tokens.kept is None else None
+        shape = kept_shape(self.config.top_k, self.config.top_p, rows)
+        return (shape[0] + 1, shape[1]) if shape is not None and shape[1] == torch.int32 else shape  # `cover` may add a token
 
     def _measure(self, hidden: Tensor, ref_hidden: Tensor, ids: Tensor, kept: KeptSet | None) -> tuple[Tensor, ...]:
         """Numbers (M,) of each response token, from its hidden states."""
