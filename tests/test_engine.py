@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from proxima.engine import supports
-from proxima.models import Sampling, base_model
+from proxima.models import Sampling, base_model, response_tokens
 from proxima.ppo_trainer import PPOTrainer
 from tests.helpers import difference, shake, weights
 
@@ -170,7 +170,7 @@ def test_a_larger_batch_a_longer_prompt_and_other_settings_grow_the_buffers(road
 def test_logits_in_chunks_change_neither_scores_nor_gradients(roads, monkeypatch, chunk):
     results = []
     for size in (10**6, chunk):
-        monkeypatch.setattr(base_model, "CHUNK", size)
+        monkeypatch.setattr(response_tokens, "CHUNK", size)
         trainer = roads(kl_loss_coef=0.1, entropy_coef=0.01, top_k=4, max_new_tokens=6)[0]
         trainer.ppo_step(PROMPTS[:4])
         results.append(weights(trainer))

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from proxima.base_setup import BaseSetup
-from proxima.models.base_model import HEAD_FILE
+from proxima.models.weight_files import HEAD_FILE
 from proxima.ppo_trainer import PPOTrainer
 from proxima.tiny import ARCHITECTURES
 from tests.helpers import difference, shake, weights

@@ -13,7 +13,7 @@ from torch import Tensor
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
 from proxima.models import PolicyModel, Sampling
-from proxima.models.base_model import by_chunks, unpack
+from proxima.models.response_tokens import by_chunks, unpack
 from proxima.pairs import SAPairs
 from proxima.ppo_trainer.shares import join_tokens, own_share
 from proxima.rollouts import Pending, VllmRollouts
