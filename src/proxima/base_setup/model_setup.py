@@ -24,7 +24,8 @@ from proxima.models import Backbone, PolicyModel, RewardModel, SFTModel, ValueMo
 from proxima.models.backbone import EngineSettings
 from proxima.models.base_model import BaseModel, scalar_head
 from proxima.models.weight_files import HEAD_FILE
-from proxima.processes.group import Processes, meet
+from proxima.processes.group import Processes
+from proxima.processes.meeting import meet
 from proxima.processes.sharding import Lockstep, make_mesh
 
 
