@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from proxima.engine import supports
-from proxima.models import Sampling, base_model
+from proxima.models import Sampling, base_model, response_tokens
 from proxima.ppo_trainer import PPOTrainer
 from tests.helpers import difference, shake, weights
 
@@ -83,6 +83,20 @@ def test_a_whole_step_is_the_same_on_both_roads(roads):
     assert difference(weights(fast), weights(plain)) < 2e-4
 
 
+def test_every_weight_is_trained_on_both_roads_also_after_loading(roads, tmp_path):
+    """The engine is first asked to sample, without gradients; what it reads then must still pass gradients on later."""
+    both = roads(lora_r=0, learning_rate=1e-4, value_learning_rate=1e-4, micro_batch_size=2)
+    for trainer in both:
+        policy = trainer.models.policy
+        policy.backbone._decoder = None
+        before = [parameter.detach().clone() for parameter in policy.parameters()]
+        trainer.ppo_step(PROMPTS[:4])
+        assert not any(map(torch.equal, before, policy.parameters()))
+        trainer.load(trainer.save(tmp_path / "saved"))
+        trainer.ppo_step(PROMPTS[:4])
+    assert difference(*map(weights, both)) < 2e-4
+
+
 @pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize("slots", [256, 3], ids=["all at once", "refilled"])
 def test_samples_do_not_depend_on_the_road_nor_on_slots(roads, name, slots):
@@ -156,7 +170,7 @@ def test_a_larger_batch_a_longer_prompt_and_other_settings_grow_the_buffers(road
 def test_logits_in_chunks_change_neither_scores_nor_gradients(roads, monkeypatch, chunk):
     results = []
     for size in (10**6, chunk):
-        monkeypatch.setattr(base_model, "CHUNK", size)
+        monkeypatch.setattr(response_tokens, "CHUNK", size)
         trainer = roads(kl_loss_coef=0.1, entropy_coef=0.01, top_k=4, max_new_tokens=6)[0]
         trainer.ppo_step(PROMPTS[:4])
         results.append(weights(trainer))

@@ -298,20 +298,16 @@ def test_an_answer_outlives_a_server_that_is_gone(driver, tmp_path):
     person.errors()  # the browser's own complaints about the time without a server
 
 
-def test_the_first_of_two_tabs_counts(driver, tmp_path):
-    store = Store(tmp_path / "f.db", overlap=1)
-    store.add_items(pairs(3))
-    site = Site()
-    with running(make_label_app(store, site), site):
-        person = Person(driver, site.url)
-        person.enter("Ann")
-        item = person.item()
-        store.add_answer(item, "Ann", "tie")  # as from another tab
-        person.press("1")
-        assert "already" in person.text("notice")
-        assert person.item() != item
-        assert [answer.choice for answer in store.answers()] == ["tie"]
-    person.errors()
+def test_the_first_of_two_tabs_counts(page):
+    store, _, person = page(pairs(3))
+    person.enter("Ann")
+    item = person.item()
+    store.add_answer(item, "Ann", "tie")  # as from another tab
+    person.press("1")
+    assert "already" in person.text("notice")
+    assert person.item() != item
+    assert [answer.choice for answer in store.answers()] == ["tie"]
+    person.errors()  # the browser's own complaint about the refused answer
 
 
 def test_screen_readers_are_told_and_the_look_follows_the_system(page):

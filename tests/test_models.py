@@ -7,7 +7,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from proxima.base_setup import BaseSetup
-from proxima.models.base_model import HEAD_FILE
+from proxima.engine import pack_mask
+from proxima.models import SFTModel
+from proxima.models.weight_files import HEAD_FILE
 from proxima.ppo_trainer import PPOTrainer
 from proxima.tiny import ARCHITECTURES
 from tests.helpers import difference, shake, weights
@@ -140,8 +142,7 @@ def test_after_lora_sft_the_reference_is_the_sft_adapter_not_the_base(make_confi
     results = trainer.ppo_step(prompts)
     assert results["kl"] == pytest.approx(0, abs=1e-4)  # the policy starts where the reference is
     tokens = results["sa_pairs"].tokens
-    with trainer.models.sft.backbone.using(None):
-        bare = trainer.models.sft.backbone.logits(tokens.input_ids, tokens.input_mask, tokens.prompt_ids.shape[1])
+    bare = SFTModel(trainer.models.sft.backbone, None).response_logits(tokens)
     assert not torch.allclose(bare, trainer.models.sft.response_logits(tokens), atol=1e-2)
     loaded = load_file(f"{sft_folder}/adapter_model.safetensors")
     state = {name: p for name, p in trainer.models.sft.backbone.network.named_parameters() if ".sft." in name}
@@ -167,12 +168,9 @@ def test_a_trained_reward_adapter_scores_and_the_value_model_starts_from_it(make
     scores = trainer.reward_computer.score_pairs(pairs).total
     assert torch.allclose(scores.float(), trainer.models.reward.scores(tokens.input_ids, tokens.input_mask), atol=1e-5)
     last = trainer.models.value.backbone  # V at the last token of a whole sequence equals the reward model's score there
-    with trainer.models.value.active(), torch.no_grad():
-        hidden = last.hidden_states(
-            tokens.input_ids[:1, tokens.prompt_ids.shape[1] - tokens.prompt_mask[0].sum() :],
-            tokens.input_mask[:1, tokens.prompt_ids.shape[1] - tokens.prompt_mask[0].sum() :],
-        )
-        value = trainer.models.value.head_values(hidden[:, int(tokens.prompt_mask[0].sum() + tokens.mask[0].sum()) - 1])
+    with torch.no_grad():
+        hidden = last.hidden(tokens.input_ids[:1], pack_mask(tokens.input_mask[:1]), trainer.models.value.adapter)
+        value = trainer.models.value.head_values(hidden)
     assert float(value) == pytest.approx(float(scores[0]), abs=1e-4)
     assert trainer.ppo_step(prompts)["reward_source"] == "reward"
 
@@ -277,3 +275,18 @@ def test_plain_dicts_can_be_trained_on(make_config):
     assert value > 0
     with pytest.raises(ValueError, match="'ab' is 2 tokens"):
         trainer.model_trainer.train_step([{**dicts[0], "action": "ab"}])
+
+
+def test_by_transformers_own_pass_no_position_is_left_without_one_to_look_at(make_config, prompts, monkeypatch):
+    """Padding in front leaves such positions, for which cuDNN's attention has gradients that are nan."""
+    trainer = PPOTrainer(make_config(engine="plain"))
+    tokens = trainer.generator.sample([prompts[0], prompts[0] * 3])
+    masks = []
+    backbone = trainer.models.policy.backbone
+    given = backbone.inputs
+    monkeypatch.setattr(backbone, "inputs", lambda module, ids, mask: masks.append(mask) or given(module, ids, mask))
+    alone = [trainer.models.policy.response_hidden(tokens.select(torch.tensor([row]))) for row in (0, 1)]
+    both = trainer.models.policy.response_hidden(tokens)
+    assert torch.allclose(both, torch.cat(alone), atol=1e-4)
+    assert all(mask[:, 0].all() for mask in masks)
+    assert masks[-1].shape[1] == tokens.longest

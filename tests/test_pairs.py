@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from proxima.base_setup.tokenizer_setup import load_tokenizer
-from proxima.pairs import ADDED_BY, SAPairs, as_pairs
+from proxima.pairs import SAPairs, as_pairs
+from proxima.pairs.sa_pairs import ADDED_BY
 from proxima.token_attribution.sa_pair_builder import ensure_tokens
 from proxima.types import Tokens
 

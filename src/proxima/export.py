@@ -19,7 +19,7 @@ from proxima.base_setup.lora_setup import is_adapter, load_adapter
 from proxima.base_setup.tokenizer_setup import load_tokenizer
 from proxima.config import PPOConfig, StageConfig
 from proxima.models import Backbone
-from proxima.models.base_model import HEAD_FILE
+from proxima.models.weight_files import HEAD_FILE
 from proxima.runs import Run
 
 RESULTS = ("avg_reward", "kl", "response_length", "eos_rate", "validation/reward")

@@ -112,9 +112,9 @@ def truncate(scaled: Tensor, top_k: int, top_p: float) -> KeptSet | None:
 
 
 def kept_shape(top_k: int, top_p: float, vocabulary: int) -> tuple[int, torch.dtype] | None:
-    """Size and type of a position's kept set as `cover` gives it; None when nothing is cut."""
+    """Size and type of a position's kept set as `truncate` gives it; None when nothing is cut."""
     if 0 < top_k < vocabulary:
-        return top_k + 1, torch.int32
+        return top_k, torch.int32
     return (-(-vocabulary // 8), torch.uint8) if top_p < 1 else None
 
 

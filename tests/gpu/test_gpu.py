@@ -6,7 +6,7 @@ import torch
 from proxima.config import PPOConfig
 from proxima.engine import generation as generation_module
 from proxima.engine.attention import cached_attention
-from proxima.engine.decoder import Norm, activate, add_and_norm
+from proxima.engine.functions import Norm, activate, add_and_norm
 from proxima.models import Sampling
 from proxima.ppo_trainer import PPOTrainer
 from tests.helpers import difference, shake, weights

@@ -15,7 +15,7 @@ if not (torch.cuda.is_available() or INTERPRETED):
 DEVICE, KIND = ("cpu", torch.float32) if INTERPRETED else ("cuda", torch.bfloat16)
 NEAR = {"rtol": 1e-4, "atol": 1e-5} if INTERPRETED else {"rtol": 2e-2, "atol": 2e-2}
 
-from proxima.engine.decoder import Norm, Shape, activate, normalize, split_heads  # noqa: E402, F401
+from proxima.engine.functions import Norm, Shape, activate, normalize, split_heads  # noqa: E402, F401
 from proxima.engine.layout import tile_table  # noqa: E402
 
 

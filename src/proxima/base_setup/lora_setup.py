@@ -9,6 +9,7 @@ from transformers.pytorch_utils import Conv1D
 
 from proxima.base_setup.loading import ModelSettings, explain_loading
 from proxima.models import Backbone
+from proxima.models.weight_files import ADAPTER_FILE
 
 
 def lora_config(config: ModelSettings, backbone: Backbone) -> LoraConfig:
@@ -47,8 +48,8 @@ def load_adapter(backbone: Backbone, name: str, folder: str) -> str:
         near = Path(folder) / "policy"
         hint = f"; did you mean {str(near)!r}?" if is_adapter(near) else ""
         raise ValueError(f"{folder!r} holds no LoRA adapter (no adapter_config.json){hint}")
-    if not (Path(folder) / "adapter_model.safetensors").is_file():
-        raise ValueError(f"{folder!r} has no adapter_model.safetensors; pickled adapters are not loaded")
+    if not (Path(folder) / ADAPTER_FILE).is_file():
+        raise ValueError(f"{folder!r} has no {ADAPTER_FILE}; pickled adapters are not loaded")
     with explain_loading("adapter", folder):
         if backbone.peft is None:
             backbone.attach(PeftModel.from_pretrained(backbone.network, folder, adapter_name=name))

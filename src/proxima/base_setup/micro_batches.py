@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from proxima.config import PPOConfig
+from proxima.engine.layout import cut
 from proxima.types import Tokens
 
 log = logging.getLogger(__name__)
@@ -45,15 +46,7 @@ class MicroBatches:
         count, mean = min(len(lengths), self.minibatch), sum(lengths) / len(lengths)
         passes = max(math.ceil(count * mean / self.tokens), math.ceil(count / self.size))
         limit = min(self.tokens, math.ceil(math.ceil(count / passes) * mean) + max(lengths) - min(lengths))
-        groups: list[list[int]] = []
-        room = 0
-        for row, length in enumerate(lengths):
-            if not groups or length > room or len(groups[-1]) >= self.size:
-                groups.append([])
-                room = limit
-            groups[-1].append(row)
-            room -= length
-        return [torch.tensor(group) for group in groups]
+        return [torch.tensor(group) for group in cut(lengths, limit, self.size)]
 
     def run(self, work: Callable[[], Result], longest: int) -> Result:
         """Do the work; when the device is out of memory, halve the budget and do all of it again."""

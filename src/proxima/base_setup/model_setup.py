@@ -21,8 +21,11 @@ from proxima.base_setup.micro_batches import MicroBatches
 from proxima.base_setup.tokenizer_setup import PAD_TOKEN, eos_token_ids
 from proxima.config import PPOConfig
 from proxima.models import Backbone, PolicyModel, RewardModel, SFTModel, ValueModel
-from proxima.models.base_model import HEAD_FILE, BaseModel, EngineSettings, scalar_head
-from proxima.processes.group import Processes, meet
+from proxima.models.backbone import EngineSettings
+from proxima.models.base_model import BaseModel, scalar_head
+from proxima.models.weight_files import HEAD_FILE
+from proxima.processes.group import Processes
+from proxima.processes.meeting import meet
 from proxima.processes.sharding import Lockstep, make_mesh
 
 

@@ -38,7 +38,7 @@ class Train:
 
     def run(self) -> None:
         from proxima.ppo_trainer import PPOTrainer
-        from proxima.processes.group import meet
+        from proxima.processes.meeting import meet
 
         processes = meet(self.ppo.device, self.ppo.process_timeout)
         if processes.many:

@@ -27,7 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from proxima.base_setup.lora_setup import is_adapter
 from proxima.base_setup.model_setup import has_head
 from proxima.config import PPOConfig
-from proxima.models.base_model import CHUNK
+from proxima.models.response_tokens import CHUNK
 from proxima.processes.sharding import decoder_layers
 
 KEPT = 1.2  # numbers kept for the backward pass, as a share of the inputs and outputs of all maps (measured: 1.17)

@@ -3,7 +3,8 @@
 In: a `transformers` network with its adapters, whose own live weights it reads. Out: hidden states, and sampled responses.
 """
 
-from proxima.engine.decoder import Decoder, supports
+from proxima.engine.architecture import supports
+from proxima.engine.decoder import Decoder
 from proxima.engine.generation import Generation
 from proxima.engine.layout import Layout, pack, pack_mask
 

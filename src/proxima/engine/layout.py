@@ -5,6 +5,7 @@ N = all real tokens of the batch, M = the positions whose hidden states are want
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,6 +67,19 @@ def cells(responses: Tensor, width: int, device: torch.device) -> Tensor:
     """(M,) places of the response tokens in the flattened (B, width) response columns."""
     which, step, _ = _ragged(responses)
     return _send(which * width + step, device)
+
+
+def cut(lengths: Sequence[int], tokens: int, rows: float = math.inf) -> list[list[int]]:
+    """Sequences by number, in order, in groups of at most so many tokens and rows; a longer one is a group by itself."""
+    groups: list[list[int]] = []
+    room = 0
+    for row, length in enumerate(lengths):
+        if not groups or length > room or len(groups[-1]) >= rows:
+            groups.append([])
+            room = tokens
+        groups[-1].append(row)
+        room -= length
+    return groups
 
 
 TILE = 64  # tokens of a tile of attention

@@ -1,6 +1,7 @@
 """The four roles: policy, frozen reference, value, reward. In: token ids and masks. Out: logits, values, scores, samples."""
 
-from proxima.models.base_model import Backbone, BaseModel
+from proxima.models.backbone import Backbone
+from proxima.models.base_model import BaseModel
 from proxima.models.policy_model import PolicyModel
 from proxima.models.reward_model import ClassifierReward, RewardModel
 from proxima.models.sft_model import SFTModel

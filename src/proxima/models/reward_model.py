@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from proxima.engine import pack, pack_mask
-from proxima.models.base_model import Backbone, BaseModel
+from proxima.models.backbone import Backbone
+from proxima.models.base_model import BaseModel
 from proxima.types import Tokens
 
 REPORT_FILE = "reward.json"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from proxima.engine import pack_mask
-from proxima.models.base_model import BaseModel, unpack
+from proxima.models.base_model import BaseModel
+from proxima.models.response_tokens import unpack
 from proxima.types import Tokens
 
 

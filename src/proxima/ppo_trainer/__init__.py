@@ -2,7 +2,8 @@
 
 from proxima.ppo_trainer.generator import SequenceGenerator
 from proxima.ppo_trainer.model_trainer import ModelTrainer
-from proxima.ppo_trainer.ppo_trainer import PPOTrainer, TrainingResults
+from proxima.ppo_trainer.ppo_trainer import PPOTrainer
+from proxima.ppo_trainer.results import TrainingResults
 from proxima.ppo_trainer.reward_computer import RewardComputer
 from proxima.ppo_trainer.value_adder import ValueAdder
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,32 +12,15 @@ from torch import Tensor
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
 from proxima.models import PolicyModel, Sampling
-from proxima.models.base_model import by_chunks, unpack
+from proxima.models.response_tokens import by_chunks, unpack
 from proxima.pairs import SAPairs
+from proxima.ppo_trainer.prompts import tokenize, without_responses
 from proxima.ppo_trainer.shares import join_tokens, own_share
+from proxima.ppo_trainer.stopwatch import Stopwatch
 from proxima.rollouts import Pending, VllmRollouts
-from proxima.sampling import cover, kept_shape, score_tokens, sequence_keys, truncate
+from proxima.sampling import cover, kept_shape, score_tokens, truncate
 from proxima.token_attribution import TokenAttributor
-from proxima.types import KeptSet, Prompt, Rollout, Tokens, pad_to
-
-
-class Stopwatch:
-    """Seconds between laps; a lap on a GPU ends when its work has ended."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._start = self._last = time.perf_counter()
-        self._laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        now = time.perf_counter()
-        self._laps[f"seconds/{name}"] = now - self._last
-        self._last = now
-
-    def seconds(self) -> dict[str, float]:
-        return {**self._laps, "seconds": time.perf_counter() - self._start}
+from proxima.types import KeptSet, Rollout, Tokens, pad_to
 
 
 @dataclass(frozen=True)
@@ -148,56 +130,14 @@ class SequenceGenerator:
         return join_tokens(begun.prompts, own, processes) if processes.many else own
 
     def tokenize(self, prompts: Sequence[str], first: int = 0) -> tuple[list[str], list[list[int]], Tensor]:
-        """Prompts with their ids, and which were cut to fit (B,). Refuses what would spoil the rollout.
-
-        Args:
-            first: number of the first prompt, where these are a part of a set; errors count from it.
-        """
-        prompts = check_prompts(prompts, first)
-        rows: list[list[int]] = self.tokenizer(prompts)["input_ids"]
-        if empty := [i for i, row in enumerate(rows) if not row]:
-            raise ValueError(f"prompt {first + empty[0]} has no tokens: {prompts[empty[0]]!r}")
-        truncated = torch.zeros(len(rows), dtype=torch.bool)
-        if self.models.context_length is not None:
-            room = self.models.context_length - self.config.max_new_tokens
-            if room < 1:
-                raise ValueError(
-                    f"max_new_tokens ({self.config.max_new_tokens}) leaves no room for a prompt in the model's context "
-                    f"of {self.models.context_length} tokens"
-                )
-            for i, row in enumerate(rows):
-                if len(row) <= room:
-                    continue
-                if not self.config.truncate_prompts:
-                    raise ValueError(
-                        f"prompt {first + i} has {len(row)} tokens; with max_new_tokens ({self.config.max_new_tokens}) the "
-                        f"context of {self.models.context_length} leaves {room}. Shorten it, or set truncate_prompts"
-                    )
-                rows[i] = row[-room:]
-                prompts[i] = Prompt(self.tokenizer.decode(rows[i]), getattr(prompts[i], "columns", None))
-                truncated[i] = True
-        return prompts, rows, truncated
+        """Prompts with their ids, and which were cut to fit (B,), as `prompts.tokenize` gives them."""
+        config = self.config
+        given = (self.tokenizer, self.models.context_length, config.max_new_tokens, config.truncate_prompts)
+        return tokenize(prompts, *given, first)
 
     def read_prompts(self, prompts: Sequence[str]) -> Tokens:
         """Prompts as left-padded ids on the device, still without responses."""
-        prompts, rows, truncated = self.tokenize(prompts)
-        width = max(len(row) for row in rows)
-        pad_id = self.tokenizer.pad_token_id
-        ids = torch.tensor([[pad_id] * (width - len(row)) + row for row in rows])
-        mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
-        nothing = torch.zeros(len(rows), 0, dtype=torch.long)
-        tokens = Tokens(
-            prompts=prompts,
-            prompt_ids=ids,
-            prompt_mask=mask,
-            response_ids=nothing,
-            mask=nothing.bool(),
-            ended=torch.zeros(len(rows), dtype=torch.bool),
-            truncated=truncated,
-            keys=sequence_keys(rows),
-            tokenizer=self.tokenizer,
-        )
-        return tokens.map(lambda tensor: tensor.to(self.models.device))
+        return without_responses(*self.tokenize(prompts), self.tokenizer).map(lambda tensor: tensor.to(self.models.device))
 
     @torch.no_grad()
     def score(self, tokens: Tokens) -> dict[str, Tensor]:
@@ -226,8 +166,11 @@ class SequenceGenerator:
 
     def _missing_kept_sets(self, tokens: Tokens) -> tuple[int, torch.dtype] | None:
         """Size and type of the kept sets that whatever sampled did not name."""
+        if tokens.kept is not None:
+            return None
         rows = self.models.policy.backbone.network.get_output_embeddings().weight.shape[0]
-        return kept_shape(self.config.top_k, self.config.top_p, rows) if tokens.kept is None else None
+        shape = kept_shape(self.config.top_k, self.config.top_p, rows)
+        return (shape[0] + 1, shape[1]) if shape is not None and shape[1] == torch.int32 else shape  # `cover` may add a token
 
     def _measure(self, hidden: Tensor, ref_hidden: Tensor, ids: Tensor, kept: KeptSet | None) -> tuple[Tensor, ...]:
         """Numbers (M,) of each response token, from its hidden states."""
@@ -255,18 +198,3 @@ def with_kept_sets(tokens: Tokens, kept: Tensor | None) -> Tokens:
     return replace(
         tokens, kept=KeptSet(ids=kept.masked_fill(nowhere, -1)) if listed else KeptSet(bits=kept.masked_fill(nowhere, 0))
     )
-
-
-def check_prompts(prompts: Sequence[str], first: int = 0) -> list[str]:
-    """A non-empty list of non-empty texts, or an error that names the first bad one."""
-    if isinstance(prompts, str):
-        raise ValueError("prompts must be a list of texts, got one text; put it in a list")
-    prompts = list(prompts)
-    if not prompts:
-        raise ValueError("there are no prompts; give at least one")
-    for i, prompt in enumerate(prompts, first):
-        if not isinstance(prompt, str):
-            raise ValueError(f"prompt {i} is a {type(prompt).__name__}, not a text")
-        if not prompt.strip():
-            raise ValueError(f"prompt {i} is empty")
-    return prompts

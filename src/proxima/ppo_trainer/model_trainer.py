@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
 from proxima.experience_buffer import BatchedData
-from proxima.models.base_model import by_chunks, flatten_column
+from proxima.models.response_tokens import by_chunks, flatten_column
 from proxima.ops import entropy, exact_kl, masked_mean
 from proxima.pairs import SAPairs, as_pairs
 from proxima.processes.gradients import add_gradients, clip_gradients

@@ -20,16 +20,18 @@ from proxima.experience_buffer import BatchedData, ExperienceBuffer
 from proxima.metrics import advantage_metrics, rollout_metrics, sampling_gap, score_metrics, update_metrics
 from proxima.ops import masked_mean, whiten
 from proxima.pairs import SAPairs, rejoin
-from proxima.ppo_trainer.generator import SequenceGenerator, Stopwatch
+from proxima.ppo_trainer.generator import SequenceGenerator
 from proxima.ppo_trainer.held_out import HeldOut
 from proxima.ppo_trainer.judges import Judges, check_judges
 from proxima.ppo_trainer.model_trainer import ModelTrainer
 from proxima.ppo_trainer.plan import Plan
+from proxima.ppo_trainer.results import TrainingResults
 from proxima.ppo_trainer.reward_computer import RewardComputer, Scores
 from proxima.ppo_trainer.shared_run import open_run
 from proxima.ppo_trainer.signals import StopSignals
 from proxima.ppo_trainer.state import put_state_together
-from proxima.ppo_trainer.training_run import TrainingResults, TrainingRun
+from proxima.ppo_trainer.stopwatch import Stopwatch
+from proxima.ppo_trainer.training_run import TrainingRun
 from proxima.ppo_trainer.value_adder import ValueAdder
 from proxima.reward_kl import KLDivergence, RewardAdjuster, adapt_kl_coef, shape_scores
 from proxima.rewards import check_rewards

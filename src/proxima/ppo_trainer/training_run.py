@@ -8,8 +8,6 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -22,35 +20,18 @@ from proxima.guards import MAX_ROLLBACKS, Alarm, alarms
 from proxima.metrics import is_defined
 from proxima.ppo_trainer.held_out import HeldOut, answer
 from proxima.ppo_trainer.plan import Plan
+from proxima.ppo_trainer.results import DONE, TrainingResults, step_line
 from proxima.ppo_trainer.shared_run import AnyRun
 from proxima.ppo_trainer.signals import StopSignals
 from proxima.ppo_trainer.state import agree, check_resumable, load_state, plain_state, put_state_together, save_tensors
 from proxima.ppo_trainer.token_records import sample_row, trained_records
-from proxima.processes.group import is_lost
+from proxima.processes.meeting import is_lost
 from proxima.run_folder import plain
 
 if TYPE_CHECKING:
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer
 
 log = logging.getLogger(__name__)
-
-DONE = "all epochs done"
-
-
-@dataclass
-class TrainingResults:
-    """What `PPOTrainer.train` did."""
-
-    metrics: list[dict[str, float]] = field(default_factory=list)
-    """One dict a step, by the names of `proxima.metrics.GLOSSARY`; those of a resumed run from its first step on."""
-    best_step: int = 0
-    """The step with the best verdict, counted from 1."""
-    stop_reason: str = ""
-    """Why it ended: `all epochs done`, the evaluator's reason or a guard's."""
-    evaluation: dict[str, Any] = field(default_factory=dict)
-    """The evaluator's last word: performance and convergence."""
-    run_folder: Path = Path()
-    """Config, metrics, samples, checkpoints and the trained adapters."""
 
 
 class TrainingRun:
@@ -290,10 +271,3 @@ class TrainingRun:
         if self.stop_asked():
             raise Interrupted(self.signals.received, f"{self.signals.name} came in the last step; {self.run.path} is finished")
         return results
-
-
-def step_line(metrics: dict[str, float]) -> str:
-    """One line a step."""
-    shown = {"reward": "avg_reward", "kl": "kl", "policy": "policy_loss", "value": "value_loss", "length": "response_length"}
-    numbers = "  ".join(f"{label} {metrics[name]:.4g}" for label, name in shown.items() if not math.isnan(metrics[name]))
-    return f"step {metrics['step']:>4.0f}  {numbers}  {metrics['seconds']:.1f} s"

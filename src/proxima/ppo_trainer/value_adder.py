@@ -11,7 +11,7 @@ from torch import Tensor
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
 from proxima.pairs import SAPairs, as_pairs
-from proxima.ppo_trainer.generator import check_prompts
+from proxima.ppo_trainer.prompts import check_prompts
 from proxima.ppo_trainer.shares import own_share
 from proxima.types import pad_to
 

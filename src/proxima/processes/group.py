@@ -6,13 +6,10 @@ Every exchange between processes is here, in `gradients.py` or in `sharding.py`.
 from __future__ import annotations
 
 import json
-import logging
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +17,6 @@ from torch import Tensor
 from torch import distributed as dist
 
 from proxima.errors import EngineFailure, ProcessLost, RewardFailure
-from proxima.processes.launch import rank_and_count
 
 Result = TypeVar("Result")
 
@@ -175,7 +171,7 @@ class Processes:
             yield
         except RuntimeError as error:
             who = f"process {self.rank} of {self.count}"
-            raise ProcessLost(f"{who} lost the others: one died or hangs ({_reason(error)})") from error
+            raise ProcessLost(f"{who} lost the others: one died or hangs ({first_sentence(error)})") from error
 
     def leave(self) -> None:
         """At the end, when all have all they need."""
@@ -186,54 +182,7 @@ class Processes:
         return tensor.contiguous() if self.direct else tensor.cpu().contiguous()
 
 
-_met: list[Processes] = []
-
-
-def meet(device: str = "auto", timeout: float = 1800.0) -> Processes:
-    """All processes that were started together, met the first time this is called; a process by itself where it is alone.
-
-    Args:
-        device: a config's; each process takes a GPU of its own where there are enough.
-        timeout: seconds after which a process that does not answer counts as lost.
-    """
-    if _met:
-        return _met[0]
-    rank, count = rank_and_count()
-    if count == 1:
-        return Processes()
-    if ":" in device:
-        raise ValueError(f"device {device!r} names one GPU for {count} processes; give `cuda` or `auto`")
-    local, beside = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", count))
-    gpus = torch.cuda.device_count() if device == "auto" or device.startswith("cuda") else 0
-    direct = gpus >= beside
-    if gpus:
-        torch.cuda.set_device(local % gpus)
-    backend, limit = "cpu:gloo,cuda:nccl" if direct else "gloo", timedelta(seconds=timeout)
-    try:
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            # torchrun keeps what processes told each other before a restart; a new start must not read it
-            address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            store = dist.TCPStore(*address, count, is_master=False, timeout=limit)
-            fresh = dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-            dist.init_process_group(backend, store=fresh, rank=rank, world_size=count, timeout=limit)
-        else:
-            dist.init_process_group(backend, timeout=limit)
-    except (RuntimeError, ValueError) as error:
-        raise ProcessLost(f"process {rank} of {count} could not meet the others ({_reason(error)})") from error
-    if rank:
-        for name in ("proxima", "transformers"):
-            logging.getLogger(name).setLevel(logging.ERROR)  # the first process says what there is to say
-    _met.append(Processes(rank, count, direct))
-    return _met[0]
-
-
-def is_lost(error: Exception) -> bool:
-    """Whether an error says that another process was lost, also where torch itself raised it in the middle of a pass."""
-    told = isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection closed by peer"))
-    return isinstance(error, ProcessLost) or (_met != [] and told)
-
-
-def _reason(error: Exception) -> str:
+def first_sentence(error: Exception) -> str:
     """The first sentence of torch's message, without the place in its code."""
     return re.sub(r"\[/\S*\] ?", "", str(error).splitlines()[0]).split(". ")[0]
 

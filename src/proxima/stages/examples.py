@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxima.engine import Layout, pack
+
 
 def encode(tokenizer: Any, prompt: str, completion: str, ended: bool = True) -> tuple[list[int], list[int]]:
     """Ids of prompt and completion, cut where PPO cuts them: the prompt by itself, then what follows, then EOS."""
@@ -21,25 +23,19 @@ class Batch:
     """Sequences padded as PPO pads them: prompts on the left, responses on the right."""
 
     ids: Tensor  # (B, T)
-    mask: Tensor  # (B, T)
-    prompt_width: int
-
-    @property
-    def response_ids(self) -> Tensor:
-        return self.ids[:, self.prompt_width :]
-
-    @property
-    def response_mask(self) -> Tensor:
-        return self.mask[:, self.prompt_width :]
+    layout: Layout  # where the real tokens are; what chose each response token is read out
+    response_ids: Tensor  # (M,)
 
 
-def collate(rows: Sequence[tuple[list[int], list[int]]], device: torch.device) -> Batch:
-    prompts = max(len(prompt) for prompt, _ in rows)
-    responses = max(len(response) for _, response in rows)
-    ids = torch.zeros(len(rows), prompts + responses, dtype=torch.long)
-    mask = torch.zeros(len(rows), prompts + responses, dtype=torch.bool)
+def collate(rows: Sequence[tuple[list[int], list[int]]], device: torch.device, read_last: bool = False) -> Batch:
+    """
+    Args:
+        read_last: read out the last token of each sequence instead.
+    """
+    prompts, responses = (torch.tensor([len(row[side]) for row in rows]) for side in (0, 1))
+    width = int(prompts.max())
+    ids = torch.zeros(len(rows), width + int(responses.max()), dtype=torch.long)
     for i, (prompt, response) in enumerate(rows):
-        span = slice(prompts - len(prompt), prompts + len(response))
-        ids[i, span] = torch.tensor(prompt + response)
-        mask[i, span] = True
-    return Batch(ids.to(device), mask.to(device), prompts)
+        ids[i, width - len(prompt) : width + len(response)] = torch.tensor(prompt + response)
+    written = torch.tensor([token for _, response in rows for token in response], device=device)
+    return Batch(ids.to(device), pack(prompts, responses, width, device, read_last), written)

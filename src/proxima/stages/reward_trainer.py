@@ -66,9 +66,8 @@ class ScoreTrainer(StageTrainer[Example]):
         return 1
 
     def scores(self, rows: Sequence[Row]) -> Tensor:
-        batch = collate(rows, self.role.device)
-        assert isinstance(self.role, RewardModel)
-        return self.role.scores(batch.ids, batch.mask)
+        batch = collate(rows, self.role.device, read_last=True)
+        return self.role.head_values(self.backbone.hidden(batch.ids, batch.layout, self.role.adapter))
 
     @torch.no_grad()
     def finish(self, rows: Sequence[Any]) -> None:

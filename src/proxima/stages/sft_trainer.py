@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from proxima.data import Demonstration
@@ -38,9 +37,8 @@ class SFTTrainer(StageTrainer[Demonstration]):
 
     def loss(self, rows: Sequence[Row]) -> Tensor:
         batch = collate(rows, self.role.device)
-        logits = self.backbone.logits(batch.ids, batch.mask, batch.prompt_width)
-        logprobs = token_logprobs(logits, batch.response_ids, None, 1.0)
-        return -torch.where(batch.response_mask, logprobs, logprobs.new_zeros(())).sum()
+        logits = self.backbone.head(self.backbone.hidden(batch.ids, batch.layout, self.role.adapter))  # (M, V)
+        return -token_logprobs(logits, batch.response_ids, None, 1.0).sum()
 
     def measure(self, rows: Sequence[Row]) -> dict[str, float]:
         size = self.config.micro_batch_size

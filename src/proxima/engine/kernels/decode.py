@@ -77,7 +77,7 @@ def _add_norm(x, change, weight, out_x, out, eps, size: tl.constexpr, width: tl.
 
 
 def add_and_rms_norm(x: Tensor, change: Tensor, norm: Any, room: int, eps: float) -> tuple[Tensor, Tensor]:
-    """As `decoder.add_and_norm` without a bias; what is in the room is left open, for the product writes it."""
+    """As `functions.add_and_norm` without a bias; what is in the room is left open, for the product writes it."""
     rows, size = x.shape
     total, out = torch.empty_like(x), x.new_empty(rows, size + room)
     _add_norm[(rows,)](x, change, norm.weight, total, out, eps, size, size + room, triton.next_power_of_2(size), num_warps=4)

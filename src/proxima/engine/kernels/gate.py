@@ -22,7 +22,7 @@ def _gate(wide, out, size: tl.constexpr, block: tl.constexpr):  # type: ignore[n
 
 
 def gate(wide: Tensor, sizes: tuple[int, ...] = (), activation: str = "") -> Tensor:
-    """As `decoder.activate` for gated MLPs."""
+    """As `functions.activate` for gated MLPs."""
     rows, size = wide.shape[0], wide.shape[1] // 2
     out = wide.new_empty(rows, size)
     _gate[(rows, triton.cdiv(size, 1024))](wide, out, size, 1024, num_warps=4)

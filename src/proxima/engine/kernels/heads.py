@@ -70,7 +70,7 @@ def _join(  # type: ignore[no-untyped-def]
 def split_heads(
     qkv: Tensor, sizes: tuple[int, ...], q_norm: Tensor | None, k_norm: Tensor | None, cos: Tensor, sin: Tensor, shape: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `decoder.split_heads`; norms are not trained."""
+    """As `functions.split_heads`; norms are not trained."""
     return _SplitHeads.apply(qkv, q_norm, k_norm, cos, sin, shape)
 
 

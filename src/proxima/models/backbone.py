@@ -1,0 +1,223 @@
+"""`Backbone`: one network in memory, and the adapters on it. In: token ids and masks. Out: hidden states and logits.
+
+Passes take the fast road (`proxima.engine`) where the network is one it knows, else `transformers`' own forward pass.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from proxima.engine import Decoder, Generation, Layout, supports
+from proxima.processes.sharding import Lockstep, decoder_layers, shard_network
+
+
+@dataclass
+class EngineSettings:
+    """How a backbone computes; results do not depend on it."""
+
+    fast: bool = True
+    compiled: bool = True
+    checkpointing: bool = False
+
+
+class Backbone:
+    """A pretrained network with any number of adapters, of which at most one is on at a time. Dropout is off."""
+
+    def __init__(self, network: PreTrainedModel):
+        self.network = network.eval().requires_grad_(False)
+        self.peft: PeftModel | None = None
+        self._active: str | None = None
+        self.settings = EngineSettings()
+        self._supported: bool | None = None
+        self._parameters: dict[str, list[nn.Parameter]] = {}
+        self._decoder: Decoder | None = None
+        self._generation: Generation | None = None
+        self.lockstep: Lockstep | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.device
+
+    @property
+    def hidden_size(self) -> int:
+        return self.network.config.get_text_config().hidden_size
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens the network can read; None where its architecture names no limit."""
+        return getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
+
+    # --- adapters ---
+
+    def attach(self, peft: PeftModel) -> None:
+        """Take over a PeftModel that wraps this network; all its adapters start switched off."""
+        self.peft = peft
+        self._supported = None
+        self._parameters.clear()
+        self.network.eval()
+        self._switch(None)
+
+    def _switch(self, adapter: str | None) -> None:
+        for layer in self.network.modules():
+            if isinstance(layer, BaseTunerLayer):
+                if adapter is not None:
+                    layer.set_adapter(adapter)
+                layer.enable_adapters(adapter is not None)
+        self._active = adapter
+
+    @contextmanager
+    def using(self, adapter: str | None) -> Iterator[None]:
+        """Only this adapter is on inside the block; afterwards what was on before."""
+        before = self._active
+        if adapter != before:
+            self._switch(adapter)
+        try:
+            yield
+        finally:
+            if adapter != before:
+                self._switch(before)
+
+    def adapter_parameters(self, adapter: str) -> list[nn.Parameter]:
+        if adapter in self._parameters:
+            return self._parameters[adapter]
+        found: list[nn.Parameter] = []
+        for layer in self.network.modules():
+            if isinstance(layer, BaseTunerLayer):
+                for name in layer.adapter_layer_names:
+                    group = getattr(layer, name)
+                    if adapter in group:
+                        item = group[adapter]
+                        found += [item] if isinstance(item, nn.Parameter) else list(item.parameters())
+        self._parameters[adapter] = found
+        return found
+
+    # --- passes ---
+
+    @property
+    def decoder(self) -> Decoder | None:
+        """The fast road, made when first asked for; None where this network is not one it knows, or dropout is on.
+
+        It reads whole weights, so a sharded network does without.
+        """
+        if not self.settings.fast or self.network.training or self.sharded:
+            return None
+        if self._supported is None:
+            self._supported = supports(self.network)
+        if not self._supported:
+            return None
+        if self._decoder is None:
+            self._decoder = Decoder(self.network, self.settings.compiled and self.device.type == "cuda")
+            self._decoder.checkpointing = self.settings.checkpointing
+        return self._decoder
+
+    @property
+    def generation(self) -> Generation | None:
+        if self.decoder is None:
+            return None
+        if self._generation is None:
+            self._generation = Generation(self.decoder)
+        return self._generation
+
+    def forget_generation(self) -> None:
+        """Give back the memory that sampling holds from one call to the next."""
+        self._generation = None
+
+    def hidden(self, ids: Tensor, layout: Layout, adapter: str | None) -> Tensor:
+        """Last hidden states (M, D) at the layout's places of padded ids (B, T), with one adapter on."""
+        if self.decoder is not None:
+            return self.decoder.hidden(ids, layout, adapter)
+        with self.using(adapter):
+            return self.plain_hidden(ids, layout)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits (M, V) of hidden states (M, D)."""
+        config = self.network.config.get_text_config()
+        logits = self.network.get_output_embeddings()(hidden)
+        if getattr(config, "logit_scale", None):
+            logits = logits * config.logit_scale
+        if getattr(config, "logits_scaling", None):
+            logits = logits / config.logits_scaling
+        if cap := getattr(config, "final_logit_softcapping", None):
+            logits = cap * torch.tanh(logits / cap)
+        return logits
+
+    # --- `transformers`' own forward pass ---
+
+    def plain_hidden(self, ids: Tensor, layout: Layout) -> Tensor:
+        """`hidden` with the adapter that is on. Sequences are moved to begin in the first column: with padding in front some
+        positions may look at nothing, and cuDNN's attention gives these, and so all weights, gradients that are nan."""
+        cells = layout.rows, layout.positions
+        moved = ids.new_zeros(len(layout.lengths), layout.longest)
+        mask = torch.zeros_like(moved, dtype=torch.bool)
+        moved[cells], mask[cells] = ids.flatten()[layout.source], True
+        decoder = self.network.base_model
+        self.begin_pass()
+        hidden = decoder(**self.inputs(decoder, moved, mask)).last_hidden_state  # (B, longest, D)
+        return hidden[layout.rows[layout.read], layout.positions[layout.read]]
+
+    def inputs(self, module: nn.Module, ids: Tensor, mask: Tensor) -> dict[str, Any]:
+        """Arguments for a whole-sequence pass. Pad ids never reach the network: where the mask is off it reads token 0."""
+        given: dict[str, Any] = {
+            "input_ids": ids.masked_fill(~mask, 0),
+            "attention_mask": mask.long(),
+            "use_cache": False,
+        }
+        if "position_ids" in inspect.signature(module.forward).parameters:
+            given["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+        return given
+
+    def checkpoint_layers(self) -> None:
+        """Compute each layer again in the backward pass instead of keeping its inside; for `transformers`' own forward pass."""
+        for layer in decoder_layers(self.network):
+            layer.forward = _computed_again(layer.forward)
+
+    # --- layers over processes ---
+
+    @property
+    def sharded(self) -> bool:
+        """Whether its layers are spread over processes."""
+        return self.lockstep is not None
+
+    def shard(self, mesh: DeviceMesh, lockstep: Lockstep) -> None:
+        """Spread the layers over processes; adapters stay whole. From then on every pass is one of all processes."""
+        adapters = [p for name in (self.peft.peft_config if self.peft else ()) for p in self.adapter_parameters(name)]
+        device = self.network.device if mesh.device_type == "cpu" else torch.device(mesh.device_type)
+        shard_network(self.network, self.network.base_model, mesh, adapters)
+        for tensor in (*self.network.parameters(), *self.network.buffers()):
+            if not isinstance(tensor, DTensor):
+                tensor.data = tensor.data.to(device)
+        self.lockstep = lockstep
+
+    def begin_pass(self) -> None:
+        if self.lockstep is not None:
+            self.lockstep.begin(self, self._active)
+
+    def single_token_pass(self, adapter: str | None, backward: bool) -> None:
+        """A pass that changes nothing, for the sake of the other processes."""
+        decoder, ids = self.network.base_model, torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        with self.using(adapter):
+            hidden = decoder(**self.inputs(decoder, ids, ids == 0)).last_hidden_state
+            if backward:
+                (0 * hidden.sum()).backward()
+
+
+def _computed_again(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*given: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*given, **named)
+        return checkpoint(forward, *given, use_reentrant=False, **named)
+
+    return call

@@ -1,0 +1,50 @@
+"""Weights in a folder. In: an adapter or a network. Out: safetensors, as PEFT and `transformers` write them; and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from proxima.processes.sharding import fill
+
+HEAD_FILE = "head.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"
+NETWORK_FILE = "model.safetensors"
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+
+
+def save_adapter(peft: PeftModel, adapter: str, folder: Path) -> None:
+    """One adapter straight into `folder` (PEFT itself would make a subfolder of the adapter's name)."""
+    save_tensors(get_peft_model_state_dict(peft, adapter_name=adapter), folder / ADAPTER_FILE)
+    config = peft.peft_config[adapter]
+    before, config.inference_mode = (config.inference_mode, config.target_modules), True
+    if isinstance(config.target_modules, set):
+        config.target_modules = sorted(config.target_modules)  # the same file in every process
+    config.save_pretrained(str(folder))
+    config.inference_mode, config.target_modules = before
+
+
+def load_adapter_weights(peft: PeftModel, adapter: str, path: Path) -> None:
+    """Into an adapter that is there already, of the same shape."""
+    state, present = load_file(path), get_peft_model_state_dict(peft, adapter_name=adapter)
+    shapes = [{name: tuple(value.shape) for name, value in weights.items()} for weights in (state, present)]
+    if shapes[0] != shapes[1]:
+        odd = sorted(set(shapes[0].items()) ^ set(shapes[1].items()))[0][0]
+        raise ValueError(f"it was made with other LoRA settings or for another model ({odd} differs)")
+    set_peft_model_state_dict(peft, state, adapter_name=adapter)
+
+
+def load_sharded(network: nn.Module, path: Path) -> None:
+    """A network's file into weights of which each process holds a part."""
+    state, present = load_file(path), network.state_dict(keep_vars=True)
+    filled = {id(present[name]) for name in state if name in present}  # of tied weights only one is in the file
+    if odd := sorted({*(state.keys() - present.keys()), *(name for name in present if id(present[name]) not in filled)}):
+        raise ValueError(f"it was made for another model ({odd[0]} differs)")
+    for name, value in state.items():
+        fill(present[name], value)

@@ -1,0 +1,26 @@
+"""`Stopwatch`: the seconds of a step. In: laps, as stages end. Out: seconds by stage, and of all."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+
+class Stopwatch:
+    """Seconds between laps; a lap on a GPU ends when its work has ended."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start = self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now = time.perf_counter()
+        self._laps[f"seconds/{name}"] = now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        return {**self._laps, "seconds": time.perf_counter() - self._start}
