@@ -18,8 +18,8 @@ from proxima.checkpoint import Checkpoint
 from proxima.checkpoint.tensors import same_random_state
 from proxima.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.evaluator import Evaluator
+from proxima.glossary import is_defined
 from proxima.guards import MAX_ROLLBACKS, Alarm, alarms
-from proxima.metrics import is_defined
 from proxima.ppo_trainer.held_out import HeldOut, answer
 from proxima.ppo_trainer.plan import Plan
 from proxima.ppo_trainer.shared_run import AnyRun
@@ -42,7 +42,7 @@ class TrainingResults:
     """What `PPOTrainer.train` did."""
 
     metrics: list[dict[str, float]] = field(default_factory=list)
-    """One dict a step, by the names of `proxima.metrics.GLOSSARY`; those of a resumed run from its first step on."""
+    """One dict a step, by the names of `proxima.glossary.GLOSSARY`; those of a resumed run from its first step on."""
     best_step: int = 0
     """The step with the best verdict, counted from 1."""
     stop_reason: str = ""
