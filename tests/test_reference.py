@@ -108,7 +108,9 @@ def test_a_commands_page_has_its_example_and_its_own_flags(name):
 
 def test_the_index_runs_every_example_but_those_that_are_slow():
     blocks = re.findall(r"(?:<!-- ([^\n]+?) -->\n)?```bash\n(.*?)```", PAGES["commands/index.md"], re.S)
-    run = {line.split("  #")[0] for mark, lines in blocks if not mark.startswith("not run") for line in lines.splitlines()}
+    run = {
+        line.split("#")[0].strip() for mark, lines in blocks if not mark.startswith("not run") for line in lines.splitlines()
+    }
     assert {name for name, kind in COMMANDS.items() if kind.example not in run} == {"demo", "bench"}
     shown = {
         line
@@ -153,7 +155,10 @@ def test_writing_removes_what_is_stale_and_gives_the_same_bytes(tmp_path):
     assert write(tmp_path) == write(tmp_path) == len(PAGES)
     assert not (tmp_path / "settings" / "gone.md").exists()
     assert all((tmp_path / path).read_text(encoding="utf-8") == text for path, text in PAGES.items())
-    assert all(text.startswith("<!-- Generated") and str(ROOT) not in text for text in PAGES.values())
+    assert all(
+        text.startswith("# ") and text.split("\n")[1].startswith("<!-- Generated") and str(ROOT) not in text
+        for text in PAGES.values()
+    )
 
 
 def test_the_tool_needs_no_torch():

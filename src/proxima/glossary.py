@@ -70,7 +70,7 @@ DISTANCE = {
     ),
     "entropy": Metric(
         "Mean entropy of the acting (truncated) policy a token (nats), at sampling time.",
-        "It falls slowly and stays well above 0; its level depends on the model and on `temperature`.",
+        "It falls and levels off above 0: from 0.34 to 0.12 on the sample data. The level depends on the model.",
         "A fast fall to 0 is collapse: every prompt gets the same text. Lower `learning_rate`, raise `kl_coef`, or set "
         "`entropy_coef`; `min_entropy` raises an alarm.",
     ),
@@ -111,7 +111,7 @@ VALUE = {
     ),
     "explained_variance": Metric(
         "1 - Var(return - value) / Var(return) before the update: 1 perfect, 0 no better than a constant.",
-        "Around 0 or below in the first steps, then rising; above 0 advantages have less noise than the rewards themselves.",
+        "Around 0 or below in the first steps, then rising: 0.3 after 20 steps on the sample data.",
         "Below 0 for many steps: the values do harm. Raise `value_learning_rate` (lower it where `value_loss` jumps), or start "
         "with `critic_warmup_steps`.",
     ),
@@ -146,13 +146,13 @@ UPDATE = {
     ),
     "clip_fraction": Metric(
         "Share of tokens whose gradient clipping stopped, mean over the update's optimiser steps.",
-        "From near 0 to about 0.2.",
+        "From 0 to about 0.2; 0 to 0.02 on the sample data.",
         "Above 0.3 the update reaches too far: lower `learning_rate` or `ppo_epochs`. Always 0: there is room for a higher "
         "`learning_rate` or more `ppo_epochs`.",
     ),
     "approx_kl": Metric(
         "KL(old || new) a token inside the update (k3 estimate), mean over the update's optimiser steps.",
-        "About 0.0001 to 0.02.",
+        "Below 0.02; 0.00001 to 0.005 on the sample data.",
         "Above 0.05: lower `learning_rate` or `ppo_epochs`, or let `kl_stop` end such updates early.",
     ),
     "ratio_max": Metric(

@@ -13,7 +13,7 @@ from tools.reference.settings import setting_pages
 from tools.reference.source import ROOT
 
 OUT = ROOT / "docs" / "reference"
-MARK = "<!-- Generated from the code by `make reference` (tools/reference). Change it there, not here. -->\n\n"
+MARK = "<!-- Generated from the code by `make reference` (tools/reference). Change it there, not here. -->"
 
 
 def pages() -> dict[str, str]:
@@ -23,15 +23,21 @@ def pages() -> dict[str, str]:
         **{f"settings/{name}.md": text for name, text in setting_pages().items()},
         "metrics.md": metrics_page(),
     }
-    return {path: MARK + text.strip() + "\n" for path, text in found.items()}
+    return {path: _marked(text) for path, text in found.items()}
+
+
+def _marked(text: str) -> str:
+    """The mark goes below the title: mkdocs takes a page's name from a title that is its first line."""
+    title, rest = text.strip().split("\n", 1)
+    return f"{title}\n{MARK}\n{rest}\n"
 
 
 def write(folder: Path = OUT) -> int:
     """All pages, and nothing else there; how many they are."""
     wanted = pages()
-    for path in folder.rglob("*.md"):
-        if str(path.relative_to(folder).as_posix()) not in wanted:
-            path.unlink()
+    for there in folder.rglob("*.md"):
+        if there.relative_to(folder).as_posix() not in wanted:
+            there.unlink()
     for path, text in wanted.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

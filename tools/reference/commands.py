@@ -153,7 +153,7 @@ def page(name: str, kind: Any) -> str:
         "## Example",
         f"<!-- not run: {why} -->\n```bash\n{lines}\n```",
         "## Flags",
-        table(("flag", "value", "default", "meaning"), own),
+        table(("flag", "default", "meaning"), own),
     ]
     for config in configs:
         count = len(fields_of(CONFIGS[config]))
@@ -186,7 +186,8 @@ def exit_codes(name: str) -> list[tuple[str, str]]:
 def _row(field: Field, words: tuple[str, ...]) -> tuple[str, ...]:
     bare = {word.removesuffix("...") for word in words}
     flag = f"`{field.flag}`" + (" (or as a bare word)" if field.name.replace("_", "-") in bare else "")
-    return flag, "" if field.kind is bool else field.type, field.shown, linked(field.meaning, UP)
+    choices = f" One of {', '.join(f'`{choice}`' for choice in field.choices if choice)}." if field.choices else ""
+    return flag, field.shown, linked(field.meaning, UP) + choices
 
 
 def _one_line(kind: Any) -> str:

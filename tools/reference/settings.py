@@ -95,7 +95,8 @@ def page(name: str, ppo: Field | None, stage: Field | None) -> str:
     meanings = [linked(field.meaning, UP, name)]
     if not same:
         meanings = [f"**{CONFIGS[kind].__name__}** ({_commands(kind)}): {linked(one.meaning, UP, name)}" for kind, one in kinds]
-    parts = [f"# `{name}`", *meanings, table(("", ""), _facts(field, kinds)), "## How to set it", _how(field, ppo is not None)]
+    facts = _facts(field, kinds)
+    parts = [f"# `{name}`", *meanings, table(facts[0], facts[1:]), "## How to set it", _how(field, ppo is not None)]
     if reasons := _reasons(name):
         parts += ["## When to change it", "Metrics that point here, and what they say:", "\n".join(reasons)]
     parts += ["## Read by", ", ".join(f"`{path}`" for path in readers()[name])]
