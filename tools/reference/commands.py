@@ -94,8 +94,9 @@ def index() -> str:
             "`proxima COMMAND --help` lists a command's flags, with an example; these pages say the same, from the same code.",
             table(("command", "what it does"), rows),
             "## All of them, one after another",
-            "On the model and data that come with the package, offline, in a few minutes. `--limit` keeps each short: leave it "
-            "out to see something learned.",
+            "On the model and data that come with the package, offline, in a few minutes. `--limit` keeps each short. To see "
+            "something learned leave it out, and give [`train`](train.md) `--config my-data/ppo.yaml`, and [`sft`](sft.md) and "
+            "[`reward`](reward.md) `--config my-data/reward.yaml`: settings that suit a model so small.",
             *_session(),
             "These take longer:",
             f"<!-- not run: {'; '.join(notes.slow for notes in NOTES.values() if notes.slow)} -->\n```bash\n{slow}\n```",
