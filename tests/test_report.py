@@ -224,6 +224,8 @@ def test_a_chart_says_what_its_metrics_are_and_when_they_are_healthy():
     assert told[0]["meaning"] == charts["Distance (KL)"]["note"]
     assert "raise kl_coef" in told[0]["otherwise"]
     assert not any("`" in text for one in charts.values() for about in one["about"] for text in about.values())
+    [both] = chart({**metrics, "reward/a": [0.0, 1.0], "reward/b": [1.0, 0.0]}, ["reward/a", "reward/b"], "t", "")["about"]
+    assert both["name"] == "reward/a, reward/b"
     assert (charts["my/own"]["about"], charts["my/own"]["note"]) == ([], "")
 
 

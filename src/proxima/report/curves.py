@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from proxima.glossary import explain, plain
+from proxima.glossary import Metric, explain, plain
 from proxima.runs import thin
 
 POINTS = 400  # of a curve
@@ -137,13 +137,13 @@ def chart(metrics: Metrics, names: Sequence[str], title: str, unit: str, marks: 
             width = len(ys) // 20
             one["trend"] = thin(xs, _smooth(ys, width), POINTS)
         series.append(one)
-    told = meanings(names)
-    note = next((one["meaning"] for one in told if one["name"] == names[0]), "")
+    first = explain(names[0])
+    note = plain(first.meaning) if first else ""
     calmer = f"The strong line is the mean of {width} steps." if width else ""
     return {
         "title": title,
         "note": f"{note} {calmer}".strip(),
-        "about": told,
+        "about": meanings(names),
         "x": "step",
         "y": unit,
         "series": series,
@@ -152,9 +152,15 @@ def chart(metrics: Metrics, names: Sequence[str], title: str, unit: str, marks: 
 
 
 def meanings(names: Sequence[str]) -> list[dict[str, str]]:
-    """What the glossary says of metrics, as plain text; nothing of measures of one's own."""
-    found = ((name, explain(name)) for name in names)
-    return [{"name": name, **{key: plain(text) for key, text in asdict(metric).items()}} for name, metric in found if metric]
+    """What the glossary says of metrics, as plain text, a family's once; nothing of measures of one's own."""
+    found: dict[Metric, list[str]] = {}
+    for name in names:
+        if metric := explain(name):
+            found.setdefault(metric, []).append(name)
+    return [
+        {"name": ", ".join(alike), **{key: plain(text) for key, text in asdict(metric).items()}}
+        for metric, alike in found.items()
+    ]
 
 
 def frontier(metrics: Metrics) -> dict[str, Any] | None:

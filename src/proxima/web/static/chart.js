@@ -24,7 +24,7 @@ export function drawChart(place, given) {
   const legend = element("div", { className: "chart-legend" });
   const help = element("details", { className: "chart-help" });
   let helped = "";
-  const figure = element("figure", { className: "chart" }, title, help, note, drawing, readout, legend);
+  const figure = element("figure", { className: "chart" }, title, note, help, drawing, readout, legend);
   place.replaceChildren(figure);
 
   const shown = () => spec.series.filter((one) => !hidden.has(one.name));
