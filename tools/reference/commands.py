@@ -31,7 +31,8 @@ class Notes:
     """Lines that make what the example reads."""
     fails: str = ""
     """What exit code 1 means where it is no defect."""
-    serves: bool = False
+    serves: str = ""
+    """For a server, its exit code after Ctrl-C."""
     slow: str = ""
     """Why the index does not run it."""
 
@@ -51,7 +52,7 @@ NOTES = {
         "best measurement. `--sft-adapter runs/NAME` of later commands takes it.",
         "data.md",
     ),
-    "label": Notes("`feedback.db` (`--db`); with `--export` a .jsonl file for [`reward`](reward.md).", "label.md", serves=True),
+    "label": Notes("`feedback.db` (`--db`); with `--export` a .jsonl file for [`reward`](reward.md).", "label.md", serves="0"),
     "reward": Notes(
         f"{RUN}: the adapter (with `lora_r` 0 the model), its head, the tokenizer, `stage.yaml` with the settings, "
         "`reward.json` with the held-out accuracy. `--rewards runs/NAME` of later commands takes it.",
@@ -72,8 +73,8 @@ NOTES = {
         "evaluate.md",
         (SAMPLE, TRAIN),
     ),
-    "serve-reward": Notes("Nothing.", "rewards.md", (SAMPLE, REWARD), serves=True),
-    "studio": Notes("Nothing in the runs' folders.", "studio.md", (SAMPLE, TRAIN), serves=True),
+    "serve-reward": Notes("Nothing.", "rewards.md", (SAMPLE, REWARD), serves="130"),
+    "studio": Notes("Nothing in the runs' folders.", "studio.md", (SAMPLE, TRAIN), serves="0"),
     "bench": Notes(
         "`bench.json`, or `--output`.", "performance.md", (), slow="the bench takes minutes, tests/test_bench.py runs it"
     ),
@@ -104,7 +105,7 @@ def index() -> str:
             table(("code", "meaning"), [(f"`{code}`", meaning) for code, meaning in exit_codes("report")]),
             "[`data check`](data.md) and [`doctor`](doctor.md) also end with 1 where they found what would spoil a run. "
             "[`train`](train.md) finishes its step and writes a checkpoint before it ends with 130 (Ctrl-C) or 143 (SIGTERM). "
-            "Servers end with 0 on Ctrl-C.",
+            "[`label`](label.md) and [`studio`](studio.md) end with 0 on Ctrl-C.",
             "## Flags that all take",
             table(
                 ("flag", "meaning"),
@@ -174,14 +175,21 @@ def page(name: str, kind: Any) -> str:
 
 def exit_codes(name: str) -> list[tuple[str, str]]:
     notes = NOTES[name]
-    ended = "ended with Ctrl-C" if notes.serves else "done"
     defect = "something nobody expected: a defect; `--debug` shows the traceback"
-    stopped = "interrupted" if name != "train" else "Ctrl-C: the step was finished and a checkpoint written; `--resume` goes on"
-    codes = [("0", ended), ("1", f"{notes.fails}; or {defect}" if notes.fails else defect)]
-    codes.append(("2", "something to mend: one line says what"))
-    if not notes.serves:
-        codes.append(("130", stopped))
-    return [*codes, ("143", "SIGTERM: as Ctrl-C")] if name == "train" else codes
+    codes = {
+        "0": "done",
+        "1": f"{notes.fails}; or {defect}" if notes.fails else defect,
+        "2": "something to mend: one line says what",
+        "130": "interrupted",
+    }
+    if notes.serves:
+        codes = {code: meaning for code, meaning in codes.items() if code not in ("0", "130")} | {
+            notes.serves: "ended with Ctrl-C"
+        }
+    if name == "train":
+        codes["130"] = "Ctrl-C: the step was finished and a checkpoint written; `--resume` goes on"
+        codes["143"] = "SIGTERM: as Ctrl-C"
+    return sorted(codes.items(), key=lambda item: int(item[0]))
 
 
 def _row(field: Field, words: tuple[str, ...]) -> tuple[str, ...]:
