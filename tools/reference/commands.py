@@ -184,7 +184,7 @@ def exit_codes(name: str) -> list[tuple[str, str]]:
     }
     if notes.serves:
         codes = {code: meaning for code, meaning in codes.items() if code not in ("0", "130")} | {
-            notes.serves: "ended with Ctrl-C"
+            notes.serves: "ended with Ctrl-C, or exported" if name == "label" else "ended with Ctrl-C"
         }
     if name == "train":
         codes["130"] = "Ctrl-C: the step was finished and a checkpoint written; `--resume` goes on"
