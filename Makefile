@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-processes test-engines test-gpu bench peer format kill learn frontier embedded clean
+.PHONY: demo test test-processes test-engines test-gpu bench peer format reference kill learn frontier embedded clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
@@ -39,6 +39,9 @@ peer:  ## an environment for TRL 1.12, the last release with PPO, to compare wit
 format: $(VENV)/.installed  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+reference: $(VENV)/.installed  ## write docs/reference anew, from the code
+	$(BIN)/python -m tools.reference
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

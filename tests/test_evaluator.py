@@ -7,7 +7,7 @@ import pytest
 
 from proxima.config import PPOConfig
 from proxima.evaluator import Evaluator
-from proxima.metrics import GLOSSARY, is_defined
+from proxima.glossary import GLOSSARY, is_defined
 from proxima.ppo_trainer import PPOTrainer
 
 NAN = float("nan")

@@ -15,7 +15,6 @@ import pytest
 from proxima import Run
 from proxima.cli import main
 from proxima.commands.report import Report
-from proxima.metrics import GLOSSARY
 from proxima.report import summary, write_report
 from proxima.report.curves import chart, charts_by_group, constants, frontier
 from proxima.report.facts import judge, shareable, tell
@@ -207,7 +206,7 @@ def test_before_and_after_are_the_same_prompts(tmp_path):
 def test_every_number_is_drawn_once_or_listed_as_constant(tmp_path):
     run = Run(write_run(tmp_path / "r", 30))
     metrics = {**run.metrics(), "my/own": [float(i) for i in range(30)], "kl_low": [0.0] * 30, "kl_high": [9.0] * 30}
-    groups = charts_by_group(metrics, GLOSSARY)
+    groups = charts_by_group(metrics)
     names = [one["name"] for _, charts in groups for chart in charts for one in chart["series"]]
     assert len(names) == len(set(names))
     assert set(metrics) - set(names) <= {"step", "epoch", "kl_low", "kl_high", *constants(metrics)}
@@ -217,12 +216,25 @@ def test_every_number_is_drawn_once_or_listed_as_constant(tmp_path):
     assert all(chart["note"] for _, charts in groups[:-1] for chart in charts)
 
 
+def test_a_chart_says_what_its_metrics_are_and_when_they_are_healthy():
+    metrics = {"step": [1.0, 2.0], "avg_reward": [0.0, 1.0], "kl": [0.0, 1.0], "kl_exact": [0.0, 2.0], "my/own": [3.0, 4.0]}
+    charts = {one["title"]: one for _, charts in charts_by_group(metrics) for one in charts}
+    told = charts["Distance (KL)"]["about"]
+    assert [one["name"] for one in told] == ["kl", "kl_exact"]
+    assert told[0]["meaning"] == charts["Distance (KL)"]["note"]
+    assert "raise kl_coef" in told[0]["otherwise"]
+    assert not any("`" in text for one in charts.values() for about in one["about"] for text in about.values())
+    [both] = chart({**metrics, "reward/a": [0.0, 1.0], "reward/b": [1.0, 0.0]}, ["reward/a", "reward/b"], "t", "")["about"]
+    assert both["name"] == "reward/a, reward/b"
+    assert (charts["my/own"]["about"], charts["my/own"]["note"]) == ([], "")
+
+
 def test_a_single_reward_is_not_drawn_twice():
     nan = math.nan
     metrics = {"step": [1.0, 2.0, 3.0], "avg_reward": [0.0, nan, 1.0], "reward/a": [0.0, nan, 1.0]}
 
     def drawn():
-        return [one["name"] for _, charts in charts_by_group(metrics, {}) for chart in charts for one in chart["series"]]
+        return [one["name"] for _, charts in charts_by_group(metrics) for chart in charts for one in chart["series"]]
 
     assert drawn() == ["avg_reward"]
     metrics["reward/a"] = [0.0, nan, 2.0]

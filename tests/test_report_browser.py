@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from proxima.glossary import GLOSSARY, plain
 from proxima.report import write_report
 from proxima.runs import Run
 from tests.fake_run import HOSTILE, token_sample, write_run, write_tokens
@@ -138,6 +139,30 @@ def test_charts_are_read_by_keys_and_their_curves_hidden_by_the_legend(driver, t
     person.script("figure.querySelector('.chart-legend button').click()")
     assert person.script("return figure.querySelectorAll('.chart-line').length") == 1
     assert person.script("return figure.querySelector('.chart-legend button').getAttribute('aria-pressed')") == "false"
+
+
+def test_a_question_mark_tells_what_is_healthy_and_names_stay_text(driver, tmp_path):
+    folder = write_run(tmp_path / "r", 30)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    more = [{**line, f"reward/{HOSTILE}": line["step"] % 7} for line in lines]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in more))
+    person = open_page(driver, write_report(Run(folder)))
+    person.script(
+        "window.figures = Object.fromEntries([...document.querySelectorAll('.chart')].map((one) => "
+        "[one.querySelector('h3').textContent, one.querySelector('.chart-help')]))"
+    )
+    shown = "return figures[arguments[0]].innerText"
+    assert "Healthy" not in person.script(shown, "Reward in training")
+    person.script("figures['Reward in training'].querySelector('summary').click()")
+    told = person.script(shown, "Reward in training")
+    assert f"Healthy: {plain(GLOSSARY['avg_reward'].healthy)}" in told
+    assert f"Otherwise: {plain(GLOSSARY['avg_reward'].otherwise)}" in told
+    assert GLOSSARY["avg_reward"].meaning not in told  # the note says it
+    person.script("figures['Each reward by name'].querySelector('summary').click()")
+    assert person.script(shown, "Each reward by name").count("Healthy:") == 1  # both rewards are of one family
+    assert person.script("return document.getElementById('taken')") is None
+    assert person.script("return document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert person.errors() == []
 
 
 def test_odd_series_are_drawn(driver, tmp_path):

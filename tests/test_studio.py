@@ -375,6 +375,8 @@ def test_a_metric_with_an_interval_has_a_band_and_no_curve_of_its_ends():
     assert band(metrics, "validation/win_rate", after=1) == [[3, 0.6, 0.8]]
     shown = [name for one in groups(metrics) for chart in one["charts"] for name in chart["names"]]
     assert shown == ["validation/win_rate"]
+    [told] = groups(metrics)[0]["charts"][0]["about"]
+    assert told["healthy"].startswith("Above 0.5")
 
 
 def test_runs_that_differ_in_the_seed_alone_are_one_series():

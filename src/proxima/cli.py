@@ -124,6 +124,7 @@ def parse(arguments: Sequence[str]) -> Any:
     import tyro
 
     kind = COMMANDS[name]
+    after = ", after `proxima data sample my-data`" if "my-data" in kind.example else ""
     rest, values = _take_config(_with_flags(kind, rest))
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_reward_rule)
@@ -131,7 +132,7 @@ def parse(arguments: Sequence[str]) -> Any:
         kind,
         args=rest,
         prog=f"proxima {name}",
-        description=f"{kind.__doc__}\n\nFor example: {kind.example}\n\n{GENERAL}",
+        description=f"{kind.__doc__}\n\nFor example{after}: {kind.example}\n\n{GENERAL}",
         default=_defaults(kind, values),
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
         registry=registry,

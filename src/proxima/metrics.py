@@ -1,7 +1,4 @@
-"""Every logged number, defined once. In: finished pairs and what the update measured. Out: floats by the glossary's names.
-
-A test holds that what a step logs and what `GLOSSARY` defines are the same names.
-"""
+"""The numbers of a step. In: finished pairs and what the update measured. Out: floats by the names of `proxima.glossary`."""
 
 from __future__ import annotations
 
@@ -11,77 +8,7 @@ from torch import Tensor
 from proxima.ops import explained_variance, masked_mean
 from proxima.pairs import SAPairs
 
-GLOSSARY: dict[str, str] = {
-    "step": "PPO step, counted from 1.",
-    "epoch": "Pass over the prompts, counted from 1 (in `train`).",
-    "avg_reward": "Mean score of the step's sequences, before penalties, normalisation and clipping; failed ones left out.",
-    "reward_std": "Standard deviation of these scores over the batch.",
-    "reward/*": "Mean score of one reward by its name, before its weight.",
-    "failed_rewards": "Sequences whose reward failed; they were left out of the update.",
-    "kl": "Mean over sequences of the summed per-token logprob_policy - logprob_ref (nats): what the penalty acts on.",
-    "kl_exact": "Mean over sequences of the summed exact KL(untruncated policy || reference) (nats): never negative.",
-    "truncation_cost": "Mean over sequences of the summed -log(kept mass) (nats): the part of `kl` that top-k and top-p cause.",
-    "sampling_gap": "Mean |log-probability when sampled - in the scoring pass| a token: how the engine that samples rounds.",
-    "outside_kept": "Tokens outside the kept set that the training side computed for an engine that names none (vLLM).",
-    "policy_lag": "1 if the step's responses were sampled from the policy before the last update (overlap), else 0.",
-    "importance_truncated": "Share of tokens whose importance weight was cut at importance_clip; 0 where none was needed.",
-    "engine_retries": "Responses that another vLLM server, or the same one later, was asked for again.",
-    "kl_coef": "KL coefficient used in this step.",
-    "entropy": "Mean entropy of the acting (truncated) policy a token (nats), at sampling time.",
-    "response_length": "Mean number of response tokens, EOS included.",
-    "eos_rate": "Share of responses that ended by themselves.",
-    "truncated_prompts": "Prompts cut on the left to fit the context.",
-    "tokens": "Response tokens of the step.",
-    "value_mean": "Mean value a token before the update.",
-    "return_mean": "Mean value target a token.",
-    "explained_variance": "1 - Var(return - value) / Var(return) before the update: 1 perfect, 0 no better than a constant.",
-    "advantage_std": "Standard deviation of the advantages a token before whitening.",
-    "policy_loss": "PPO-clip loss with its extra terms, mean over the update's optimiser steps.",
-    "value_loss": "Value loss (squared error), mean over the update's optimiser steps.",
-    "clip_fraction": "Share of tokens whose gradient clipping stopped, mean over the update's optimiser steps.",
-    "approx_kl": "KL(old || new) a token inside the update (k3 estimate), mean over the update's optimiser steps.",
-    "ratio_max": "Largest policy ratio of the update.",
-    "first_ratio_error": "Largest |ratio - 1| in the first minibatch, before any optimiser step: 0 up to rounding.",
-    "grad_norm_policy": "Gradient norm of the policy before clipping, mean over optimiser steps.",
-    "grad_norm_value": "Gradient norm of the value model before clipping, mean over optimiser steps.",
-    "learning_rate": "Policy learning rate of the step.",
-    "value_learning_rate": "Value learning rate of the step.",
-    "optimizer_steps": "Optimiser steps taken (0 where a stop came first).",
-    "skipped_updates": "Updates skipped because a loss or gradient was not finite; no other number counts them in.",
-    "alarms": "Guards that raise an alarm at this step; warnings.jsonl names them (in `train`).",
-    "kl_stopped": "1 if kl_stop ended the update early, else 0.",
-    "buffer_bytes": "Bytes the experience buffer held in memory.",
-    "seconds/generate": "Time of sampling.",
-    "seconds/score": "Time of scoring the samples with policy and reference.",
-    "seconds/reward": "Time of the rewards.",
-    "seconds/value": "Time of values and advantages.",
-    "seconds/update": "Time of the update.",
-    "seconds": "Time of the whole step.",
-    "validation/reward": "Mean score on the validation prompts, with the same sampling noise at every evaluation.",
-    "validation/reward_low": "Lower end of the 95 % bootstrap interval of `validation/reward`.",
-    "validation/reward_high": "Upper end of it.",
-    "validation/reward/*": "Mean score of one reward by its name on the validation prompts, before its weight.",
-    "validation/failed_rewards": "Validation answers whose reward failed; they were left out.",
-    "validation/win_rate": "Share of validation prompts on which the policy's score beats the reference's (0.5: a tie).",
-    "validation/win_rate_low": "Lower end of its 95 % bootstrap interval.",
-    "validation/win_rate_high": "Upper end of it.",
-    "validation/win_rate/*": "The same by the preference of a judge, by its name.",
-    "validation/win_rate_low/*": "Lower end of its 95 % bootstrap interval.",
-    "validation/win_rate_high/*": "Upper end of it.",
-    "validation/unjudged/*": "Validation prompts that a judge, by its name, could not judge; they were left out.",
-    "validation/kl": "Sequence KL on the validation prompts, as `kl`.",
-    "validation/response_length": "Mean response length on the validation prompts.",
-    "validation/eos_rate": "Share of validation responses that ended by themselves.",
-    "validation/distinct_1": "Different words over all words of the validation answers.",
-    "validation/distinct_2": "Different pairs of neighbouring words over all such pairs of the validation answers.",
-    "validation/repetition": "Share of four-word runs that came before in the same answer, mean over the validation answers.",
-}
-
 UPDATE_MEANS = ("policy_loss", "value_loss", "clip_fraction", "approx_kl", "grad_norm_policy", "grad_norm_value")
-
-
-def is_defined(name: str) -> bool:
-    return name in GLOSSARY or any(name.startswith(known[:-1]) for known in GLOSSARY if known.endswith("/*"))
 
 
 def rollout_metrics(pairs: SAPairs) -> dict[str, float]:

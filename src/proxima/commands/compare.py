@@ -15,7 +15,7 @@ class Compare:
     """Compare runs: curves over each other, reward against KL, seeds as a mean, win rates between them; one HTML file."""
 
     words: ClassVar[tuple[str, ...]] = ("runs...",)
-    example: ClassVar[str] = "proxima compare runs/ONE runs/TWO --data held_out.jsonl"
+    example: ClassVar[str] = "proxima compare runs/first runs/second --data my-data/held_out.jsonl --limit 20"
 
     runs: tuple[str, ...]
     """Folders of the runs, two or more; may be given without the flag."""

@@ -12,7 +12,7 @@ class Data:
     """Say what data holds and who takes it (`proxima data check FILE`), or write files to try (`proxima data sample DIR`)."""
 
     words: ClassVar[tuple[str, ...]] = ("action", "source")
-    example: ClassVar[str] = "proxima data check prompts.csv --model-name embedded"
+    example: ClassVar[str] = "proxima data check my-data/prompts.jsonl --model-name embedded"
 
     action: Literal["check", "sample"]
     """`check` reads all rows: what was recognised, counts, lengths, duplicates, bad rows, three examples. `sample` writes a

@@ -12,7 +12,7 @@ from proxima.config import PPOConfig
 class Doctor:
     """Find what would spoil a run before it starts; takes the flags of `train`."""
 
-    example: ClassVar[str] = "proxima doctor --model embedded --data prompts.txt --rewards ends_with_eos"
+    example: ClassVar[str] = "proxima doctor --model-name embedded --data my-data/prompts.jsonl --rewards ends_with_eos"
 
     ppo: PPOConfig
     data: str

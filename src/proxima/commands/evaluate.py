@@ -24,7 +24,7 @@ class Eval:
     """Judge a finished run on held-out prompts: rewards, KL, lengths, and its win rate against the reference."""
 
     words: ClassVar[tuple[str, ...]] = ("folder",)
-    example: ClassVar[str] = "proxima eval runs/NAME --data held_out.csv"
+    example: ClassVar[str] = "proxima eval runs/first --data my-data/held_out.jsonl --limit 20"
 
     folder: Path
     """Folder of the run, for example runs/NAME; may be given without the flag."""

@@ -12,7 +12,7 @@ class Export:
     """Write a trained policy as an adapter or as a merged model that `transformers` loads by itself, with a model card."""
 
     words: ClassVar[tuple[str, ...]] = ("folder", "to")
-    example: ClassVar[str] = "proxima export runs/NAME my-model --merge"
+    example: ClassVar[str] = "proxima export runs/first my-model --merge"
 
     folder: Path
     """Folder of a run of `proxima train` or `proxima sft`; may be given without the flag."""

@@ -13,7 +13,7 @@ from proxima.config import PPOConfig
 class Generate:
     """Sample responses from a model, with or without a trained adapter."""
 
-    example: ClassVar[str] = 'proxima generate --model-name embedded --adapter runs/NAME/policy --prompt "Why? TL;DR:"'
+    example: ClassVar[str] = "proxima generate --model-name embedded --data my-data/held_out.jsonl --limit 3"
 
     ppo: PPOConfig
     prompt: tuple[str, ...] = ()

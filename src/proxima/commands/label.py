@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Label:
     """Let people compare or rate completions on a local web page; export the answers as training data."""
 
-    example: ClassVar[str] = "proxima label --model-name embedded --data prompts.txt"
+    example: ClassVar[str] = "proxima label --model-name embedded --data my-data/held_out.jsonl --count 8"
 
     db: Path = Path("feedback.db")
     """The answers, in an SQLite file. One that is there is gone on with; new items are added to it."""

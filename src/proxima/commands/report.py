@@ -12,7 +12,7 @@ class Report:
     """Write a run's report: one HTML file that works offline, with curves, samples and the token microscope."""
 
     words: ClassVar[tuple[str, ...]] = ("folder",)
-    example: ClassVar[str] = "proxima report runs/NAME --open"
+    example: ClassVar[str] = "proxima report runs/first"
 
     folder: Path
     """Folder of the run, finished or still training; may be given without the flag."""

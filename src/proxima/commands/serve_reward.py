@@ -13,7 +13,7 @@ from proxima.config import PPOConfig, RewardSpec
 class ServeReward:
     """Serve a reward model over HTTP, for `--rewards http://...` of other runs."""
 
-    example: ClassVar[str] = "proxima serve-reward --model-name embedded --reward runs/reward"
+    example: ClassVar[str] = "proxima serve-reward --model-name embedded --reward runs/reward --port 0"
 
     reward: RewardSpec
     """Folder of a trained reward model, or folder or Hub id of a sequence classifier (with its options)."""

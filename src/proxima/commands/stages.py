@@ -12,7 +12,7 @@ from proxima.config import StageConfig
 class Sft:
     """Fine-tune a model on demonstrations (supervised): the stage that gives PPO its reference."""
 
-    example: ClassVar[str] = "proxima sft --model-name embedded --data demonstrations.jsonl --run-name sft"
+    example: ClassVar[str] = "proxima sft --model-name embedded --data my-data/demonstrations.jsonl --limit 64 --run-name sft"
 
     stage: StageConfig
     data: str
@@ -41,7 +41,9 @@ class Sft:
 class Reward:
     """Train a reward model on preferences (which of two answers is better) or ratings (how good an answer is)."""
 
-    example: ClassVar[str] = "proxima reward --model-name embedded --data preferences.jsonl --run-name reward"
+    example: ClassVar[str] = (
+        "proxima reward --model-name embedded --data my-data/preferences.jsonl --limit 64 --run-name reward"
+    )
 
     stage: StageConfig
     data: str

@@ -18,7 +18,7 @@ class Studio:
     """Look at runs on a local web page while they train and after: charts, samples, every token, comparison, labelling."""
 
     words: ClassVar[tuple[str, ...]] = ("run-dir",)
-    example: ClassVar[str] = "proxima studio --run-dir runs"
+    example: ClassVar[str] = "proxima studio runs"
 
     run_dir: Path = Path("runs")
     """Folder of runs; may be given without the flag."""

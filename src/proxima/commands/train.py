@@ -17,7 +17,7 @@ class Train:
     """Train a policy with PPO on a file of prompts."""
 
     example: ClassVar[str] = (
-        "proxima train --model-name embedded --data prompts.csv --rewards my_rewards:brevity --run-name first"
+        "proxima train --model-name embedded --data my-data/prompts.jsonl --rewards ends_with_eos --limit 64 --run-name first"
     )
 
     ppo: PPOConfig

@@ -20,33 +20,38 @@ class PPOConfig(Settings):
     model_name: str = "Qwen/Qwen3-0.6B-Base"
     """Hugging Face id or local folder of the base causal language model; `embedded` is the one in the package."""
     lora_r: int = 16
-    """Rank of the LoRA adapters; 0 trains all weights of separate copies instead."""
+    """Rank of the LoRA adapters, the small matrices beside frozen weights that are trained: higher can learn more and takes
+    more memory. 0 trains all weights of separate copies instead."""
     lora_alpha: int = 32
     """LoRA scale: the update is multiplied by lora_alpha / lora_r."""
     lora_dropout: float = 0.1
     """Dropout on adapter inputs in supervised and reward training; PPO itself always runs without dropout."""
     learning_rate: float = 1e-5
-    """AdamW learning rate of the policy."""
+    """AdamW learning rate of the policy: too high and `kl` runs away, too low and the reward stays flat. All weights (`lora_r`
+    0) want smaller ones; the doctor warns above 1e-4."""
     value_learning_rate: float = 1e-4
-    """AdamW learning rate of the value model."""
+    """AdamW learning rate of the value model; higher than the policy's, which learns from what the values say."""
     batch_size: int = 32
-    """Prompts that `train` draws for one PPO step, over all processes."""
+    """Prompts that `train` draws for one PPO step, over all processes: more mean less noise and longer steps."""
     max_new_tokens: int = 10
-    """Most tokens in a response."""
+    """Most tokens in a response; a longer one is cut there and did not end by itself."""
     gamma: float = 0.99
-    """Discount of later rewards, a token."""
+    """Discount of later rewards, a token; with 1 the score at the end counts in full for every token before it."""
     lam: float = 0.95
-    """Lambda of generalised advantage estimation: 0 = one-step errors, 1 = whole returns."""
+    """Lambda of generalised advantage estimation: 0 = one-step errors, all trust in the values; 1 = whole returns, none, and
+    more noise."""
     kl_coef: float = 0.1
-    """Weight of the per-token KL penalty in the reward (the first one, where it adapts)."""
+    """Weight of the per-token KL penalty in the reward (the first one, where it adapts): higher keeps the policy nearer to the
+    reference, lower lets it find more reward, and more ways to game it."""
     clip_epsilon: float = 0.2
-    """PPO-clip: the ratio earns nothing outside 1 - clip_epsilon .. 1 + clip_epsilon."""
+    """PPO-clip: the ratio of new to old probability earns nothing outside 1 - clip_epsilon .. 1 + clip_epsilon, so that one
+    update cannot go far."""
     temperature: float = 1.0
-    """Sampling temperature; it also divides the logits of every log-probability."""
+    """Sampling temperature: below 1 likely tokens get likelier. It also divides the logits of every log-probability."""
     top_k: int = 50
     """Sample among the k likeliest tokens; 0 = all."""
     top_p: float = 0.95
-    """Of these, among the fewest that hold this share of the probability; 1 = all."""
+    """Of the tokens that `top_k` leaves, sample among the fewest that hold this share of the probability; 1 = all."""
 
     # --- models ---
     sft_adapter: str = ""
@@ -64,29 +69,31 @@ class PPOConfig(Settings):
     trust_remote_code: bool = False
     """Run Python code that comes with a checkpoint. Off: such checkpoints are refused."""
     seed: int = 0
-    """Seed of initial weights, sampling and shuffling."""
+    """Seed of initial weights, sampling and shuffling: the same seed and settings give the same run."""
 
     # --- prompts and rewards ---
     truncate_prompts: bool = False
     """Cut prompts that do not fit the context on the left (counted in the metrics) instead of refusing them."""
     missing_eos_penalty: float = 0.0
-    """Taken off the score of a response that did not end by itself."""
+    """Taken off the score of a response that did not end by itself, in the unit of the scores."""
     normalize_rewards: bool = False
-    """Shift and scale the scores of a batch to mean 0 and deviation 1."""
+    """Shift and scale the scores of a batch to mean 0 and deviation 1, so that their own scale does not matter."""
     clip_rewards: float = 0.0
-    """Clip scores to +- this; 0 = off."""
+    """Clip scores to +- this, after `normalize_rewards`; 0 = off."""
     max_reward_failures: float = 0.5
     """Largest share of a step's samples whose reward may fail (they are left out); above it the run stops, weights saved."""
 
     # --- the update ---
     ppo_epochs: int = 4
-    """Passes over a rollout (reference value for TL;DR: 4)."""
+    """Passes over a rollout (reference value for TL;DR: 4): more get more out of the same samples, but move the policy further
+    from the one that wrote them."""
     minibatch_size: int = 8
-    """Sequences in one optimiser step; the last may be short."""
+    """Sequences in one optimiser step; the last of an epoch may be short."""
     micro_batch_size: int = 64
     """Most sequences in one forward pass with gradients. Memory only: results do not depend on it."""
     micro_batch_tokens: int = 8192
-    """Most prompt and response tokens in one; halved by itself when a GPU's memory runs out. Memory only."""
+    """Most prompt and response tokens in one forward pass with gradients; halved by itself when a GPU's memory runs out. Memory
+    only."""
     gradient_checkpointing: bool = False
     """Compute a layer's inside again in the backward pass instead of keeping it: less memory, more time. Memory only."""
     engine: Literal["auto", "plain", "vllm"] = "auto"
@@ -114,17 +121,20 @@ class PPOConfig(Settings):
     value_coef: float = 0.1
     """Weight of the value loss where the value is a head on the policy's trunk (reference value 0.1)."""
     value_target: Literal["reward_to_go", "lambda_return"] = "reward_to_go"
-    """What the value model learns: discounted reward-to-go, or advantage + value."""
+    """What the value model learns: `reward_to_go`, the discounted rewards that came, or `lambda_return`, advantage + value,
+    with less noise and more trust in the values."""
     whiten_advantages: bool = True
-    """Shift and scale the advantages of a rollout to mean 0 and deviation 1."""
+    """Shift and scale the advantages of a rollout to mean 0 and deviation 1, so that a step is as large whatever the rewards'
+    scale."""
     entropy_coef: float = 0.0
-    """Weight of the entropy bonus in the policy loss."""
+    """Weight of the entropy bonus in the policy loss, which pays for being undecided, against collapse; 0 = off."""
     dual_clip: float = 0.0
     """Bound c > 1 of dual clipping for negative advantages (Ye et al.: 3); 0 = off."""
     kl_loss_coef: float = 0.0
-    """Weight of the exact KL to the reference as a term of the policy loss."""
+    """Weight of the exact KL to the reference as a term of the policy loss, beside `kl_coef`, which acts through the reward; 0
+    = off."""
     kl_controller: Literal["fixed", "adaptive"] = "fixed"
-    """Whether kl_coef stays or is steered towards kl_target."""
+    """`fixed` = `kl_coef` stays; `adaptive` = it is steered towards `kl_target`."""
     kl_target: float = 6.0
     """Sequence KL in nats that the adaptive controller aims for (Ziegler et al.: 6)."""
     kl_horizon: int = 10_000
@@ -136,25 +146,27 @@ class PPOConfig(Settings):
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Both learning rates over `train`: constant, or falling to 0. `ppo_step` by itself knows no end and stays constant."""
     warmup_steps: int = 0
-    """PPO steps over which both learning rates rise from 0."""
+    """PPO steps over which both learning rates rise from 0; 0 = none."""
     critic_warmup_steps: int = 0
-    """First PPO steps that train the value model alone."""
+    """First PPO steps that train the value model alone, so that the policy begins with values that mean something."""
 
     # --- the buffer ---
     buffer_sampling: Literal["shuffled", "sequential", "length_balanced", "token_budget"] = "shuffled"
-    """How minibatches are drawn: see `proxima.experience_buffer`."""
+    """How minibatches are drawn: `shuffled` anew each epoch; `sequential`, as stored; `length_balanced`, long and short
+    sequences in each; `token_budget`, as many sequences as `buffer_token_budget` holds."""
     buffer_token_budget: int = 4096
     """Most prompt and response tokens in a minibatch when drawn by token budget."""
     buffer_storage: Literal["device", "cpu", "disk"] = "device"
     """Where a rollout waits: where it was made, in CPU memory, or in a memory-mapped file."""
     buffer_max_bytes: int = 8 * 2**30
-    """Most memory the buffer may take."""
+    """Most memory the buffer may take, in bytes (8 GiB)."""
     buffer_overflow: Literal["error", "drop_oldest", "disk"] = "error"
-    """Past that: refuse, forget the oldest sequences, or move to a memory-mapped file."""
+    """Past `buffer_max_bytes`: refuse, forget the oldest sequences, or move to a memory-mapped file."""
 
     # --- the run ---
     eval_every: int = 1
-    """PPO steps between the evaluator's verdicts."""
+    """PPO steps between the evaluator's verdicts, at which held-out prompts are answered and samples written down; the last
+    step always has one."""
     judges: tuple[RewardSpec, ...] = ()
     """Who else judges win rates against the reference on the validation prompts, beside the rewards: any reward, or a function
     or URL that compares two answers; see docs/evaluate.md."""
@@ -181,7 +193,7 @@ class PPOConfig(Settings):
     max_skipped_updates: int = 10
     """Updates skipped within 10 steps, because loss or gradient was not finite, at which `on_nonfinite` acts; 0 = never."""
     on_nonfinite: Literal["rollback", "stop"] = "rollback"
-    """Go back to the newest checkpoint and on with smaller learning rates, or stop."""
+    """When `max_skipped_updates` is reached: go back to the newest checkpoint and on with smaller learning rates, or stop."""
     kl_limit: float = 0.0
     """Alarm above this exact sequence KL to the reference (nats); 0 = off."""
     min_entropy: float = 0.0
@@ -189,9 +201,11 @@ class PPOConfig(Settings):
     length_limit: float = 4.0
     """Alarm when responses are this many times as long as in the first step, or none ends by itself any more; 0 = off."""
     max_falling_verdicts: int = 4
-    """Alarm when the validation reward fell this many verdicts in a row while the training reward rose; 0 = off."""
+    """Alarm when the validation reward fell this many verdicts in a row while the training reward rose (over-optimisation); 0 =
+    off."""
     on_guard: Literal["warn", "stop", "rollback"] = "warn"
-    """On these: say so; stop; or go back to the best checkpoint and on with smaller learning rates (3 times, then stop)."""
+    """On an alarm of `kl_limit`, `min_entropy`, `length_limit` or `max_falling_verdicts`: say so; stop; or go back to the best
+    checkpoint and on with smaller learning rates (3 times, then stop)."""
     rollback_rate_factor: float = 0.5
     """Factor of both learning rates at each rollback."""
 

@@ -15,7 +15,7 @@ class StageConfig(Settings):
     model_name: str = "Qwen/Qwen3-0.6B-Base"
     """Hugging Face id or local folder of the base causal language model; `embedded` is the one in the package."""
     lora_r: int = 16
-    """Rank of the LoRA adapter; 0 trains all weights."""
+    """Rank of the LoRA adapter, the small matrices beside frozen weights that are trained; 0 trains all weights."""
     lora_alpha: int = 32
     """LoRA scale: the update is multiplied by lora_alpha / lora_r."""
     lora_dropout: float = 0.1
@@ -27,19 +27,19 @@ class StageConfig(Settings):
     learning_rate: float = 1e-4
     """AdamW learning rate."""
     batch_size: int = 16
-    """Demonstrations or preference pairs in one optimiser step."""
+    """Demonstrations, preference pairs or ratings in one optimiser step."""
     micro_batch_size: int = 16
-    """Of these, how many in one forward pass. Memory only: results do not depend on it (but for dropout)."""
+    """Examples of a batch in one forward pass. Memory only: results do not depend on it (but for dropout)."""
     epochs: int = 1
     """Passes over the data (reference value for reward models: 1)."""
     max_length: int = 1024
     """Longest example in tokens; longer ones are left out and counted."""
     warmup_share: float = 0.05
-    """Share of the steps over which the learning rate rises; then it falls as `lr_schedule` says."""
+    """Share of the steps over which the learning rate rises from 0; then it falls as `lr_schedule` says."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """How the learning rate falls after the warm-up."""
     weight_decay: float = 0.0
-    """AdamW weight decay."""
+    """AdamW weight decay: pulls weights towards 0, against overfitting."""
     max_grad_norm: float = 1.0
     """Gradients are clipped to this norm; 0 = off."""
     validation_share: float = 0.05

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from proxima.demo.judge import Judgement
-from proxima.metrics import GLOSSARY
 from proxima.report.curves import chart, frontier
 from proxima.report.facts import Card, percent
 from proxima.report.page import Page, code, folded, heading, listed, numbers, pairs, paragraph, settings, table, verdict
@@ -40,7 +39,7 @@ def write_report(
         pairs(rows[:EXAMPLES], "quality"),
     )
     metrics = run.metrics()
-    charts = [chart(metrics, names, title, unit, _words(names[0])) for title, (unit, names) in CURVES.items()]
+    charts = [chart(metrics, names, title, unit) for title, (unit, names) in CURVES.items()]
     traded = frontier(metrics)
     page.section("While it trained", page.plots([*charts, traded] if traded else charts))
     page.section(
@@ -141,7 +140,3 @@ def _weakness(page: Page, before: Judgement, after: Judgement) -> None:
 
 def _told(post: Post) -> str:
     return post.prompt.splitlines()[2].removeprefix("POST: ")
-
-
-def _words(name: str) -> str:
-    return GLOSSARY[name].replace("`", "")

@@ -15,7 +15,7 @@ class TrainingResults:
     """What `PPOTrainer.train` did."""
 
     metrics: list[dict[str, float]] = field(default_factory=list)
-    """One dict a step, by the names of `proxima.metrics.GLOSSARY`; those of a resumed run from its first step on."""
+    """One dict a step, by the names of `proxima.glossary.GLOSSARY`; those of a resumed run from its first step on."""
     best_step: int = 0
     """The step with the best verdict, counted from 1."""
     stop_reason: str = ""

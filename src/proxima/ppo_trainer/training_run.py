@@ -16,8 +16,8 @@ from proxima.checkpoint import Checkpoint
 from proxima.checkpoint.tensors import same_random_state
 from proxima.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.evaluator import Evaluator
+from proxima.glossary import is_defined
 from proxima.guards import MAX_ROLLBACKS, Alarm, alarms
-from proxima.metrics import is_defined
 from proxima.ppo_trainer.held_out import HeldOut, answer
 from proxima.ppo_trainer.plan import Plan
 from proxima.ppo_trainer.results import DONE, TrainingResults, step_line

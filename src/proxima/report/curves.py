@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from proxima.glossary import Metric, explain, plain
 from proxima.runs import thin
 
 POINTS = 400  # of a curve
@@ -104,7 +105,7 @@ REST = Group("Everything else", "Counts, sizes, and measures of your own.", ())
 NOT_DRAWN = ("step", "epoch")
 
 
-def charts_by_group(metrics: Metrics, glossary: Mapping[str, str], marks: Sequence[Mark] = ()) -> list[tuple[Group, list[Any]]]:
+def charts_by_group(metrics: Metrics, marks: Sequence[Mark] = ()) -> list[tuple[Group, list[Any]]]:
     """Groups that have something to draw, with their charts."""
     drawn: set[str] = set(NOT_DRAWN)
     found = []
@@ -116,20 +117,18 @@ def charts_by_group(metrics: Metrics, glossary: Mapping[str, str], marks: Sequen
             names = names if len(names) > 1 else [name for name in names if not _same_as_whole(metrics, name)]
             if any(_changes(metrics[name]) for name in names) or "avg_reward" in names:
                 shown = marks if names[0] in ("avg_reward", "kl", "validation/reward") else ()
-                charts.append(chart(metrics, names, title, unit, _words(glossary, names[0]), shown))
+                charts.append(chart(metrics, names, title, unit, shown))
         if charts:
             found.append((group, charts))
     drawn |= bounds(metrics)
     rest = [name for name in metrics if name not in drawn and _changes(metrics[name])]
     if rest:
-        found.append((REST, [chart(metrics, [name], name, "", _words(glossary, name)) for name in rest]))
+        found.append((REST, [chart(metrics, [name], name, "") for name in rest]))
     return found
 
 
-def chart(
-    metrics: Metrics, names: Sequence[str], title: str, unit: str, note: str = "", marks: Sequence[Mark] = ()
-) -> dict[str, Any]:
-    """One chart of some metrics; a long noisy curve is faint, with its running mean over it."""
+def chart(metrics: Metrics, names: Sequence[str], title: str, unit: str, marks: Sequence[Mark] = ()) -> dict[str, Any]:
+    """One chart of some metrics, with what they mean; a long noisy curve is faint, with its running mean over it."""
     series, width = [], 0
     for name in names:
         xs, ys = _known(metrics["step"], metrics[name])
@@ -138,8 +137,30 @@ def chart(
             width = len(ys) // 20
             one["trend"] = thin(xs, _smooth(ys, width), POINTS)
         series.append(one)
-    told = f"{note} The strong line is the mean of {width} steps.".strip() if width else note
-    return {"title": title, "note": told, "x": "step", "y": unit, "series": series, "marks": list(marks)[:MARKS]}
+    first = explain(names[0])
+    note = plain(first.meaning) if first else ""
+    calmer = f"The strong line is the mean of {width} steps." if width else ""
+    return {
+        "title": title,
+        "note": f"{note} {calmer}".strip(),
+        "about": meanings(names),
+        "x": "step",
+        "y": unit,
+        "series": series,
+        "marks": list(marks)[:MARKS],
+    }
+
+
+def meanings(names: Sequence[str]) -> list[dict[str, str]]:
+    """What the glossary says of metrics, as plain text, a family's once; nothing of measures of one's own."""
+    found: dict[Metric, list[str]] = {}
+    for name in names:
+        if metric := explain(name):
+            found.setdefault(metric, []).append(name)
+    return [
+        {"name": ", ".join(alike), **{key: plain(text) for key, text in asdict(metric).items()}}
+        for metric, alike in found.items()
+    ]
 
 
 def frontier(metrics: Metrics) -> dict[str, Any] | None:
@@ -245,10 +266,3 @@ def _same_as_whole(metrics: Metrics, name: str) -> bool:
 
 def _changes(values: Sequence[float]) -> bool:
     return len({value for value in values if math.isfinite(value)}) > 1
-
-
-def _words(glossary: Mapping[str, str], name: str) -> str:
-    """What a metric is; `validation/reward/x` reads as `validation/reward/*`, else as `reward/*`."""
-    parts = name.split("/")
-    starts = ["/".join(parts[:end]) + "/*" for end in range(len(parts) - 1, 0, -1)]
-    return next((glossary[key] for key in (name, *starts) if key in glossary), "").replace("`", "")

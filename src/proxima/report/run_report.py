@@ -21,12 +21,10 @@ STATES = {
 
 def write_report(run: Run, path: str | Path | None = None) -> Path:
     """Into the run's own folder where no path is given."""
-    from proxima.metrics import GLOSSARY
-
     story, page = tell(run), Page(run.name, "run report")
     _first_screen(page, run, story)
     marks = [{"x": warning["step"], "text": _warning(warning)} for warning in story.warnings]
-    groups = charts_by_group(run.metrics(), GLOSSARY, marks)
+    groups = charts_by_group(run.metrics(), marks)
     for group, charts in groups[:1]:
         page.section(group.title, paragraph(group.text, "soft"), page.plots(charts))
     if (traded := frontier(run.metrics())) is not None:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxima.report.curves import GROUPS, NOT_DRAWN, REST, bounds, interval_names
+from proxima.report.curves import GROUPS, NOT_DRAWN, REST, bounds, interval_names, meanings
 from proxima.runs import thin
 
 POINTS = 600
@@ -32,9 +32,9 @@ def groups(metrics: Metrics) -> list[dict[str, Any]]:
             mine = list(dict.fromkeys(name for want in wanted for name in left if _fits(name, want)))
             left = [name for name in left if name not in mine]
             if mine:
-                charts.append({"title": title, "unit": unit, "names": mine})
+                charts.append({"title": title, "unit": unit, "names": mine, "about": meanings(mine)})
         found.append({"title": group.title, "text": group.text, "open": place < OPEN, "charts": charts})
-    rest = [{"title": name, "unit": "", "names": [name]} for name in left]
+    rest = [{"title": name, "unit": "", "names": [name], "about": meanings([name])} for name in left]
     found.append({"title": REST.title, "text": REST.text, "open": False, "charts": rest})
     return [group for group in found if group["charts"]]
 

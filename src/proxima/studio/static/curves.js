@@ -36,12 +36,12 @@ export function showCurves(run, panel) {
   function draw() {
     label.hidden = !(none.hidden = charts().length > 0);
     const marks = run.about.messages.slice(-20).map(({ step, guard }) => ({ x: step, text: String(guard) }));
-    for (const [group, { title, unit, names }] of charts()) {
+    for (const [group, { title, unit, names, about }] of charts()) {
       const series = names.map((name) => {
         const points = curves.get(name) ?? [];
         return { name, points, band: bands.get(name), trend: smooth() ? trend(points) : null };
       });
-      const spec = { title, x: "step", y: unit, series, marks: MARKED.includes(names[0]) ? marks : [] };
+      const spec = { title, about, x: "step", y: unit, series, marks: MARKED.includes(names[0]) ? marks : [] };
       if (drawn.has(title)) drawn.get(title).update(spec);
       else {
         const place = element("div", { className: "card chart-card" });

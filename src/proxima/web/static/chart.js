@@ -1,8 +1,9 @@
 // Line charts. In: series of points. Out: a figure that fits its place, read by pointer or by arrow keys.
 //
 // drawChart(place, { title, note, x, y, series: [{ name, points: [[x, y, note?], …], band: [[x, low, high], …], faint, trend }],
-//                    marks: [{ x, text }], free }) -> { update(spec) }
+//                    marks: [{ x, text }], about: [{ name, meaning, healthy, otherwise }], free }) -> { update(spec) }
 // y may be null: a gap. trend = points of a calmer line over the others, which become faint.
+// about = what its metrics are, behind a question mark; what the note says already is not said again.
 // free = points in an order of their own (reward against KL): the nearest in the plane is read, not in x.
 
 import { element, formatNumber, svg, visible } from "./dom.js";
@@ -21,7 +22,9 @@ export function drawChart(place, given) {
   const readout = element("p", { className: "chart-readout" });
   const drawing = svg("svg", { class: "chart-drawing", tabindex: "0", role: "img", height: HEIGHT });
   const legend = element("div", { className: "chart-legend" });
-  const figure = element("figure", { className: "chart" }, title, note, drawing, readout, legend);
+  const help = element("details", { className: "chart-help" });
+  let helped = "";
+  const figure = element("figure", { className: "chart" }, title, note, help, drawing, readout, legend);
   place.replaceChildren(figure);
 
   const shown = () => spec.series.filter((one) => !hidden.has(one.name));
@@ -32,6 +35,7 @@ export function drawChart(place, given) {
     title.hidden = !spec.title;
     note.textContent = spec.note ?? "";
     note.hidden = !spec.note;
+    drawHelp();
     const width = Math.max(figure.clientWidth, 200);
     drawing.setAttribute("width", width);
     drawing.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
@@ -50,6 +54,25 @@ export function drawChart(place, given) {
     }
     drawLegend();
     read();
+  }
+
+  // Made anew only where it says something else: one that is open stays open in a live run.
+  function drawHelp() {
+    const about = spec.about ?? [];
+    help.hidden = !about.length;
+    const now = JSON.stringify([about, spec.note, spec.title]);
+    if (now === helped) return;
+    helped = now;
+    const summary = element("summary", { text: "?", title: "What is this, and is it healthy?" });
+    summary.setAttribute("aria-label", `About ${spec.title ?? "this chart"}`);
+    const line = (word, text) => element("p", {}, element("b", { text: word }), ` ${text}`);
+    help.replaceChildren(summary, ...about.flatMap(({ name, meaning, healthy, otherwise }) => {
+      const said = (spec.note ?? "").startsWith(meaning);
+      return [
+        (!said || about.length > 1) && line(visible(name, 60), said ? "" : meaning),
+        healthy && line("Healthy:", healthy), otherwise && line("Otherwise:", otherwise),
+      ].filter(Boolean);
+    }));
   }
 
   function drawLegend() {

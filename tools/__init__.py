@@ -1,0 +1,1 @@
+"""Tools that keep the docs true; not part of the package."""

@@ -1,0 +1,6 @@
+"""`python -m tools.reference`: write docs/reference anew."""
+
+from tools.reference import OUT, write
+from tools.reference.source import ROOT
+
+print(f"{write()} pages in {OUT.relative_to(ROOT)}")

@@ -1,0 +1,212 @@
+"""One page a setting, and their index. In: the configs' fields, ranges and readers. Out: Markdown by name."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import yaml
+
+from proxima.commands import COMMANDS
+from proxima.config import PPOConfig, StageConfig
+from proxima.config.settings import RANGES
+from proxima.glossary import GLOSSARY, STAGES, Metric
+from tools.reference.source import (
+    CONFIGS,
+    Field,
+    anchor,
+    configs_of,
+    fields_of,
+    guides_with,
+    linked,
+    listed,
+    may_change,
+    readers,
+    table,
+)
+
+UP = "../../"
+FIRST = "the essentials"
+STAGE = "only in the stages before PPO"
+SECTIONS = {
+    FIRST: "Model, adapters, learning rates, sampling and PPO's own numbers: what most runs change.",
+    "models": "What is loaded, where, and where the reward comes from.",
+    "prompts and rewards": "What is done with prompts that are too long and with scores before PPO sees them.",
+    "the update": "How a rollout becomes new weights, by which engine, within which memory.",
+    "the buffer": "Where a rollout waits and how minibatches are drawn from it.",
+    "the run": "Verdicts, checkpoints, folders, trackers.",
+    "guards": "When a run counts as going wrong, and what is done then.",
+    STAGE: "`proxima sft` and `proxima reward` know these beside those above that name them.",
+}
+RULES = {
+    "dual_clip": "0 (off), or above 1",
+    "length_limit": "0 (off), or above 1",
+    "run_name": "a plain folder name, without a dot before it; empty = the time",
+    "sft_adapter": "a folder; empty = none",
+    "trackers": "any of `tensorboard`, `wandb`, `trackio`",
+    "engine_urls": "addresses that begin with http:// or https://, without user, password or query; only with `engine` vllm",
+    "overlap": "true or false; true needs `engine_urls`",
+    "rewards": "names must differ",
+    "judges": "names must differ",
+}
+"""Where a range or a type does not say it all; a test asks the configs."""
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "sft_adapter": {"sft_adapter": "runs/sft"},
+    "rewards": {"rewards": ["runs/reward", {"source": "length_band", "weight": 0.5, "options": {"low": 5, "high": 40}}]},
+    "judges": {"judges": ["my_judges:shorter"]},
+    "engine_urls": {"engine": "vllm", "engine_urls": ["http://gpu1:8000", "http://gpu2:8000"]},
+    "overlap": {"engine": "vllm", "engine_urls": ["http://gpu1:8000"], "overlap": True},
+    "run_name": {"run_name": "first"},
+    "trackers": {"trackers": ["tensorboard"]},
+}
+"""Lines for settings whose default is nothing."""
+
+
+def setting_pages() -> dict[str, str]:
+    ppo, stage = fields_of(PPOConfig), fields_of(StageConfig)
+    names = [*ppo, *(name for name in stage if name not in ppo)]
+    return {"index": index(names), **{name: page(name, ppo.get(name), stage.get(name)) for name in names}}
+
+
+def index(names: list[str]) -> str:
+    ppo, stage = fields_of(PPOConfig), fields_of(StageConfig)
+    parts = [
+        "# Settings",
+        f"The {len(ppo)} settings of a PPO run (`PPOConfig`: {_commands('ppo')}) and the {len(stage)} of the stages before it "
+        f"(`StageConfig`: {_commands('stage')}). Each can be given as a flag (`--kl-coef 0.05`), in a file "
+        "(`--config run.yaml`, with lines such as `kl_coef: 0.05`; flags win) or in Python (`PPOConfig(kl_coef=0.05)`). A "
+        "value of a wrong type or out of range is refused before anything is loaded; so is a name that is not known, with "
+        "the nearest one that is.",
+    ]
+    for section, text in SECTIONS.items():
+        fields = [ppo.get(name) or stage[name] for name in names if _section(name) == section]
+        rows = [(f"[`{field.name}`]({field.name}.md)", field.shown, linked(_first(field.meaning), UP)) for field in fields]
+        title = section[0].upper() + section[1:]
+        parts += [f"## {title}", linked(text, UP), table(("setting", "default", "what it is"), rows)]
+    return "\n\n".join(parts)
+
+
+def page(name: str, ppo: Field | None, stage: Field | None) -> str:
+    field = ppo or stage
+    assert field is not None
+    kinds = [(kind, one) for kind, one in (("ppo", ppo), ("stage", stage)) if one is not None]
+    same = len({one.meaning for _, one in kinds}) == 1
+    meanings = [linked(field.meaning, UP, name)]
+    if not same:
+        meanings = [f"**{CONFIGS[kind].__name__}** ({_commands(kind)}): {linked(one.meaning, UP, name)}" for kind, one in kinds]
+    facts = _facts(field, kinds)
+    parts = [f"# `{name}`", *meanings, table(facts[0], facts[1:]), "## How to set it", _how(field, ppo is not None)]
+    if reasons := _reasons(name):
+        parts += ["## When to change it", "Metrics that point here, and what they say:", "\n".join(reasons)]
+    parts += ["## Read by", ", ".join(f"`{path}`" for path in readers()[name])]
+    if more := listed(_see_also(name, [one.meaning for _, one in kinds])):
+        parts += ["## See also", more]
+    return "\n\n".join(parts)
+
+
+def _facts(field: Field, kinds: list[tuple[str, Field]]) -> list[tuple[str, ...]]:
+    defaults = {one.shown for _, one in kinds}
+    default = field.shown
+    if len(defaults) > 1:
+        default = ", ".join(f"{one.shown} in `{CONFIGS[kind].__name__}`" for kind, one in kinds)
+    own = [f"[`{command}`](../commands/{command}.md)" for command, kind in COMMANDS.items() if field.name in fields_of(kind)]
+    taken = "; ".join(_commands(kind) for kind, _ in kinds) + (f"; a flag of its own in {', '.join(own)}" if own else "")
+    facts = [("Type", field.type), ("Default", default), ("Range", allowed(field)), ("Taken by", taken)]
+    if kinds[0][0] == "ppo":
+        change = "may change" if field.name in may_change() else "may not change, unless with `--force`"
+        facts.append(("On `--resume`", f"{change} ([what may](../../resume.md#what-may-change))"))
+    return [*facts, ("Section", f"[{_section(field.name)}](index.md#{_section(field.name).replace(' ', '-').lower()})")]
+
+
+def allowed(field: Field) -> str:
+    """The values it takes, in words."""
+    if field.name in RULES:
+        return RULES[field.name]
+    if field.name not in RANGES:
+        return "one of these" if field.choices else "true or false" if field.kind is bool else "any but the empty one"
+    low, high, brackets = RANGES[field.name]
+    least = f"{low:,g} or more" if brackets[0] == "[" else f"above {low:,g}"
+    if high == math.inf:
+        return least
+    return f"{least}, {'at most' if brackets[1] == ']' else 'below'} {high:,.10g}"
+
+
+def example(field: Field) -> dict[str, Any]:
+    """As a settings file has it: the default, or where that is nothing or a switch, something else."""
+    if field.name in EXAMPLES:
+        return EXAMPLES[field.name]
+    return {field.name: not field.default if isinstance(field.default, bool) else field.default}
+
+
+def _how(field: Field, in_ppo: bool) -> str:
+    values = example(field)
+    value = values[field.name]
+    words = {True: "", False: ""}.get(value) if isinstance(value, bool) else None
+    if words is None:
+        items = value if isinstance(value, list) else [value]
+        words = " " + " ".join(_word(item) for item in items)
+    python = ", ".join(f"{name}={each!r}" for name, each in values.items())
+    lines = yaml.safe_dump(values, sort_keys=False, width=120).strip()
+    made = f"{'PPOConfig' if in_ppo else 'StageConfig'}({python})"
+    return f"As a flag `{field.flag}{words}`, in Python `{made}`, in a settings file:\n\n```yaml\n{lines}\n```"
+
+
+def _word(item: Any) -> str:
+    if not isinstance(item, dict):
+        return str(item)
+    options = "".join(f",{key}={value}" for key, value in item.get("options", {}).items())
+    return f"{item['weight']}*{item['source']}{options}"
+
+
+def _metrics() -> list[tuple[str, Metric]]:
+    return [*GLOSSARY.items(), *((name, metric) for name, metric in STAGES.items() if name not in GLOSSARY)]
+
+
+def _metric_link(name: str) -> str:
+    return f"[`{name}`](../metrics.md#{anchor(name)})"
+
+
+def _reasons(name: str) -> list[str]:
+    """What metrics that are not healthy say of it."""
+    return [
+        f"- {_metric_link(metric)}: {linked(entry.otherwise, UP, name)}"
+        for metric, entry in _metrics()
+        if f"`{name}`" in entry.otherwise
+    ]
+
+
+def _see_also(name: str, meanings: list[str]) -> dict[str, list[str]]:
+    every = {**fields_of(StageConfig), **fields_of(PPOConfig)}
+    named = {other for other in every if other != name and any(_names(text, other) for text in meanings)}
+    named |= {other for other, field in every.items() if other != name and _names(field.meaning, name)}
+    told = [metric for metric, entry in _metrics() if f"`{name}`" in entry.healthy + entry.meaning]
+    return {
+        "settings": [f"[`{other}`]({other}.md)" for other in every if other in named],
+        "metrics": [_metric_link(metric) for metric in told],
+        "guides": guides_with(rf"`{name}[` ]|{_word_of(name)}|--{name.replace('_', '-')}(?![\w-])", UP),
+    }
+
+
+def _names(text: str, name: str) -> bool:
+    """In backticks, or as a word that can be nothing else."""
+    return re.search(rf"`{name}`|{_word_of(name)}", text) is not None
+
+
+def _word_of(name: str) -> str:
+    """A pattern for a name without backticks; one that is also an English word has none."""
+    return rf"(?<![\w/-]){name}(?!\w)" if "_" in name else "(?!)"
+
+
+def _section(name: str) -> str:
+    ppo = fields_of(PPOConfig)
+    return (ppo[name].section or FIRST) if name in ppo else STAGE
+
+
+def _commands(config: str) -> str:
+    return ", ".join(f"[`{name}`](../commands/{name}.md)" for name, kind in COMMANDS.items() if config in configs_of(kind))
+
+
+def _first(text: str) -> str:
+    """The first sentence."""
+    return re.split(r"(?<=[a-z0-9)`])\.(?= [A-Z0-9`])", text)[0].rstrip(".") + "."
