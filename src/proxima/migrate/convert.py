@@ -121,9 +121,8 @@ def _models(old: OldRun, new: Migration) -> None:
     new.map("the policy" if "model" in old.models else "sft_model_path", policy, model_name=policy.value)
     reference = old.models.get("ref_model")
     if reference and (not reference.known or (reference.value is not None and reference.value != policy.value)):
-        shown = _shown(reference.value) if reference.known else reference.text
         new.dropped.append(
-            f"ref_model = {shown} ({reference.where}): the reference is model_name itself, or sft_adapter on it; nothing else"
+            f"ref_model = {_said(reference)}: the reference is model_name itself, or sft_adapter on it; nothing else"
         )
     if reward is None and old.get("reward_model_path").written:
         reward = old.get("reward_model_path")
@@ -376,18 +375,19 @@ def _ends(old: OldRun, new: Migration) -> None:
     """Where a response ends, and terms of the loss that are not the same."""
     stop, token = old.get("stop_token"), old.get("stop_token_id")
     if token.value is not None:
-        new.differs.append(f"stop_token_id = {token.value} ({token.where}): {KNOWN['stop_token_id'].note}")
-    elif stop.value is None:
-        new.differs.append("stop_token is not set: TRL then sampled past EOS to response_length; here a response ends at EOS")
+        new.differs.append(f"stop_token_id = {_said(token)}: {KNOWN['stop_token_id'].note}")
     elif stop.value == "eos":
         new.maps.append(f"stop_token = eos ({stop.where}) -> a response always ends at EOS")
+    elif stop.value is None:
+        new.differs.append("stop_token is not set: TRL then sampled past EOS to response_length; here a response ends at EOS")
+    else:
+        new.differs.append(f"stop_token = {_said(stop)}: {KNOWN['stop_token'].note}")
     estimator = old.get("kl_estimator")
     if estimator.value == "k1":
         new.maps.append(f"kl_estimator = k1 ({estimator.where}) -> the same, always")
     factor = old.get("vf_coef")
-    if isinstance(factor.value, (int, float)):
-        half = f"{factor.value / 2:g}"
-        new.differs.append(f"vf_coef = {factor.value} ({factor.where}): {KNOWN['vf_coef'].note} = {half} (TRL halves the loss)")
+    half = f" = {factor.value / 2:g}" if isinstance(factor.value, (int, float)) else " to half of it"
+    new.differs.append(f"vf_coef = {_said(factor)}: {KNOWN['vf_coef'].note}{half} (TRL halves the loss)")
 
 
 SAID = {"vf_coef", "stop_token", "stop_token_id", "per_device_train_batch_size", "gradient_accumulation_steps"}
@@ -410,9 +410,8 @@ def _rest(old: OldRun, new: Migration) -> None:
             continue
         if name in ("kl_estimator", "whiten_rewards") and value == known.default:
             continue
-        shown = _shown(value) if setting.known else setting.text
         note = UNUSED if known.fate == "maps" else known.note
-        (new.differs if known.fate == "differs" else new.dropped).append(f"{name} = {shown} ({setting.where}): {note}")
+        (new.differs if known.fate == "differs" else new.dropped).append(f"{name} = {_said(setting)}: {note}")
     reasons = {
         "data_collator": "prompts are text, padded on the left by the trainer",
         "eval_dataset": "give held-out prompts as --validation; they are measured, not only shown",
@@ -448,6 +447,11 @@ def _is_count(value: Any) -> bool:
 def _plain_name(folder: str) -> bool:
     name = Path(folder).name
     return bool(name) and not name.startswith(".")
+
+
+def _said(setting: Setting) -> str:
+    """A value or an expression, and where it stands."""
+    return f"{_shown(setting.value) if setting.known else setting.text} ({setting.where})"
 
 
 def _shown(value: Any) -> str:

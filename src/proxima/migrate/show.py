@@ -25,10 +25,10 @@ def to_yaml(migration: Migration) -> str:
     lines += [f"# not read: {_one_line(item)}" for item in migration.unread]
     text = "\n".join(lines) + "\n"
     try:
-        known = {name: str(value) for name, value in yaml.safe_load(text).items()}
+        read = yaml.safe_load(text)
     except yaml.YAMLError:
-        known = {}
-    if known != {name: str(value) for name, value in migration.settings.items()}:
+        read = None
+    if read != migration.settings:
         raise ValueError(f"{migration.name}: a value in it cannot be written as YAML; are there control characters in a name?")
     return text
 
@@ -66,6 +66,8 @@ def commands(migration: Migration, path: str) -> list[str]:
 def _value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(_value(item) for item in value)}]"
+    if isinstance(value, float):
+        return repr(value) if "." in repr(value) else repr(value).replace("e", ".0e")  # 3e-06 is text to YAML
     if not isinstance(value, str):
         return json.dumps(value)
     import yaml
@@ -76,7 +78,8 @@ def _value(value: Any) -> str:
                 return value
         except (ValueError, yaml.YAMLError):
             pass
-    return json.dumps(value, ensure_ascii=False)
+    quoted = json.dumps(value, ensure_ascii=False)
+    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in quoted)
 
 
 def _one_line(text: str) -> str:
