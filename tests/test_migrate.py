@@ -11,7 +11,7 @@ from proxima.cli import main, parse
 from proxima.config import PPOConfig
 from proxima.migrate import migrate
 from proxima.migrate.convert import ALWAYS, COMMAND_FLAGS
-from proxima.migrate.names import KNOWN, TABLE
+from proxima.migrate.names import DIFFERS, KNOWN, MAPS, TABLE, UNSET_DEFAULTS
 from proxima.migrate.show import account, commands, to_yaml
 from proxima.ppo_trainer import PPOTrainer
 
@@ -212,12 +212,13 @@ def test_a_shell_script(old):
         "batch_size": 128,
         "limit": 1_000_064,
         "data": "trl-lib/tldr:train",
+        "dtype": "float32",  # ModelConfig's default, with which TRL's own scripts load
         "run_name": "ppo tldr",
         "learning_rate": 3e-6,
     }
     assert {name: new.settings[name] for name in expected} == expected
     assert new.processes == 2
-    assert listed(new.unread, "seed (line 19)")
+    assert listed(new.unread, "seed = $RANDOM (line 19)")
     assert "seed" not in new.settings
     assert listed(new.differs, "gradient_checkpointing = False")
     assert listed(new.differs, "model_name_or_path")
@@ -243,6 +244,40 @@ def test_lora_from_pefts_own_config(old):
     plain = old(text.replace("policy =", "lora = LoraConfig()\npolicy ="))
     assert (plain.settings["lora_r"], plain.settings["lora_alpha"]) == (8, 8)  # PEFT's defaults, not TRL's 16 and 32
     assert listed(plain.differs, "lora_target_modules is not given")
+
+
+@pytest.mark.parametrize(
+    ("lines", "data"),
+    [
+        ("data = load_dataset('a/b', split='train')", "a/b:train"),
+        ("data = load_dataset('a/b')['odd']", "a/b:odd"),
+        ("both = load_dataset('a/b')\ndata = both['odd'].map(f)\nheld_out = both['test']", "a/b:odd"),
+        ("both = load_dataset('a/b', 'c')\ntrain = both['train']\ndata = prepare(train)\nx = both['test']", "a/b/c:train"),
+        ("test = load_dataset('x/test')\ndata = load_dataset('a/b')", "a/b"),
+        ("data = load_dataset('json', data_files='rows.jsonl')", "rows.jsonl"),
+        ("data = load_from_disk('saved/rows')", "saved/rows"),
+        ("data = load_dataset('imdb')", None),
+        ("data = load_dataset(which)", None),
+        ("data = load_dataset('a/b', split='train[10%:]')", None),
+        ("data = load_dataset('a/b', split=['train', 'test'])", None),
+        ("both = load_dataset('a/b')\ndata = join(both['x'], both['y'])", None),
+        ("data = join(load_dataset('a/b'), load_dataset('c/d'))", None),
+        ("data = Dataset.from_dict({'input_ids': []})", None),
+    ],
+)
+def test_the_data_is_the_set_that_was_trained_on(old, lines, data):
+    new = old(IMPORTS + lines + "\nPPOTrainer(args=PPOConfig(), train_dataset=data, eval_dataset=held_out)\n")
+    assert new.settings.get("data") == data
+    assert [item for item in new.unread if item.startswith("the data")] or data
+
+
+def test_how_the_policy_was_loaded(old):
+    kwargs = "ways = dict(dtype='bfloat16', revision='v2', trust_remote_code=True)\n"
+    new = old(PLAIN.replace("args = PPO", kwargs + "args = PPO").replace("dtype=torch.float32", "**ways"))
+    assert (new.settings["dtype"], new.settings["trust_remote_code"]) == ("bfloat16", True)
+    assert listed(new.dropped, "model_revision = v2")
+    assert "dtype" not in old(PLAIN.replace(", dtype=torch.float32", "")).settings
+    assert listed(old(PLAIN.replace("torch.float32", "pick()")).unread, "dtype = pick()")
 
 
 @pytest.mark.parametrize(
@@ -295,7 +330,7 @@ def test_what_is_computed_is_named_with_its_line_and_never_guessed(old, tmp_path
     given = f"twice = 1\ntwice = 2\ndef make(argument=1):\n    return PPOConfig(\n        {value})\n"
     new = old(IMPORTS + given)
     name = value.split("=")[0]
-    assert len([item for item in new.unread if item.startswith(name) and "(line 11)" in item]) == 1, new.unread
+    assert len([item for item in new.unread if item.startswith(f"{name} = ") and "(line 11)" in item]) == 1, new.unread
     assert left_out not in new.settings
     assert not (tmp_path / "hacked").exists()
     assert f"not read: {name}" in to_yaml(new)
@@ -324,6 +359,7 @@ def test_every_written_setting_is_accounted_for(old):
     for name in KNOWN:
         new = old(IMPORTS + f"args = dict({name}={values.get(name, '1')})\nPPOConfig(**args)\n")
         said = account(new)
+        assert len([item for part in (new.dropped, new.differs, new.unread) for item in listed(part, f"{name} = ")]) <= 1, name
         assert re.search(rf"(^|\W){name} ?(=|\()|{name} \(line", said, re.MULTILINE) or name in (
             "per_device_train_batch_size",  # in words: 1 a device, 8 accumulated
             "gradient_accumulation_steps",
@@ -392,6 +428,20 @@ def test_names_with_odd_characters_stay_in_their_line(old, tmp_path):
     assert values["rewards"] == ["org/réward 😀: #1"]
     assert "\x1b" not in account(new)
     assert not [line for line in account(new).splitlines() if line.startswith("trust")]
+
+
+@pytest.mark.parametrize("value", [None, True, -1, 2**62, 1e999, "", "a b\n", [[1]], {"a": [None]}])
+def test_any_value_of_any_setting_is_taken_or_refused_in_words(old, value):
+    """A ValueError with one sentence, or settings that `train` takes; nothing else."""
+    for name in (*MAPS, *DIFFERS, *UNSET_DEFAULTS):
+        text = IMPORTS + f"values = dict({name}={value!r})\nPPOConfig(**values)\n".replace("=inf", "=1e999")
+        try:
+            new = old(text)
+        except ValueError as error:
+            assert "old_ppo.py" in str(error) or name in str(error)  # noqa: PT017
+            continue
+        assert to_yaml(new)  # reads what it wrote
+        assert account(new)
 
 
 @pytest.mark.parametrize("text", [PLAIN, PARSED, SHELL])

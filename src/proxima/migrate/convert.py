@@ -51,12 +51,17 @@ class Migration:
     def set(self, name: str, value: Any, origin: str) -> None:
         self.settings[name], self.origins[name] = value, origin
 
+    def leave(self, old: str, setting: Setting, why: str) -> None:
+        """An old setting that is left to the reader."""
+        self.used.add(old)
+        self.unread.append(f"{old} = {_said(setting)}: {why}")
+
     def map(self, old: str, setting: Setting, **new: Any) -> None:
         """One old setting as one or more new ones; named as unread where its value is computed."""
         self.used.add(old)
         if not setting.known:
             names = ", ".join(f"{name} (Proxima's own: {getattr(DEFAULTS, name, 'none')})" for name in new)
-            self.unread.append(f"{old} ({setting.where}): `{setting.text}` is computed; set {names}")
+            self.unread.append(f"{old} = {_said(setting)}: it is computed; set {names}")
             return
         for name, value in new.items():
             self.set(name, value, f"{old} ({setting.where})")
@@ -139,10 +144,10 @@ def _models(old: OldRun, new: Migration) -> None:
     if old.trust_remote_code and old.trust_remote_code.value is not False:
         new.map("trust_remote_code", old.trust_remote_code, trust_remote_code=True)
     dtype = old.get("dtype")
-    if dtype.written and dtype.value in ("float32", "bfloat16", "float16", "auto"):
+    if (dtype.written or old.outside) and dtype.value in ("float32", "bfloat16", "float16", "auto"):
         new.map("dtype", dtype, dtype=dtype.value)
     elif dtype.written:
-        new.unread.append(f"dtype ({dtype.where}): {dtype.text or _shown(dtype.value)} is not read; set dtype")
+        new.leave("dtype", dtype, "it is no type of weights that can be read here; set dtype")
 
 
 def _lora(old: OldRun, new: Migration) -> None:
@@ -158,12 +163,7 @@ def _lora(old: OldRun, new: Migration) -> None:
     rank, alpha, targets = old.get("lora_r"), old.get("lora_alpha"), old.get("lora_target_modules")
     new.map("lora_r", rank, lora_r=rank.value)
     scale = alpha.value
-    if (
-        old.get("use_rslora").value is True
-        and isinstance(rank.value, int)
-        and isinstance(scale, (int, float))
-        and rank.value > 0
-    ):
+    if old.get("use_rslora").value is True and _is_count(rank.value) and _is_count(scale):
         scale = round(scale * math.sqrt(rank.value))
         new.used.add("use_rslora")
         new.differs.append(
@@ -181,7 +181,10 @@ def _lora(old: OldRun, new: Migration) -> None:
             "lora_target_modules is not given: PEFT chose by architecture (q_proj,v_proj for Qwen and Llama); set "
             "lora_targets to the same names, or keep all-linear"
         )
-    new.differs.append("with LoRA the value model is trained through an adapter; TRL trained all its weights")
+    new.differs.append(
+        "with LoRA the value model is trained through an adapter, TRL trained all its weights; an adapter wants a larger "
+        f"value_learning_rate (Proxima's own: {DEFAULTS.value_learning_rate:g})"
+    )
 
 
 def _numbers(old: OldRun, new: Migration) -> None:
@@ -244,7 +247,7 @@ def _length(old: OldRun, new: Migration, rows: int) -> int | None:
     if not episodes.known:
         new.map("total_episodes", episodes, limit=0, epochs=1)
         return None
-    total = episodes.value
+    total, name = episodes.value, "total_episodes"
     if total is None:
         if not isinstance(passes.value, (int, float)) or not 0 < passes.value < 2**31:
             if passes.known:
@@ -258,26 +261,23 @@ def _length(old: OldRun, new: Migration, rows: int) -> int | None:
                 new.set("limit", old.rows, "the split's first rows")
             return math.ceil(int(passes.value) * rows / batch) if rows and batch else None
         if not rows:
-            new.unread.append(
-                f"num_train_epochs = {passes.value} ({passes.where}): no whole passes; say how many rows there are with --rows"
-            )
+            new.leave("num_train_epochs", passes, "no whole passes; say how many rows there are with --rows")
             return None
-        total = int(passes.value * rows)
-        episodes = passes
+        total, name, episodes = int(passes.value * rows), "num_train_epochs", passes
     if not _is_count(total):
-        raise ValueError(f"total_episodes ({_shown(total)}, {episodes.where}) must be a number above 0")
+        raise ValueError(f"{name} ({_shown(episodes.value)}, {episodes.where}) must be a number above 0")
     if not batch:
-        new.unread.append(f"total_episodes = {total} ({episodes.where}): the batch is not known; set limit or epochs")
+        new.leave(name, episodes, "the batch is not known; set limit or epochs")
         return None
     updates = math.ceil(total / batch)
     if not rows or updates * batch <= rows:
-        new.map("total_episodes", episodes, limit=updates * batch, epochs=1)
+        new.map(name, episodes, limit=updates * batch, epochs=1)
         note = "the first rows are taken; TRL drew them from all"
         more = "" if rows else "; where the data has fewer, give --rows to get epochs in its place"
         new.differs.append(f"limit = {updates * batch}: {updates} PPO steps of {batch}; {note}{more}")
     else:
         epochs = max(1, round(updates * batch / rows))
-        new.map("total_episodes", episodes, limit=rows, epochs=epochs)
+        new.map(name, episodes, limit=rows, epochs=epochs)
         if epochs * rows != updates * batch:
             new.differs.append(f"epochs = {epochs} are {epochs * rows} episodes of {rows} rows, for {updates * batch} of TRL's")
     return updates
@@ -285,14 +285,14 @@ def _length(old: OldRun, new: Migration, rows: int) -> int | None:
 
 def _schedule(old: OldRun, new: Migration, updates: int | None) -> None:
     kind, warmup = old.get("lr_scheduler_type"), old.get("warmup_steps")
-    if kind.known and kind.value not in SCHEDULES:
+    if kind.known and str(kind.value) not in SCHEDULES:
         new.used.add("lr_scheduler_type")
         new.set("lr_schedule", "linear", f"lr_scheduler_type ({kind.where}) has no like here")
         new.differs.append(
             f"lr_scheduler_type = {_shown(kind.value)} ({kind.where}): there is none such; linear takes its place"
         )
     else:
-        new.map("lr_scheduler_type", kind, lr_schedule=SCHEDULES.get(kind.value, "linear"))
+        new.map("lr_scheduler_type", kind, lr_schedule=SCHEDULES.get(str(kind.value), "linear"))
     name = "warmup_steps"
     if "warmup_ratio" in old.settings and not warmup.written:
         name, warmup = "warmup_ratio", old.get("warmup_ratio")
@@ -300,12 +300,10 @@ def _schedule(old: OldRun, new: Migration, updates: int | None) -> None:
         new.map(name, warmup, warmup_steps=0)
     elif warmup.value and kind.value != "constant":
         steps = warmup.value
-        if not isinstance(steps, (int, float)) or steps < 0:
-            raise ValueError(f"{name} ({_shown(steps)}, {warmup.where}) must be a number, at least 0")
+        if not isinstance(steps, (int, float)) or not 0 <= steps < 2**31:
+            raise ValueError(f"{name} ({_shown(steps)}, {warmup.where}) must be a number of steps, or a share of them")
         if steps < 1 and updates is None:
-            new.unread.append(
-                f"{name} = {steps} ({warmup.where}): a share of an unknown number of steps; set warmup_steps, or give --rows"
-            )
+            new.leave(name, warmup, "a share of an unknown number of steps; set warmup_steps, or give --rows")
             return
         new.map(name, warmup, warmup_steps=int(steps) if steps >= 1 else math.ceil(steps * (updates or 0)))
         new.differs.append(
@@ -329,18 +327,14 @@ def _run(old: OldRun, new: Migration) -> None:
         path = Path(folder.value)
         new.map("output_dir", folder, run_dir=str(path.parent), run_name=path.name)
     elif folder.written:
-        new.unread.append(
-            f"output_dir ({folder.where}): {folder.text or _shown(folder.value)} names no folder for a run; set run_name"
-        )
+        new.leave("output_dir", folder, "it names no folder for a run; set run_name")
     every, limit = old.get("save_steps"), old.get("save_total_limit")
     if old.get("save_strategy").value == "no":
         new.map("save_strategy", old.get("save_strategy"), checkpoint_every=0)
     elif every.written and every.known and _is_count(every.value):
         new.map("save_steps", every, checkpoint_every=every.value)
     elif every.written:
-        new.unread.append(
-            f"save_steps ({every.where}): {every.text or _shown(every.value)} is no number of steps; set checkpoint_every"
-        )
+        new.leave("save_steps", every, "it is no number of steps that can be read here; set checkpoint_every")
     if limit.written and (not limit.known or _is_count(limit.value)):
         new.map("save_total_limit", limit, keep_checkpoints=limit.value)
     _trackers(old.get("report_to"), new)
@@ -359,6 +353,7 @@ def _dataset(old: OldRun) -> Setting:
 
 
 def _trackers(given: Setting, new: Migration) -> None:
+    new.used.add("report_to")
     if not given.written or not given.known:
         if not given.known:
             new.map("report_to", given, trackers=[])
@@ -423,17 +418,22 @@ def _rest(old: OldRun, new: Migration) -> None:
 
 
 def _check(new: Migration) -> None:
-    """Every setting by Proxima's own rules, with its origin in the error."""
-    for name, value in new.settings.items():
-        if name in COMMAND_FLAGS:
-            if name != "data" and not _is_count(value):
-                raise ValueError(f"{new.origins[name]}: {name} ({_shown(value)}) must be a number above 0")
-            continue
-        try:
-            PPOConfig.from_dict({name: value})
-        except ValueError as error:
-            raise ValueError(f"{new.name}: {new.origins[name]} cannot be taken over: {error}") from None
-    PPOConfig.from_dict({name: value for name, value in new.settings.items() if name not in COMMAND_FLAGS})
+    """All settings by Proxima's own rules; an error names the old one behind it."""
+    settings = {name: value for name, value in new.settings.items() if name not in COMMAND_FLAGS}
+    try:
+        PPOConfig.from_dict(settings)
+    except ValueError as error:
+        wrong = next((name for name, value in settings.items() if not _fits(name, value)), "")
+        origin = f"{new.origins[wrong]} cannot be taken over: " if wrong else ""
+        raise ValueError(f"{new.name}: {origin}{error}") from None
+
+
+def _fits(name: str, value: Any) -> bool:
+    try:
+        PPOConfig.from_dict({name: value})
+    except ValueError:
+        return False
+    return True
 
 
 def _listed(value: Any) -> list[Any]:

@@ -87,7 +87,7 @@ DIFFERS: dict[str, tuple[Any, str]] = {
     "num_sample_generations": (10, "samples and every token of them are written at each verdict: eval_every, token_samples"),
     "eval_strategy": (
         "no",
-        "it only allowed samples to be shown; --validation FILE measures held-out prompts every eval_every steps",
+        "TRL's PPO loop measured nothing on held-out prompts; --validation FILE does, every eval_every steps",
     ),
     "eval_steps": (None, "use eval_every, with --validation FILE"),
     "fsdp": (None, "use shard_base: true with torchrun"),
@@ -149,7 +149,7 @@ DROPPED: dict[str, str] = {
     "lora_dropout": "neither TRL's nor this PPO uses dropout",
     "lora_target_parameters lora_modules_to_save lora_task_type use_dora": "adapters are plain LoRA on linear layers",
     "load_in_8bit load_in_4bit bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage": (
-        "weights are not quantised; dtype: bfloat16 and one shared base for all four roles save memory instead"
+        "weights are not quantised; dtype: bfloat16 and one base that adapters share save memory instead"
     ),
     "dataset_test_split": "give held-out prompts as --validation OWNER/NAME:SPLIT",
 }

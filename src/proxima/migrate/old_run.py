@@ -53,6 +53,8 @@ class OldRun:
     """How many rows the data has, where the script says so; 0 = unknown."""
     processes: int = 0
     """How many processes ran it, where it says so; 0 = unknown."""
+    outside: bool = False
+    """Whether the settings are those of a command line, for one of TRL's own scripts."""
     peft: bool = False
     """Whether a LoraConfig was given to it."""
     trust_remote_code: Setting | None = None

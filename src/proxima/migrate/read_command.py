@@ -23,7 +23,7 @@ Flag = tuple[str, list[str], int]  # name, values, line
 
 def read_yaml_settings(path: Path) -> OldRun:
     """A file as `--config` of TRL's scripts takes it."""
-    run = OldRun(path.name)
+    run = OldRun(path.name, outside=True)
     put_all(run, read_yaml(path), path.name)
     if not run.settings:
         raise ValueError(f"{path.name} holds no setting of TRL's PPO")
@@ -50,7 +50,7 @@ def read_shell(text: str, path: Path) -> OldRun:
     if len(chosen) > 1:
         lines = ", ".join(str(command[0][1]) for command in chosen)
         raise ValueError(f"{path.name} starts {len(chosen)} PPO runs (lines {lines}); leave the one to migrate")
-    run = OldRun(path.name)
+    run = OldRun(path.name, outside=True)
     read_launch(run, chosen[0])
     for name, values, line in flags_of(chosen[0]):
         where = f"line {line}"

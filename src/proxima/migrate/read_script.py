@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from typing import Any
 
 from proxima.migrate.names import KNOWN, LORA_CONFIG, TRAINER_ARGUMENTS
 from proxima.migrate.old_run import UNREAD, OldRun, Setting
@@ -230,13 +231,15 @@ class Reader:
 
     def read_loading(self, call: ast.Call) -> None:
         """What `from_pretrained` of the policy says beside the name."""
-        for item in call.keywords:
-            if item.arg in ("dtype", "torch_dtype"):
-                self.run.settings.setdefault("dtype", self.values.setting(item.value))
-            elif item.arg == "trust_remote_code":
-                self.run.trust_remote_code = self.values.setting(item.value)
-            elif item.arg == "revision":
-                self.run.settings.setdefault("model_revision", self.values.setting(item.value))
+        named = [(item.arg, self.values.setting(item.value)) for item in call.keywords if item.arg]
+        named += [pair for item in call.keywords if item.arg is None for pair in self.unpacked(item.value)]
+        for name, setting in named:
+            if name in ("dtype", "torch_dtype") and setting.written:
+                self.run.settings.setdefault("dtype", setting)
+            elif name == "revision" and setting.written:
+                self.run.settings.setdefault("model_revision", setting)
+            elif name == "trust_remote_code":
+                self.run.trust_remote_code = setting
 
     def read_lora(self, given: ast.expr | None) -> None:
         """LoRA settings from PEFT's own config; those of ModelConfig are read with it."""
@@ -266,7 +269,7 @@ class Reader:
             lines = ", ".join(str(call.lineno) for call in calls)
             self.run.unread.append(f"the data: it is loaded {len(calls)} times (lines {lines}); give --data")
         elif calls:
-            self.run.data = self.source(calls[0])
+            self.run.data = self.source(calls[0], given)
 
     def behind(self, node: ast.expr) -> set[int]:
         """All nodes that an expression is made of, names followed."""
@@ -281,7 +284,23 @@ class Reader:
                     pending += self.values.assigned.get(item.id, [])
         return seen
 
-    def source(self, call: ast.Call) -> Setting:
+    def split(self, call: ast.Call, given: ast.expr | None) -> Any:
+        """The split that is taken out of what `load_dataset` gave: `load_dataset(...)["train"]`, or by the name it went to."""
+        above = self.values.parents.get(id(call))
+        if isinstance(above, ast.Subscript):
+            return self.values.value(above.slice)
+        names = {name for name, nodes in self.values.assigned.items() if call in nodes}
+        behind = None if given is None else self.behind(given)
+        taken = [
+            self.values.value(node.slice)
+            for node in self.values.nodes
+            if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in names
+            if behind is None or id(node) in behind
+        ]
+        found = [split for place, split in enumerate(taken) if split not in taken[:place]]
+        return found[0] if len(found) == 1 else UNREAD if found else ""
+
+    def source(self, call: ast.Call, train: ast.expr | None) -> Setting:
         """What `--data` takes, from `load_dataset(...)`."""
         named = {item.arg: item.value for item in call.keywords if item.arg}
         positional = dict(zip(("path", "name", "data_dir", "data_files", "split"), call.args, strict=False))
@@ -291,8 +310,7 @@ class Reader:
         path, config, split = values.get("path"), values.get("name"), values.get("split") or ""
         if path in FILE_KINDS and isinstance(values.get("data_files"), str):
             return Setting(values["data_files"], where)
-        if not split and isinstance(self.values.parents.get(id(call)), ast.Subscript):
-            split = self.values.value(self.values.parents[id(call)].slice)  # type: ignore[attr-defined]
+        split = split or self.split(call, train)
         parts = re.fullmatch(r"([\w.-]*)(?:\[:(\d{1,12})\])?", split) if isinstance(split, str) else None
         if not isinstance(path, str) or not isinstance(config, (str, type(None))) or parts is None or "data_files" in given:
             return Setting(UNREAD, where, text)
