@@ -191,6 +191,15 @@ def test_the_batch_counts_every_process(old):
     assert commands(new, "p.yaml")[1].startswith("torchrun --nproc_per_node=3 -m proxima train ")
 
 
+def test_rows_turn_episodes_into_epochs(old):
+    text = config(per_device_train_batch_size=10, total_episodes=1000)
+    few, many = old(text, rows=400).settings, old(text, rows=5000).settings
+    assert (few["epochs"], few.get("limit")) == (2, None)  # 2.5, to even
+    assert (many["epochs"], many["limit"]) == (1, 1000)
+    half = old(config(per_device_train_batch_size=10, num_train_epochs=0.5), rows=400).settings
+    assert (half["epochs"], half["limit"]) == (1, 200)
+
+
 def test_a_script_that_parses_its_command_line(old):
     new = old(PARSED)
     assert new.settings["kl_coef"] == 0.02
@@ -503,6 +512,8 @@ def test_the_page_names_every_setting_that_maps_or_differs():
             assert f"`{name}`" in page, name
         for new in known.note.split(", ") if known.fate == "maps" else ():
             assert f"`{new}`" in page, new
+        assert known.fate != "differs" or f"| {known.note} |" in page, name
+    assert all(fact[1:] in page for fact in ALWAYS)
 
 
 def test_nothing_is_imported_from_trl():

@@ -48,7 +48,7 @@ class Migration:
     used: set[str] = field(default_factory=set)
     """Old names that were mapped."""
 
-    def set(self, name: str, value: Any, origin: str) -> None:
+    def put(self, name: str, value: Any, origin: str) -> None:
         self.settings[name], self.origins[name] = value, origin
 
     def leave(self, old: str, setting: Setting, why: str) -> None:
@@ -64,7 +64,7 @@ class Migration:
             self.unread.append(f"{old} = {_said(setting)}: it is computed; set {names}")
             return
         for name, value in new.items():
-            self.set(name, value, f"{old} ({setting.where})")
+            self.put(name, value, f"{old} ({setting.where})")
         shown = ", ".join(f"{name} = {_shown(value)}" for name, value in new.items())
         self.maps.append(f"{old} = {_shown(setting.value)} ({setting.where}) -> {shown}")
 
@@ -157,7 +157,7 @@ def _lora(old: OldRun, new: Migration) -> None:
         new.map("use_peft", use, lora_r=0)
         return
     if not (old.peft or use.value):
-        new.set("lora_r", 0, "no peft_config: TRL trained all weights")
+        new.put("lora_r", 0, "no peft_config: TRL trained all weights")
         new.maps.append("no peft_config: TRL trained all weights -> lora_r = 0")
         return
     rank, alpha, targets = old.get("lora_r"), old.get("lora_alpha"), old.get("lora_target_modules")
@@ -176,14 +176,14 @@ def _lora(old: OldRun, new: Migration) -> None:
         names = [targets.value] if isinstance(targets.value, str) else targets.value
         new.map("lora_target_modules", targets, lora_targets=",".join(map(str, names)))
     else:
-        new.set("lora_targets", "all-linear", "PEFT chose its targets by architecture")
+        new.put("lora_targets", "all-linear", "PEFT chose its targets by architecture")
         new.differs.append(
             "lora_target_modules is not given: PEFT chose by architecture (q_proj,v_proj for Qwen and Llama); set "
             "lora_targets to the same names, or keep all-linear"
         )
     new.differs.append(
-        "with LoRA the value model is trained through an adapter, TRL trained all its weights; an adapter wants a larger "
-        f"value_learning_rate (Proxima's own: {DEFAULTS.value_learning_rate:g})"
+        "with LoRA the value model is trained through an adapter, TRL trained all its weights; an adapter usually wants a "
+        f"larger value_learning_rate (Proxima's own: {DEFAULTS.value_learning_rate:g})"
     )
 
 
@@ -213,7 +213,7 @@ def _numbers(old: OldRun, new: Migration) -> None:
         "max_grad_norm": (0.0, "TRL's PPO loop never clipped gradients"),
     }
     for name, (value, why) in fixed.items():
-        new.set(name, value, why)
+        new.put(name, value, why)
         new.maps.append(f"{why} -> {name} = {_shown(value)}")
     if old.get("cliprange_value").value == 0:
         new.differs.append(
@@ -235,8 +235,8 @@ def _batches(old: OldRun, new: Migration) -> None:
     many = "process" if new.processes == 1 else "processes"
     product = f"{size.value} a device ({size.where}) x {steps.value} accumulated ({steps.where}) x {new.processes} {many}"
     for name in ("batch_size", "minibatch_size"):
-        new.set(name, batch, product)
-    new.set("micro_batch_size", size.value, f"per_device_train_batch_size ({size.where})")
+        new.put(name, batch, product)
+    new.put("micro_batch_size", size.value, f"per_device_train_batch_size ({size.where})")
     new.maps.append(f"{product} -> batch_size = {batch}")
     new.maps.append(f"one optimiser step an epoch -> minibatch_size = {batch}, micro_batch_size = {size.value}")
 
@@ -258,7 +258,7 @@ def _length(old: OldRun, new: Migration, rows: int) -> int | None:
             new.map("num_train_epochs", passes, epochs=int(passes.value))
             new.differs.append("the last batch of an epoch may be short; TRL left the rows out that fill no batch")
             if old.rows:
-                new.set("limit", old.rows, "the split's first rows")
+                new.put("limit", old.rows, "the split's first rows")
             return math.ceil(int(passes.value) * rows / batch) if rows and batch else None
         if not rows:
             new.leave("num_train_epochs", passes, "no whole passes; say how many rows there are with --rows")
@@ -277,7 +277,8 @@ def _length(old: OldRun, new: Migration, rows: int) -> int | None:
         new.differs.append(f"limit = {updates * batch}: {updates} PPO steps of {batch}; {note}{more}")
     else:
         epochs = max(1, round(updates * batch / rows))
-        new.map(name, episodes, limit=rows, epochs=epochs)
+        first = {"limit": old.rows} if old.rows else {}
+        new.map(name, episodes, **first, epochs=epochs)
         if epochs * rows != updates * batch:
             new.differs.append(f"epochs = {epochs} are {epochs * rows} episodes of {rows} rows, for {updates * batch} of TRL's")
     return updates
@@ -287,7 +288,7 @@ def _schedule(old: OldRun, new: Migration, updates: int | None) -> None:
     kind, warmup = old.get("lr_scheduler_type"), old.get("warmup_steps")
     if kind.known and str(kind.value) not in SCHEDULES:
         new.used.add("lr_scheduler_type")
-        new.set("lr_schedule", "linear", f"lr_scheduler_type ({kind.where}) has no like here")
+        new.put("lr_schedule", "linear", f"lr_scheduler_type ({kind.where}) has no like here")
         new.differs.append(
             f"lr_scheduler_type = {_shown(kind.value)} ({kind.where}): there is none such; linear takes its place"
         )
