@@ -321,6 +321,7 @@ def test_values_that_can_be_read(old, old_value, settings):
         ("kl_coef=__import__('os').system('touch hacked')", "kl_coef"),
         ("kl_coef=twice", "kl_coef"),
         ("kl_coef=argument", "kl_coef"),
+        ("kl_coef=elsewhere", "kl_coef"),
         ("kl_coef=2 ** 99999999", "kl_coef"),
         ("seed=10**100", "seed"),
         ("seed=" + "9" * 60, "seed"),
@@ -336,7 +337,7 @@ def test_values_that_can_be_read(old, old_value, settings):
 )
 def test_what_is_computed_is_named_with_its_line_and_never_guessed(old, tmp_path, monkeypatch, value, left_out):
     monkeypatch.chdir(tmp_path)
-    given = f"twice = 1\ntwice = 2\ndef make(argument=1):\n    return PPOConfig(\n        {value})\n"
+    given = f"twice = 1; twice = 2\nfrom settings import elsewhere; elsewhere = 1\ndef make(argument=1):\n    return PPOConfig(\n        {value})\n"
     new = old(IMPORTS + given)
     name = value.split("=")[0]
     assert len([item for item in new.unread if item.startswith(f"{name} = ") and "(line 11)" in item]) == 1, new.unread

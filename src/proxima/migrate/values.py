@@ -66,7 +66,7 @@ class Values:
     def only(self, name: str) -> ast.expr | None:
         """The expression that a name stands for, if it is set only once."""
         found = self.assigned.get(name, [])
-        return found[0] if len(found) == 1 and self.stored[name] == 1 else None
+        return found[0] if len(found) == 1 and self.stored[name] == 1 and name not in self.imported else None
 
     def is_conditional(self, node: ast.AST) -> bool:
         """Whether it may not run, or run more than once; `if __name__ == "__main__"` is no condition."""
