@@ -67,7 +67,7 @@ def run_case(models: Path, name: str) -> dict[str, Any]:
     import torch
 
     from proxima.config import PPOConfig
-    from proxima.metrics import is_defined
+    from proxima.glossary import is_defined
     from proxima.ppo_trainer import PPOTrainer
 
     settings = {

@@ -11,7 +11,7 @@ import pytest
 
 from proxima.config import PPOConfig, RewardSpec
 from proxima.evaluator.judge import open_pair_judge, read_preferences
-from proxima.metrics import is_defined
+from proxima.glossary import is_defined
 from proxima.ppo_trainer import PPOTrainer
 from proxima.ppo_trainer.held_out import HeldOut
 from proxima.report.curves import bounds

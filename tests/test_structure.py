@@ -20,7 +20,7 @@ LEVELS = [
     {"base_setup"},
     {"experience_buffer", "evaluator", "rewards", "rollouts"},
     {"ppo_trainer"},
-    {"stages", "export", "evaluation", "bench", "doctor", "scaling"},
+    {"stages", "export", "evaluation", "bench", "doctor", "scaling", "migrate"},
     {"label", "comparison"},
     {"studio"},
     {"world"},

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxima.config import PPOConfig
-from proxima.metrics import is_defined
+from proxima.glossary import is_defined
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted((ROOT / "docs" / "concepts").glob("*.md"))

@@ -14,6 +14,7 @@ from proxima.commands.evaluate import Eval
 from proxima.commands.export import Export
 from proxima.commands.generate import Generate
 from proxima.commands.label import Label
+from proxima.commands.migrate import Migrate
 from proxima.commands.report import Report
 from proxima.commands.scaling import Scaling
 from proxima.commands.serve_reward import ServeReward
@@ -38,5 +39,6 @@ COMMANDS: dict[str, Any] = {
     "studio": Studio,
     "bench": Bench,
     "scaling": Scaling,
+    "migrate": Migrate,
 }
 """By name, in the order of the help."""

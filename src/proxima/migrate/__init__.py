@@ -1,0 +1,5 @@
+"""From TRL 1.12's PPO to Proxima's. In: a PPO script, a shell script or a YAML file, read and never run. Out: `Migration`."""
+
+from proxima.migrate.convert import Migration, migrate
+
+__all__ = ["Migration", "migrate"]
