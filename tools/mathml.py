@@ -32,7 +32,7 @@ def to_mathml(latex: str, block: bool) -> str:
     from latex2mathml.converter import convert
 
     try:
-        drawn = convert(latex, display="block" if block else "inline")
+        drawn = convert(re.sub(r"\\arg\b", r"\\operatorname{arg}", latex), display="block" if block else "inline")
     except Exception as error:  # it has many of its own, without a common kind
         raise ValueError(f"the formula {latex!r} cannot be read ({type(error).__name__})") from error
     for element in ElementTree.fromstring(drawn).iter():
@@ -41,4 +41,4 @@ def to_mathml(latex: str, block: bool) -> str:
             raise ValueError(f"the formula {latex!r} has {text}, which latex2mathml does not know")
         if len(element) != PARTS.get(name, len(element)):
             raise ValueError(f"the formula {latex!r} leaves a place empty (a fraction, a sub- or superscript)")
-    return drawn
+    return re.sub(r"(<mi>(?:log|exp|ln)</mi>)(?=<m(?!o))", r'\1<mspace width="0.17em"/>', drawn)  # as LaTeX sets it
