@@ -190,7 +190,7 @@ def test_a_block_that_fails_fails_its_page_and_says_where(run, text, says):
 
 
 def test_nothing_that_a_block_started_outlives_it(run):
-    folder = run("```bash\n(sleep 1; touch late.txt) &\n```\n```bash\nsleep 1.5\n```")
+    folder = run("```bash\n(sleep 0.5; touch late.txt) &\n```\n```bash\nsleep 0.8\n```")
     assert not (folder / "late.txt").exists()
 
 
@@ -200,14 +200,14 @@ def test_a_server_that_answers_is_stopped_and_the_page_goes_on(run):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "limit", "says"),
     [
-        (SERVER.replace("CODE", "500"), "no address that it printed answered"),
-        ("<!-- server -->\n```bash\nsleep 60\n```", "no address that it printed answered"),
-        ("<!-- server -->\n```bash\necho http://127.0.0.1:9\n```", "ended by itself with 0"),
-        (SERVER.replace("CODE", "200").replace('print("stopped")', "sys.exit(3)"), "ended with 3 after Ctrl-C"),
+        (SERVER.replace("CODE", "500"), 1, "no address that it printed answered"),
+        ("<!-- server -->\n```bash\nsleep 60\n```", 0.5, "no address that it printed answered"),
+        ("<!-- server -->\n```bash\necho http://127.0.0.1:9\n```", 60, "ended by itself with 0"),
+        (SERVER.replace("CODE", "200").replace('print("stopped")', "sys.exit(3)"), 60, "ended with 3 after Ctrl-C"),
     ],
 )
-def test_a_server_that_does_not_answer_or_ends_badly_fails_its_page(run, text, says):
+def test_a_server_that_does_not_answer_or_ends_badly_fails_its_page(run, text, limit, says):
     with pytest.raises(AssertionError, match=says):
-        run(text, server_start=2)
+        run(text, server_start=limit)
