@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-processes test-engines test-gpu bench peer format reference kill learn frontier embedded clean
+.PHONY: demo test test-docs docs reference test-processes test-engines test-gpu bench peer format kill learn frontier embedded clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
@@ -13,6 +13,12 @@ test: $(VENV)/.installed  ## lint, types and the whole test suite
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+docs: $(VENV)/.installed  ## the pages as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+test-docs: docs  ## the site builds, and every command and every line of Python on its pages runs
+	$(BIN)/python -m pytest tests/docs -m docs -n 2
 
 test-processes: $(VENV)/.installed  ## training over 1, 2 and 4 processes: equal, killed, restarted, resumed on another number
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_processes.py -m "long or not long"
@@ -49,7 +55,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) .venv-trl .venv-vllm runs .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-trl .venv-vllm runs .mypy_cache .ruff_cache .hypothesis build dist site
 
 learn: $(VENV)/.installed  ## the long proof: five seeds to convergence (within an hour on two cores)
 	$(BIN)/python -m proxima.demo.learn

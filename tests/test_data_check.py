@@ -15,8 +15,10 @@ from proxima.data.forms import FORMS
 from proxima.data.show import visible
 from proxima.data.sources import FILES
 from proxima.tiny import byte_tokenizer
+from tests.docs.blocks import read_blocks
 
-DOCS = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
+PAGE = Path(__file__).parent.parent / "docs" / "data.md"
+DOCS = PAGE.read_text(encoding="utf-8")
 PAIRS = [
     {"prompt": "p3 \x1b[31m\u202e\tred", "chosen": "x" * 400, "rejected": ""},
     {"prompt": "p1", "chosen": "good", "rejected": "bad"},
@@ -118,7 +120,7 @@ def test_the_command_measures_in_tokens_of_a_model_and_has_a_help(tmp_path, tiny
     with pytest.raises(SystemExit) as end:
         main(["data", "--help"])
     assert end.value.code == 0
-    assert "{check}" in capsys.readouterr().out
+    assert "{check,sample}" in capsys.readouterr().out
 
 
 def test_a_large_file_is_checked_without_holding_it(tmp_path):
@@ -142,7 +144,7 @@ def test_control_characters_are_visible():
 
 
 def test_the_documented_forms_are_the_ones_recognised_and_their_examples_are_read(tmp_path):
-    block = DOCS.split("```jsonl\n")[1].split("```")[0]
+    [block] = [block.text for block in read_blocks(PAGE) if block.language == "jsonl"]
     read = {
         "prompts": read_prompts,
         "demonstrations": read_demonstrations,
@@ -168,7 +170,7 @@ def test_the_documented_forms_are_the_ones_recognised_and_their_examples_are_rea
 
 
 def test_the_documented_check_is_what_the_command_prints(tmp_path, capsys, monkeypatch):
-    rows, sample = (block.split("```")[0] for block in re.split(r"```(?:text|csv)\n", DOCS)[1:3])
+    rows, sample = (block.text for block in read_blocks(PAGE) if block.language in ("csv", "text"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ratings.csv").write_text(rows)
     main(["data", "check", "ratings.csv", "--model-name", "embedded"])

@@ -550,6 +550,22 @@ def test_train_against_serve_reward_from_the_command_line(tiny, reward_folder, t
     assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
 
 
+def test_an_interrupt_while_the_model_loads_ends_the_server_as_one_later_does(tiny, reward_folder):
+    arguments = ("serve-reward", "--port", "0", "--model-name", tiny, "--reward", reward_folder)
+    with subprocess.Popen(
+        [sys.executable, "-m", "proxima", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+    ) as process:
+        assert process.stdout.readline().strip().endswith("loading")
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert said.splitlines()[-1] == "proxima: interrupted"
+
+
 def client(scorer_config, token=""):
     from fastapi.testclient import TestClient
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -53,7 +54,14 @@ class ServeReward:
             micro_batch_size=self.micro_batch_size,
             trust_remote_code=self.trust_remote_code,
         )
-        RewardServer(self.reward.label, lambda: load_scorer(config), token).serve(self.host, self.port, self._say)
+        server = RewardServer(self.reward.label, lambda: load_scorer(config), token)
+        try:
+            server.serve(self.host, self.port, self._say)
+        except KeyboardInterrupt:
+            if server.ready:
+                raise
+            print("proxima: interrupted", file=sys.stderr, flush=True)
+            os._exit(130)  # torch ends the process with SIGABRT when Python ends while a thread loads a model
 
     def _say(self, line: str) -> None:
         print(line, flush=True)
