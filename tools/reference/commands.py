@@ -79,6 +79,9 @@ NOTES = {
         "`bench.json`, or `--output`.", "performance.md", (), slow="the bench takes minutes, tests/test_bench.py runs it"
     ),
     "scaling": Notes("Nothing; it prints a table.", "scaling.md", ()),
+    "migrate": Notes(
+        "The settings file, with `--out`.", "migrate.md", (), slow="it reads an old script, docs/migrate.md has one and runs it"
+    ),
 }
 
 
@@ -99,7 +102,7 @@ def index() -> str:
             "something learned leave it out, and give [`train`](train.md) `--config my-data/ppo.yaml`, and [`sft`](sft.md) and "
             "[`reward`](reward.md) `--config my-data/reward.yaml`: settings that suit a model so small.",
             *_session(),
-            "These take longer:",
+            "The others take longer, or need a script to read:",
             f"<!-- not run: {'; '.join(notes.slow for notes in NOTES.values() if notes.slow)} -->\n```bash\n{slow}\n```",
             "## Exit codes",
             table(("code", "meaning"), [(f"`{code}`", meaning) for code, meaning in exit_codes("report")]),
