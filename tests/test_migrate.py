@@ -337,8 +337,8 @@ def test_values_that_can_be_read(old, old_value, settings):
 )
 def test_what_is_computed_is_named_with_its_line_and_never_guessed(old, tmp_path, monkeypatch, value, left_out):
     monkeypatch.chdir(tmp_path)
-    given = "twice = 1; twice = 2\nfrom settings import elsewhere; elsewhere = 1\n"
-    given += f"def make(argument=1):\n    return PPOConfig(\n        {value})\n"
+    before = "twice = 1; twice = 2\nfrom settings import elsewhere; elsewhere = 1\n"
+    given = before + f"def make(argument=1):\n    return PPOConfig(\n        {value})\n"
     new = old(IMPORTS + given)
     name = value.split("=")[0]
     assert len([item for item in new.unread if item.startswith(f"{name} = ") and "(line 11)" in item]) == 1, new.unread

@@ -9,7 +9,8 @@ from dataclasses import fields
 from typing import Any
 
 from proxima.config import PPOConfig
-from proxima.migrate.convert import COMMAND_FLAGS, Migration
+from proxima.migrate.convert import COMMAND_FLAGS
+from proxima.migrate.migration import Migration
 
 PLAIN = re.compile(r"[A-Za-z0-9_./:,*-]+")
 
