@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 QUICKSTART = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]

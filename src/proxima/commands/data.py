@@ -35,7 +35,7 @@ class Data:
             self._check()
 
     def _sample(self) -> None:
-        from proxima.demo.sample_files import write_samples
+        from proxima.world.sample_files import write_samples
 
         folder = Path(self.source)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -20,38 +20,12 @@ from proxima.evaluator import win_rate
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import Run
 from proxima.stages import Preference, RewardTrainer, read_preferences
-from proxima.world.build import MAX_NEW_TOKENS, demonstrations, sample_preferences
+from proxima.world.build import demonstrations, sample_preferences
 from proxima.world.posts import Post, make_posts
+from proxima.world.settings import MAX_NEW_TOKENS, PPO_SETTINGS, REWARD_SETTINGS, STEPS
 
 EVALUATION_POSTS = 300
-STEPS = 20
 PREFERENCES = 3000
-
-REWARD_SETTINGS: dict[str, Any] = {
-    "dtype": "float32",
-    "learning_rate": 2e-3,
-    "batch_size": 32,
-    "micro_batch_size": 8,
-    "eval_every": 1000,
-    "lora_dropout": 0.0,
-}
-PPO_SETTINGS: dict[str, Any] = {
-    "dtype": "float32",
-    "learning_rate": 2e-3,
-    "value_learning_rate": 2e-3,
-    "batch_size": 64,
-    "minibatch_size": 32,
-    "micro_batch_size": 16,
-    "ppo_epochs": 2,
-    "max_new_tokens": MAX_NEW_TOKENS,
-    "gamma": 1.0,
-    "lam": 0.95,
-    "kl_coef": 0.1,
-    "top_k": 0,
-    "top_p": 1.0,
-    "lr_schedule": "linear",
-    "eval_every": 1000,
-}
 
 
 def run_demo(

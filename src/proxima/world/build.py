@@ -29,10 +29,10 @@ from proxima.world.annotators import Annotator
 from proxima.world.demonstrations import write_summary
 from proxima.world.gold import gold_score
 from proxima.world.posts import Post, make_posts
+from proxima.world.settings import MAX_NEW_TOKENS
 
 VOCABULARY = 1024  # at most: every word of the world is one token before that
 PAD_TOKEN = "<|pad|>"
-MAX_NEW_TOKENS = 40
 PREFERENCES = {"train": 6000, "eval": 1000}
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import yaml
 
-from proxima.base_setup.loading import EMBEDDED
-from proxima.demo.demo import PPO_SETTINGS, REWARD_SETTINGS, STEPS
-from proxima.world.build import demonstrations
+from proxima.world.demonstrations import write_summary
 from proxima.world.gold import gold_score
 from proxima.world.posts import make_posts
+from proxima.world.settings import PPO_SETTINGS, REWARD_SETTINGS, STEPS
 
+SHIPPED = Path(__file__).parents[1] / "embedded" / "preferences_train.jsonl.gz"
 SEED = 100  # other posts than those the demo trains on and is judged by
 DEMONSTRATIONS = 500
 HELD_OUT = 100
@@ -28,10 +28,10 @@ def write_samples(folder: Path) -> dict[str, str]:
     """What was written: file name -> what it is."""
     folder.mkdir(parents=True, exist_ok=True)
     posts = make_posts(DEMONSTRATIONS, "train", SEED)
-    written = demonstrations(posts, SEED)
+    writer = random.Random(f"demonstrations {SEED}")
     prompts = [{"prompt": post.prompt} for post in make_posts(STEPS * PPO_SETTINGS["batch_size"], "train", SEED + 1)]
     held_out = [{"prompt": post.prompt} for post in make_posts(HELD_OUT, "eval", SEED)]
-    shown = [{"prompt": item.prompt, "completion": item.completion} for item in written]
+    shown = [{"prompt": post.prompt, "completion": write_summary(post, writer)} for post in posts]
     rng = random.Random(f"ratings {SEED}")
     rated = [
         {**row, "rating": min(5, max(1, round(1 + 4 * gold_score(post, row["completion"]) + rng.gauss(0, 0.4))))}
@@ -41,7 +41,7 @@ def write_samples(folder: Path) -> dict[str, str]:
     _lines(folder / "held_out.jsonl", held_out)
     _lines(folder / "demonstrations.jsonl", shown)
     _lines(folder / "ratings.jsonl", rated)
-    with gzip.open(EMBEDDED / "preferences_train.jsonl.gz", "rb") as shipped:
+    with gzip.open(SHIPPED, "rb") as shipped:
         (folder / "preferences.jsonl").write_bytes(shipped.read())
     _settings(folder / "reward.yaml", "proxima sft, proxima reward", REWARD_SETTINGS)
     _settings(folder / "ppo.yaml", "proxima train", {**PPO_SETTINGS, "eval_every": VERDICTS_EVERY})
