@@ -1,4 +1,4 @@
-"""Triton kernels: what torch has not, or has slower. In: tensors on a GPU. Out: the same numbers as the plain functions, by test.
+"""Triton kernels: what torch has not, or has slower. In: tensors. Out: what the plain functions give, by test.
 
 Imported only where there is a GPU and Triton.
 """
