@@ -1,6 +1,6 @@
 """The commands of `proxima`, one dataclass each: its fields are the flags, its docstring the help, `run()` does it.
 
-What is heavy is imported inside `run`, so that `--help` is quick.
+In: flags, parsed by `cli`. Out: what the command prints and writes. What is heavy is imported inside `run`: `--help` is quick.
 """
 
 from typing import Any

@@ -1,6 +1,9 @@
-"""The fast road through a decoder: no padding, fused weights, static cache, CUDA graphs. Equal to the plain road by test.
+"""Under stages 1 to 7: the fast road through a decoder. No padding, fused weights, static cache, CUDA graphs; equal to the
+plain road by test.
 
 In: a `transformers` network with its adapters, whose own live weights it reads. Out: hidden states, and sampled responses.
+A pass: `layout` (where tokens lie), `architecture` and `weights` (what is multiplied), `decoder` (the layers) with `products`,
+`functions` and `attention`; `graphed_passes` and `graphs` on a GPU. Sampling: `generation`, on the buffers of `slots`.
 """
 
 from proxima.engine.architecture import supports

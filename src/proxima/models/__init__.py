@@ -1,4 +1,7 @@
-"""The four roles: policy, frozen reference, value, reward. In: token ids and masks. Out: logits, values, scores, samples."""
+"""The four roles on as few networks as can be: policy, frozen reference, value, reward.
+
+In: token ids and masks. Out: hidden states, logits, values, scores, samples; a role's weights in a folder.
+"""
 
 from proxima.models.backbone import Backbone
 from proxima.models.base_model import BaseModel
