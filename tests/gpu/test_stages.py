@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from proxima.config import PPOConfig, StageConfig
 from proxima.ppo_trainer import PPOTrainer
@@ -51,3 +52,15 @@ def test_a_reward_model_learns_after_its_first_measurement_too_and_ppo_scores_wi
     assert scores[0] == pytest.approx(scores[1], rel=0.05, abs=0.1)
     assert scores[0][0] > scores[0][1]
     assert scores[0][2] > scores[0][3]
+
+
+def test_gradients_are_finite_by_cudnns_attention_too(tiny_folders):
+    """With padding in front they were not, where the width was a multiple of 64."""
+    trainer = PPOTrainer(
+        PPOConfig(tiny_folders["qwen3"], dtype="bfloat16", engine="plain", max_new_tokens=32, top_k=0, top_p=1.0)
+    )
+    tokens = trainer.generator.sample(["a" * length for length in (20, 90, 130, 160)])
+    policy = trainer.models.policy
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH], set_priority=True), policy.training():
+        policy.response_hidden(tokens).float().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in policy.parameters() if parameter.grad is not None)
