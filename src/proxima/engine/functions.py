@@ -6,6 +6,7 @@ Plain torch, compiled on a GPU; `kernels/` has some of them by hand.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
@@ -113,6 +114,7 @@ class Functions(NamedTuple):
     def compiled(self, dynamic: bool) -> Functions:
         """Backward passes compute again what is between a function's inputs and outputs: it is cheap, and memory is not."""
         torch._functorch.config.activation_memory_budget = 0.0
+        warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")  # torch on its own choice, nothing to mend
         made: Any = [torch.compile(_copy_of(function), dynamic=dynamic) for function in self[:4]]
         return Functions(*made)
 

@@ -65,7 +65,7 @@ class Backbone:
     def attach(self, peft: PeftModel) -> None:
         """Take over a PeftModel that wraps this network; all its adapters start switched off."""
         self.peft = peft
-        self._supported = None
+        self._supported = self._decoder = self._generation = None
         self._parameters.clear()
         self.network.eval()
         self._switch(None)
