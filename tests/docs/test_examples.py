@@ -100,7 +100,7 @@ def test_the_commands_of_what_is_not_run_parse(root, path):
 
 
 @pytest.mark.docs
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if runs(path)], ids=names)
 def test_an_example_runs_as_printed(root, path):
     before = {*root.rglob("*")}
