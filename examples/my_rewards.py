@@ -1,3 +1,4 @@
+# proxima train --model-name embedded --data examples/prompts.jsonl --rewards examples.my_rewards:mentions --run-name mentions
 """Rewards of one's own. In: prompts, completions and what else they name. Out: a number a completion, or one a token."""
 
 

@@ -26,7 +26,7 @@ def short(monkeypatch):
 def test_the_same_seed_gives_the_same_results_but_for_times(short, tmp_path):
     results = []
     for name in ("one", "two"):
-        demo.run_demo(seed=3, steps=2, run_dir=tmp_path, run_name=name)
+        demo.run_demo(seed=3, steps=2, run_dir=tmp_path, run_name=name, preferences=40)
         text = (tmp_path / name / "results.json").read_text()
         results.append({key: value for key, value in json.loads(text).items() if key != "seconds"})
     assert results[0] == results[1]
@@ -86,3 +86,15 @@ def test_a_demo_of_no_steps_is_refused_at_once(tmp_path):
     with pytest.raises(ValueError, match=r"steps \(0\) must be at least 1"):
         Demo(steps=0, run_dir=tmp_path).run()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_says_how_many_preferences_there_are(tmp_path):
+    with pytest.raises(ValueError, match=r"preferences \(0\) must be at least 1"):
+        Demo(preferences=0, run_dir=tmp_path).run()
+    with pytest.raises(ValueError, match=r"preferences \(5533\) is more than the 5532 that ship"):
+        Demo(preferences=5533, run_dir=tmp_path).run()
+
+
+def test_the_command_trains_on_as_many_preferences_as_asked_for(short, tmp_path):
+    Demo(preferences=24, steps=1, run_dir=tmp_path).run()
+    assert json.loads((tmp_path / "demo" / "results.json").read_text())["reward_model"]["preferences"] == 24

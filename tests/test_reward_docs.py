@@ -1,15 +1,12 @@
-"""docs/rewards.md and examples/ are true beyond what `tests/docs` runs: what functions return, what YAML and HTTP hold."""
+"""docs/rewards.md is true beyond what `tests/docs` runs: what functions return, what YAML and HTTP hold."""
 
 import json
-import os
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from proxima.cli import main, parse
 from proxima.config import PPOConfig, RewardSpec
 from proxima.rewards import Samples, check_rewards
 from proxima.rewards.endpoint import EndpointReward, read_reply
@@ -22,7 +19,6 @@ from tests.docs.blocks import read_blocks
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
 BLOCKS = read_blocks(ROOT / "docs" / "rewards.md")
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
 
 def blocks(kind):
@@ -84,29 +80,3 @@ def test_the_page_names_every_ready_made_reward_and_every_option_with_its_defaul
         if parameter.kind is parameter.KEYWORD_ONLY:
             default = "" if parameter.default == "" else f"{str(parameter.default).lower().removesuffix('.0')} "
             assert f"| `{name}` | {default}|" in PAGE, name
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_parses_through_the_command_line(folder, path):
-    shutil.copytree(ROOT / "examples", folder, dirs_exist_ok=True)
-    command = parse(["train", "--config", str(path), "--epochs", "3"])
-    assert command.epochs == 3
-    assert command.data == "prompts.jsonl"
-    assert command.ppo.rewards
-    (folder / "runs" / "reward").mkdir(parents=True)
-    check_rewards(command.ppo)
-
-
-@pytest.mark.parametrize("name", ["python_reward", "mixed"])
-def test_an_example_runs(folder, name):
-    shutil.copytree(ROOT / "examples", folder, dirs_exist_ok=True)
-    main(["train", "--config", f"{name}.yaml", "--run-name", "run", "--epochs", "1", "--ppo-epochs", "1"])
-    [metrics] = [json.loads(line) for line in (folder / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]
-    config = parse(["train", "--config", f"{name}.yaml"]).ppo
-    assert {f"reward/{spec.label}" for spec in config.rewards} <= set(metrics)
-    assert metrics["failed_rewards"] == 0
-    assert os.listdir(folder / "runs") == ["run"]
-
-
-def test_there_are_examples():
-    assert {path.stem for path in EXAMPLES} == {"python_reward", "reward_model", "reward_server", "mixed"}

@@ -42,7 +42,7 @@ class Bench:
         if unknown := [name for name in names if name not in CASES]:
             raise ValueError(f"unknown case {unknown[0]!r}; the cases are {', '.join(CASES)}")
         machine = measure_machine()
-        print(f"{machine.name}: {machine.flops / 1e12:.1f} TFLOP/s, {machine.bandwidth / 1e9:,.0f} GB/s, both measured\n")
+        print(f"{machine.name}: {machine.flops / 1e12:.3g} TFLOP/s, {machine.bandwidth / 1e9:,.0f} GB/s, both measured\n")
         written: list[dict[str, Any]] = []
 
         def keep(found: dict[str, Any]) -> None:

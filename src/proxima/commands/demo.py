@@ -17,6 +17,8 @@ class Demo:
     """Seed of the whole demo: the same seed gives the same results.json, but for times."""
     steps: int = 20
     """PPO steps."""
+    preferences: int = 3000
+    """Pairs that the reward model learns from; 5532 ship."""
     relabel: bool = False
     """Sample answers and ask the simulated annotators now, instead of reading the shipped preferences."""
     device: str = "auto"
@@ -33,5 +35,7 @@ class Demo:
 
         if self.steps < 1:
             raise ValueError(f"steps ({self.steps}) must be at least 1")
+        if self.preferences < 1:
+            raise ValueError(f"preferences ({self.preferences}) must be at least 1")
         ppo = {"engine": self.engine, "engine_urls": self.engine_urls}
-        run_demo(self.seed, self.steps, self.relabel, self.run_dir, device=self.device, ppo=ppo)
+        run_demo(self.seed, self.steps, self.relabel, self.run_dir, device=self.device, preferences=self.preferences, ppo=ppo)

@@ -111,6 +111,8 @@ def _preferences(seed: int, relabel: bool, count: int, device: str) -> tuple[Seq
     """Training and held-out pairs: the shipped ones, or sampled from the model and labelled now."""
     if not relabel:
         shipped = [read_preferences(EMBEDDED / f"preferences_{split}.jsonl.gz") for split in ("train", "eval")]
+        if count > len(shipped[0]):
+            raise ValueError(f"preferences ({count}) is more than the {len(shipped[0])} that ship; --relabel samples new ones")
         return shipped[0][:count], shipped[1]
     from proxima.base_setup import BaseSetup
     from proxima.ppo_trainer import SequenceGenerator

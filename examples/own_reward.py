@@ -1,0 +1,32 @@
+# python examples/own_reward.py
+"""A reward that reads a column of the data: train on it, judge it on the prompts, write the report."""
+
+from proxima import PPOConfig, PPOTrainer, Run
+from proxima.data import read_prompts
+from proxima.evaluation import evaluate_run
+from proxima.report import summary, write_report
+
+
+def mentions(prompts, completions, answer):
+    """1 where the summary names what the post is about, less a little for every character."""
+    return [float(wanted in text) - len(text) / 200 for wanted, text in zip(answer, completions, strict=True)]
+
+
+prompts = read_prompts("examples/prompts.jsonl")  # the column `answer` stays with each prompt
+config = PPOConfig(
+    model_name="embedded",
+    rewards=[mentions],
+    batch_size=4,
+    max_new_tokens=30,
+    learning_rate=1e-3,
+    value_learning_rate=1e-3,
+    top_k=0,
+    top_p=1.0,
+    run_name="own-reward",
+)
+results = PPOTrainer(config).train(prompts, num_epochs=5)
+found = evaluate_run(results.run_folder, prompts, [mentions])  # your own: hold prompts out and judge on those
+print(f"reward {found['reference']['avg_reward']:.2f} before, {found['policy']['avg_reward']:.2f} after")
+run = Run(results.run_folder)
+print(summary(run))
+print(write_report(run))

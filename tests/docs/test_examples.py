@@ -1,0 +1,130 @@
+"""Every file of examples/ runs as its first line says; one that cannot run here says why on the next, and is parsed.
+
+The command is run from a folder that holds a copy of examples/, as the root of the repository does, so nothing is left behind.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from proxima.cli import parse
+from proxima.rewards import check_rewards
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_file())
+DATA = {".jsonl", ".md"}  # read by the others, or by people: they have no command
+EXAMPLES = [path for path in FILES if path.suffix not in DATA]
+STARTERS = ("python", "bash", "proxima")
+BYTES = 20_000  # an example that a newcomer reads in a sitting
+
+
+def command_of(text):
+    """The command in the first comment, `\\` at a line's end carrying it on, and why it is not run here (or nothing)."""
+    comment = [line.removeprefix("#").strip() for line in re.match(r"(#.*\n)*", text)[0].splitlines()]
+    lines = re.sub(r"\\\n", "", "\n".join(comment)).split("\n")
+    command, why = lines[0], re.match(r"not run: (.+)", lines[1]) if len(lines) > 1 else None
+    if command.split(" ")[0] not in STARTERS:
+        raise ValueError(f"the first line is no command such as `# python examples/NAME.py`: {command!r}")
+    return command, why[1] if why else ""
+
+
+def runs(path):
+    return not command_of(path.read_text(encoding="utf-8"))[1]
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """Stands for the root of the repository."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REWARD_TOKEN", "secret")
+    return tmp_path
+
+
+def names(path):
+    return path.name
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=names)
+def test_the_first_line_starts_this_very_file(path):
+    command, why = command_of(path.read_text(encoding="utf-8"))
+    assert f"examples/{path.name}" in command or f"examples.{path.stem}:" in command
+    assert path.stat().st_size < BYTES
+    assert not why or len(why.split()) > 3, "say what it needs"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "import proxima\n", "# A file about rewards.\nmodel_name: embedded\n", '"""python examples/x.py"""\n']
+)
+def test_a_file_without_a_command_is_refused(text):
+    with pytest.raises(ValueError, match="the first line is no command"):
+        command_of(text)
+
+
+def test_a_command_may_go_on_over_lines_and_say_why_it_is_not_run():
+    text = "# proxima train --config x.yaml \\\n#     --limit 3\n# not run: needs a GPU\n# More words.\n"
+    assert command_of(text) == ("proxima train --config x.yaml --limit 3", "needs a GPU")
+    assert command_of("# bash examples/x.sh\n# not a reason\n") == ("bash examples/x.sh", "")
+
+
+def test_the_readme_has_a_line_for_every_file_and_data_is_read_by_an_example():
+    readme = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| \[([^]]+)\]", readme, re.MULTILINE)) == {path.name for path in FILES} - {"README.md"}
+    for path in FILES:
+        if path.suffix == ".jsonl":
+            assert any(f"examples/{path.name}" in other.read_text(encoding="utf-8") for other in EXAMPLES)
+            assert all(json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines())
+
+
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.suffix == ".yaml"], ids=names)
+def test_settings_are_ones_that_train_takes(root, path, monkeypatch):
+    (root / "runs" / "reward").mkdir(parents=True)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    command = parse(["train", "--config", f"examples/{path.name}", "--epochs", "3"])
+    assert command.epochs == 3
+    assert {*yaml.safe_load(path.read_text(encoding="utf-8"))} <= {*vars(command), *vars(command.ppo)}
+    check_rewards(command.ppo)
+
+
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if not runs(path)], ids=names)
+def test_the_commands_of_what_is_not_run_parse(root, path):
+    assert parse(shlex.split(command_of(path.read_text(encoding="utf-8"))[0])[1:])
+
+
+@pytest.mark.docs
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if runs(path)], ids=names)
+def test_an_example_runs_as_printed(root, path):
+    before = {*root.rglob("*")}
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": str(ROOT / "src"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    command = command_of(path.read_text(encoding="utf-8"))[0]
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "warning: no reward" not in done.stderr
+    for metrics in root.rglob("metrics.jsonl"):
+        steps = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+        assert steps
+        assert all(step.get("failed_rewards", 0) == 0 for step in steps)
+    changed = {path for path in before if path.is_file() and path.read_bytes() != (ROOT / path.relative_to(root)).read_bytes()}
+    assert not changed, "an example changed the shelf"
+
+
+def test_none_is_forgotten():
+    assert {path.name for path in EXAMPLES if not runs(path)} == {"qwen3_tldr.yaml", "reward_server.yaml"}
