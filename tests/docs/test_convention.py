@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from proxima.cli import parse
-from proxima.demo.sample_files import write_samples
+from proxima.world.sample_files import write_samples
 from tests.docs.blocks import proxima_commands, read_blocks
 from tests.docs.pages import PAGES, name
 
