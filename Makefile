@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-docs docs reference test-processes test-engines test-gpu bench peer format kill learn frontier embedded clean
+.PHONY: demo test test-docs docs reference test-long test-processes test-engines test-gpu bench peer format kill learn frontier embedded clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
@@ -19,6 +19,9 @@ docs: $(VENV)/.installed  ## the pages as a site, in site/
 
 test-docs: docs  ## the site builds, and every command and every line of Python on its pages runs
 	$(BIN)/python -m pytest tests/docs -m docs -n 2
+
+test-long: $(VENV)/.installed  ## what takes long: whole runs in a browser, over HTTP, killed, watched for secrets
+	$(BIN)/python -m pytest -m long --ignore tests/test_processes.py
 
 test-processes: $(VENV)/.installed  ## training over 1, 2 and 4 processes: equal, killed, restarted, resumed on another number
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_processes.py -m "long or not long"

@@ -8,6 +8,7 @@ import pytest
 from tests.kill_harness import compare, run_kills
 
 
+@pytest.mark.long
 @pytest.mark.timeout(280)
 def test_a_run_killed_again_and_again_equals_one_that_never_was(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the process that forks the others does not read pytest's own

@@ -349,6 +349,7 @@ def finish(process):
     return output
 
 
+@pytest.mark.long
 def test_from_prompts_through_people_to_a_policy_by_the_command_line(driver, tmp_path):
     post = "SUBREDDIT: r/advice\\nTITLE: long story\\nPOST: my {} moved out {}. what should i do?\\nTL;DR:"
     prompts = [post.format(who, when) for who in ("boss", "sister", "cousin") for when in ("today", "last week", "online")]

@@ -283,7 +283,9 @@ def test_the_data_is_the_set_that_was_trained_on(old, lines, data):
 def test_how_the_policy_was_loaded(old):
     kwargs = "ways = dict(dtype='bfloat16', revision='v2', trust_remote_code=True)\n"
     new = old(PLAIN.replace("args = PPO", kwargs + "args = PPO").replace("dtype=torch.float32", "**ways"))
-    assert (new.settings["dtype"], new.settings["trust_remote_code"]) == ("bfloat16", True)
+    assert new.settings["dtype"] == "bfloat16"
+    assert "trust_remote_code" not in new.settings  # never carried over: it lets a model's own code run
+    assert any("--trust-remote-code" in line for line in new.unread)
     assert listed(new.dropped, "model_revision = v2")
     assert "dtype" not in old(PLAIN.replace(", dtype=torch.float32", "")).settings
     assert listed(old(PLAIN.replace("torch.float32", "pick()")).unread, "dtype = pick()")

@@ -125,6 +125,7 @@ def test_arguments_of_the_trainer_are_trls_own(fields):
     assert list(TRAINER_ARGUMENTS) == fields["arguments"]
 
 
+@pytest.mark.long
 def test_trls_ppo_loop_does_what_we_say_it_does():
     seen = ask(LOOP)
     one, two = seen["one"], seen["two"]

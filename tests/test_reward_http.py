@@ -517,6 +517,7 @@ def call(*arguments, cwd, **variables):
     )
 
 
+@pytest.mark.long
 def test_train_against_serve_reward_from_the_command_line(tiny, reward_folder, tmp_path):
     """As processes of their own, with a token; the scores of the run are those of the same model in this process."""
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"prompt {i}"}) + "\n" for i in range(4)))

@@ -213,6 +213,7 @@ def test_the_watch_sees_what_it_should(tmp_path):
 # --- secrets ---
 
 
+@pytest.mark.long
 def test_secrets_of_the_environment_reach_no_file_and_no_output(tmp_path, tiny):
     """A whole run against a server that asks for the token and sends it back; then evaluation and export."""
 

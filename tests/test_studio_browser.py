@@ -101,6 +101,7 @@ def curve_end(visitor, title):
 # --- a run that trains ---
 
 
+@pytest.mark.long
 def test_a_real_training_run_is_followed_to_its_end_and_its_tokens_are_those_on_disk(studio, tmp_path):
     runs = tmp_path / "runs"
     runs.mkdir()
@@ -215,6 +216,7 @@ def test_charts_grow_by_new_points_alone_and_keep_focus_and_reading(studio, live
     assert visitor.all(".figures dd")[0] == str(Run(folder).last()["step"])
 
 
+@pytest.mark.long
 def test_a_run_that_is_rolled_back_and_then_vanishes_while_it_is_looked_at(studio, live):
     folder, writer = live
     writer.kill()

@@ -30,7 +30,8 @@ def models(old: OldRun, new: Migration) -> None:
     if value is not None and not (value.known and value.value is None):
         new.map("the value model", value, value_model=value.value)
     if old.trust_remote_code and old.trust_remote_code.value is not False:
-        new.map("trust_remote_code", old.trust_remote_code, trust_remote_code=True)
+        why = "a model's own code is run only where you say so yourself; add --trust-remote-code if it needs it"
+        new.leave("trust_remote_code", old.trust_remote_code, why)
     dtype = old.get("dtype")
     if (dtype.written or old.outside) and dtype.value in ("float32", "bfloat16", "float16", "auto"):
         new.map("dtype", dtype, dtype=dtype.value)
