@@ -128,3 +128,10 @@ def test_an_example_runs_as_printed(root, path):
 
 def test_none_is_forgotten():
     assert {path.name for path in EXAMPLES if not runs(path)} == {"qwen3_tldr.yaml", "reward_server.yaml"}
+
+
+def test_the_settings_of_the_gpu_tutorial_are_those_of_the_example():
+    page = (ROOT / "docs" / "tutorials" / "one-gpu.md").read_text(encoding="utf-8")
+    shown = re.search(r'```yaml title="qwen3_tldr.yaml"\n(.*?)```', page, re.S)[1]
+    kept = (ROOT / "examples" / "qwen3_tldr.yaml").read_text(encoding="utf-8")
+    assert shown == "".join(line for line in kept.splitlines(keepends=True) if not line.startswith("#"))
