@@ -194,6 +194,20 @@ def test_held_out_numbers_come_first_and_those_of_eval_before_all(tmp_path):
     assert before_and_after(Run(folder))[1]
 
 
+def test_the_start_is_the_reference_where_it_answered_not_the_first_verdict(tmp_path):
+    folder = write_run(tmp_path / "r", 30)
+    rewrite(folder, lambda line: {**line, "validation/reference_reward": -0.25} if "validation/reward" in line else line)
+    assert "from -0.25 to 1.5" in tell(Run(folder)).verdict
+
+
+def test_a_stage_before_ppo_is_told_apart_from_a_run(tmp_path, capsys):
+    (tmp_path / "stage.yaml").write_text("seed: 0\n")
+    with pytest.raises(SystemExit) as stop:
+        main(["report", str(tmp_path)])
+    assert stop.value.code == 2
+    assert "reward.json" in capsys.readouterr().err
+
+
 def test_before_and_after_are_the_same_prompts(tmp_path):
     folder = write_run(tmp_path / "r", 10, samples=False)
     write_tokens(folder, 1, [token_sample(1, text="old a", prompt="A"), token_sample(1, text="old b", prompt="B")])

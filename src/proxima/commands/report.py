@@ -28,6 +28,8 @@ class Report:
         from proxima.runs import Run
 
         found = Run(self.folder)
+        if (self.folder / "stage.yaml").is_file():
+            raise ValueError(f"{self.folder} is a stage before PPO; what it measured is in its sft.json or reward.json")
         if not found.config and not found.metrics()["step"]:
             raise ValueError(f"{self.folder} holds no run: neither config.yaml nor metrics.jsonl can be read in it")
         path = write_report(found, self.output)

@@ -62,7 +62,7 @@ class Train:
         if not self.ppo.rewards:
             raise ValueError(
                 "no reward is configured; give --rewards module:function, a reward model's folder, a Hub id, a URL or a "
-                "ready-made one such as length_band (docs/rewards.md has them all)"
+                "ready-made one such as ends_with_eos (docs/rewards.md has them all)"
             )
         rows, held_out_rows = open_rows(self.data, self.limit), open_rows(self.validation) if self.validation else None
         tokenizer = load_tokenizer(self.ppo.model_name, self.ppo.trust_remote_code)

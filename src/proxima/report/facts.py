@@ -65,7 +65,7 @@ def tell(run: Run) -> Story:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What held-out prompts show: by `proxima eval` where it was asked, else at the first and the last verdict of the run."""
+    """What held-out prompts show: by `proxima eval` where it was asked, else the reference's reward and the last verdict's."""
 
     first: float
     last: Interval
@@ -106,9 +106,12 @@ def held_out(run: Run, metrics: Mapping[str, Sequence[float]]) -> HeldOut | None
     if not known:
         return None
     column = metrics["validation/reward"]
+    start = [value for value in metrics.get("validation/reference_reward", ()) if math.isfinite(value)]
+    source = "the reference, and the last verdict" if start else "first and last verdict"
     rates = [i for i, value in enumerate(metrics.get("validation/win_rate", ())) if math.isfinite(value)]
     won = _logged(metrics, "validation/win_rate", rates[-1]) if rates else None
-    return HeldOut(column[known[0]], _logged(metrics, "validation/reward", known[-1]), won, "first and last verdict")
+    last = _logged(metrics, "validation/reward", known[-1])
+    return HeldOut(start[-1] if start else column[known[0]], last, won, source)
 
 
 def judge(metrics: Mapping[str, Sequence[float]], measured: HeldOut | None) -> tuple[str, bool | None]:
