@@ -280,7 +280,9 @@ VALIDATION = {
     "validation/reward_low": Metric("Lower end of the 95 % bootstrap interval of `validation/reward`."),
     "validation/reward_high": Metric("Upper end of it."),
     "validation/reference_reward": Metric(
-        "The score of the reference on the same prompts, same noise: where the policy began."
+        "The score of the reference on the same prompts with the same noise: where the policy began.",
+        "The same at every verdict, and below `validation/reward` once something was learned.",
+        "`validation/reward` stays below it: the policy got worse; lower `learning_rate`.",
     ),
     "validation/reward/*": Metric(
         "Mean score of one reward by its name on the validation prompts, before its weight.",
