@@ -11,11 +11,11 @@ import random
 import time
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from proxima.base_setup.tokenizer_setup import load_tokenizer
 from proxima.config import StageConfig
 from proxima.models import Backbone
 from proxima.models.base_model import BaseModel
+from proxima.stages.encoded import Encoded
 from proxima.training.schedule import learning_rate_factor
 
 Example = TypeVar("Example")
@@ -47,33 +48,6 @@ class StageResults:
     """Examples longer than max_length."""
     folder: Path = Path()
     """The trained adapter or model."""
-
-
-class Encoded(Sequence[Any]):
-    """Examples as ids, encoded when asked for; a slice is a list."""
-
-    def __init__(self, examples: Sequence[Any], encode: Callable[[Any], Any], lengths: Iterable[tuple[int, int]]):
-        """
-        Args:
-            lengths: place and length of each example that is used.
-        """
-        self._examples, self._encode = examples, encode
-        self._places, self.lengths = array("Q"), array("Q")
-        for place, length in lengths:
-            self._places.append(place)
-            self.lengths.append(length)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return [self._encode(self._examples[place]) for place in self._places[index]]
-        return self._encode(self._examples[self._places[index]])
 
 
 class StageTrainer(ABC, Generic[Example]):
