@@ -109,11 +109,14 @@ def _columns(pairs: Any) -> tuple[Any, Any]:
 def main(models: str, out: str, *names: str) -> None:
     import torch
 
+    from proxima.processes.meeting import meet
+
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     found = {name: run_case(Path(models), name) for name in names}
     if os.environ.get("RANK", "0") == "0":
         Path(out).write_text(json.dumps(found), encoding="utf-8")
+    meet().leave()  # threads that still wait for others would abort a process that just ends
 
 
 if __name__ == "__main__":

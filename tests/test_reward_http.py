@@ -553,8 +553,10 @@ def test_train_against_serve_reward_from_the_command_line(tiny, reward_folder, t
 
 def test_an_interrupt_while_the_model_loads_ends_the_server_as_one_later_does(tiny, reward_folder):
     arguments = ("serve-reward", "--port", "0", "--model-name", tiny, "--reward", reward_folder)
+    # a job that a shell put in the background ignores the signal, and so would all that it starts
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from proxima.cli import main; main()"
     with subprocess.Popen(
-        [sys.executable, "-m", "proxima", *arguments],
+        [sys.executable, "-c", heard, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
