@@ -228,6 +228,8 @@ def test_the_reference_answers_once_with_the_policys_noise_however_far_the_polic
     assert measured["win_rate_low"] <= measured["win_rate"] <= measured["win_rate_high"]
     assert measured["reward"] == pytest.approx(sum(count_e([], ours)) / 4)
     assert measured["reward/count_e"] == pytest.approx(measured["reward"])
+    assert measured["reference_reward"] == pytest.approx(sum(count_e([], expected)) / 4)
+    assert measured["reference_reward"] != measured["reward"]
     kept = held_out.reference
     held_out()
     assert held_out.reference is kept

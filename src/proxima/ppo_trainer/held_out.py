@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -142,7 +143,8 @@ class HeldOut:
         too_many = measured["failed_rewards"] > config.max_reward_failures * len(self.prompts)
         numbers = [math.nan] * 3 if too_many else mean_interval(answers.scores[OWN], config.seed)
         named = dict(zip(("reward", "reward_low", "reward_high"), numbers, strict=True))
-        named["reference_reward"] = mean_interval(self.reference.scores[OWN], config.seed)[0]
+        known = [score for score in self.reference.scores[OWN] if not math.isnan(score)]
+        named["reference_reward"] = fmean(known) if known else math.nan
         for name, rate in win_rates(self.trainer, self.prompts, answers, self.reference).items():
             by = f"/{name}" if name else ""
             named |= {f"win_rate{by}": rate["rate"], f"win_rate_low{by}": rate["low"], f"win_rate_high{by}": rate["high"]}
