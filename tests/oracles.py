@@ -97,5 +97,5 @@ def whiten(xs: list[float]) -> list[float]:
 
 
 def adapt_kl_coef(coef: float, kl: float, target: float, horizon: float, n: float) -> float:
-    """beta * (1 + clip(KL / target - 1, -0.2, 0.2) * n / horizon), KL summed over a sequence."""
-    return coef * (1 + clip(kl / target - 1, -0.2, 0.2) * n / horizon)
+    """beta * (1 + clip(KL / target - 1, -0.2, 0.2) * min(n / horizon, 1)), KL summed over a sequence."""
+    return coef * (1 + clip(kl / target - 1, -0.2, 0.2) * min(n / horizon, 1))

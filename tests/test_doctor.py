@@ -18,7 +18,7 @@ from proxima.config import PPOConfig, RewardSpec
 from proxima.doctor import doctor, estimate_memory, examine, memory, resource_checks
 from proxima.doctor.doctor import step_findings
 from proxima.doctor.memory import GIB, network_size
-from proxima.doctor.settings_checks import check_batches, check_learning_rates
+from proxima.doctor.settings_checks import check_batches, check_learning_rates, check_reach
 from proxima.doctor.show import show
 from proxima.doctor.step_checks import unchanging
 from proxima.doctor.tokenizer_checks import check_pad
@@ -158,6 +158,8 @@ def test_data_or_models_that_cannot_be_read_are_findings(ask):
         ({"minibatch_size": 3}, "batches"),
         ({"batch_size": 64}, "batches"),
         ({"trust_remote_code": True}, "remote code"),
+        ({"max_new_tokens": 53}, "reach of the score"),
+        ({"buffer_overflow": "drop_oldest"}, "idle settings"),
     ],
 )
 def test_settings_that_are_seldom_meant_are_warned_of(ask, settings, name):
@@ -170,6 +172,22 @@ def test_the_advice_on_batches_is_followed_by_no_warning():
     assert all(check_batches(PPOConfig(batch_size=size, minibatch_size=8), 100).level == "ok" for size in (24, 32))
     assert check_batches(PPOConfig(), 100, epochs=3).text.startswith("100 prompts, 12 steps of 32")
     assert check_learning_rates(PPOConfig()).level == "ok"
+
+
+def test_the_reach_of_a_final_score_is_gamma_times_lam_over_the_tokens_between_and_its_advice_mends_it():
+    found = check_reach(PPOConfig(max_new_tokens=101))
+    assert found.level == "warn"
+    assert "lets 0.0022 of a final score enter the advantage 100 tokens earlier" in found.text  # 0.9405 ** 100
+    assert found.advice == "set gamma to 1 and lam to 0.971 or more, or lower max_new_tokens"
+    assert check_reach(PPOConfig(max_new_tokens=101, gamma=1.0, lam=0.971)).level == "ok"
+    assert check_reach(PPOConfig(max_new_tokens=101, gamma=1.0, lam=0.97)).level == "warn"
+    assert check_reach(PPOConfig(max_new_tokens=53, gamma=1.0, lam=0.95)).level == "ok"  # the published TL;DR setup
+    assert check_reach(PPOConfig(max_new_tokens=1, gamma=0.0, lam=0.0)).level == "ok"  # nothing lies between
+    assert check_reach(PPOConfig()).level == "ok"
+
+
+def test_an_adaptive_kl_coefficient_of_0_is_refused_before_a_run(ask):
+    assert levels(ask(**EMBEDDED, kl_controller="adaptive", kl_coef=0.0)) == {"idle settings": "fail"}
 
 
 def test_no_reward_is_found(ask):

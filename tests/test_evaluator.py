@@ -8,7 +8,8 @@ import pytest
 from proxima.config import PPOConfig
 from proxima.evaluator import Evaluator
 from proxima.glossary import GLOSSARY, is_defined
-from proxima.ppo_trainer import PPOTrainer
+from proxima.ppo_trainer import PPOTrainer, held_out
+from proxima.ppo_trainer.held_out import answer
 
 NAN = float("nan")
 
@@ -223,3 +224,16 @@ def test_verdicts_come_every_so_often_and_always_after_the_last_step(run, tmp_pa
 def test_num_epochs_below_one_is_refused(run):
     with pytest.raises(ValueError, match=r"num_epochs \(0\) must be at least 1"):
         run[0].train(["a"], num_epochs=0)
+
+
+@pytest.mark.parametrize("engine", ["plain", "auto"])
+def test_answers_to_equal_prompts_do_not_depend_on_the_batches(make_config, monkeypatch, engine):
+    monkeypatch.setattr(held_out, "FAST_BATCH", 1)
+    prompts, said = ["same", "other", "same", "same", "other"], []
+    for size in (1, 2, 5):
+        trainer = PPOTrainer(make_config(batch_size=size, engine=engine))
+        said.append([answer(trainer, prompts).texts, held_out.reference_answers(trainer, prompts).texts])
+    assert said[0] == said[1] == said[2]
+    texts, reference = said[0]
+    assert texts == reference  # nothing is trained, and both have the same noise
+    assert len(set(texts)) == 5  # of equal prompts each has noise of its own

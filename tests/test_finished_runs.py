@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -117,6 +118,22 @@ def test_a_merged_export_in_another_type(trained, tmp_path):
         pytest.skip("nothing to merge")
     export(folder, tmp_path / "half", merge=True, dtype="bfloat16")
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_a_merged_export_says_what_rounding_takes_away(make_config, tmp_path):
+    """An update of a thousandth of the weights is below what bfloat16 resolves, 1/256; float32 keeps it."""
+    trainer = PPOTrainer(make_config(lora_r=4))
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in trainer.models.policy.backbone.network.named_parameters():
+        if ".policy." in name and "lora_B" in name:
+            parameter.data += 1e-4 * torch.randn(parameter.shape, generator=generator)
+    trainer.save(tmp_path / "run")
+    trainer.config.to_yaml(tmp_path / "run" / "config.yaml")
+    with pytest.warns(UserWarning, match=r"only \d+% of what was trained is left .* bfloat16; merge with --dtype float32"):
+        export(tmp_path / "run", tmp_path / "half", merge=True, dtype="bfloat16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        export(tmp_path / "run", tmp_path / "whole", merge=True)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from proxima.base_setup import BaseSetup
+from proxima.config import StageConfig
 from proxima.engine import pack_mask
 from proxima.models import SFTModel
 from proxima.models.weight_files import HEAD_FILE
 from proxima.ppo_trainer import PPOTrainer
+from proxima.stages import SFTTrainer
 from proxima.tiny import ARCHITECTURES
 from tests.helpers import difference, shake, weights
 
@@ -200,6 +202,50 @@ def test_a_fully_trained_value_model_comes_back(make_config, prompts, tmp_path):
         values = [item.models.value.response_values(tokens) for item in (trainer, again)]
     assert torch.allclose(*values, atol=1e-4)
     assert values[0].abs().max() > 0.01
+
+
+@pytest.fixture
+def small_update(make_config, tmp_path):
+    """An adapter whose update is a thousandth of the weights, below what bfloat16 resolves (1/256)."""
+    trainer = PPOTrainer(make_config(lora_r=4, lora_alpha=4))
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in trainer.models.value.backbone.network.named_parameters():
+        if ".value." in name and "lora_B" in name:
+            parameter.data += 1e-4 * torch.randn(parameter.shape, generator=generator)
+    trainer.models.value.save(tmp_path / "small")
+    return str(tmp_path / "small")
+
+
+def surviving(network, folder, base) -> float:
+    """Which share of an adapter's update is in these weights, along the update's own direction (1 = all)."""
+    update = load_file(f"{folder}/adapter_model.safetensors")
+    kept = total = 0.0
+    for name, weight in network.named_parameters():
+        lower = f"base_model.model.{name.removesuffix('.weight')}.lora_A.weight"
+        if lower in update:
+            delta = update[lower.replace("lora_A", "lora_B")] @ update[lower]
+            kept += float(((weight.float() - base[name].to(torch.bfloat16).float()) * delta).sum())
+            total += float(delta.pow(2).sum())
+    return kept / total
+
+
+@pytest.mark.parametrize("start", ["sft", "reward", "value", "stage"])
+def test_a_small_update_survives_the_merge_into_half_precision_weights(make_config, tiny, small_update, start):
+    """Every start of full fine-tuning from an adapter: policy, value from reward, value by name, and the stages."""
+    base = AutoModelForCausalLM.from_pretrained(tiny).state_dict()
+    if start == "stage":
+        config = StageConfig(tiny, lora_r=0, dtype="bfloat16", sft_adapter=small_update)
+        network = SFTTrainer(config).backbone.network
+    else:
+        change = {
+            "sft": {"sft_adapter": small_update},
+            "reward": {"rewards": small_update},
+            "value": {"value_model": small_update},
+        }
+        models = PPOTrainer(make_config(lora_r=0, dtype="bfloat16", **change[start])).models
+        network = (models.policy if start == "sft" else models.value).backbone.network
+    assert {weight.dtype for weight in network.parameters()} == {torch.float32}
+    assert surviving(network, small_update, base) == pytest.approx(1, abs=1e-3)
 
 
 def test_full_fine_tuning_trains_in_float32_whatever_the_frozen_type(make_config):

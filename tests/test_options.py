@@ -189,6 +189,8 @@ def test_buffer_storage_changes_nothing_but_the_place(make_config, prompts):
         assert difference(plain, two_steps(make_config(**settings), prompts)) == 0
     with pytest.raises(MemoryError, match="at most 10"):
         PPOTrainer(make_config(buffer_max_bytes=10)).ppo_step(prompts)
+    with pytest.warns(UserWarning, match="acts as error"), pytest.raises(MemoryError, match="at most 10"):
+        PPOTrainer(make_config(buffer_max_bytes=10, buffer_overflow="drop_oldest")).ppo_step(prompts)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +210,25 @@ def test_a_step_without_an_end_in_sight_keeps_the_full_rate(make_config, prompts
     assert [trainer.ppo_step(prompts)["learning_rate"] for _ in range(3)] == [trainer.config.learning_rate] * 3
 
 
+def test_every_train_is_a_schedule_of_its_own_and_a_step_after_it_has_the_full_rate(make_config):
+    trainer = PPOTrainer(make_config(batch_size=2, ppo_epochs=1, warmup_steps=1, checkpoint_every=0))
+    base, falling = trainer.config.learning_rate, [0.5, 1, 2 / 3, 1 / 3]
+
+    def train():
+        return [step["learning_rate"] / base for step in trainer.train(["a", "b", "c", "d"], 2).metrics]
+
+    assert train() == pytest.approx(falling)
+    assert trainer.ppo_step(["a"])["learning_rate"] == base
+    assert train() == pytest.approx(falling)
+    with pytest.raises(ValueError, match="is empty"):
+        trainer.train(["a", " "])
+    trainer.reward_computer.score_pairs = None  # a run that fails in its first step
+    with pytest.raises(TypeError):
+        train()
+    del trainer.reward_computer.score_pairs
+    assert trainer.ppo_step(["a"])["value_learning_rate"] == trainer.config.value_learning_rate
+
+
 def test_critic_warmup_trains_the_value_model_alone(make_config, prompts):
     trainer = PPOTrainer(make_config(critic_warmup_steps=1))
     before = weights(trainer)
@@ -218,6 +239,24 @@ def test_critic_warmup_trains_the_value_model_alone(make_config, prompts):
     assert results["policy_loss"] != results["policy_loss"]  # nan: nothing was measured, so nothing is shown
     trainer.ppo_step(prompts)
     assert not torch.equal(after["policy"], weights(trainer)["policy"])
+
+
+def test_the_adaptive_coefficient_waits_for_the_policy_to_train(make_config, prompts):
+    trainer = PPOTrainer(make_config(critic_warmup_steps=2, kl_controller="adaptive", kl_horizon=4))
+    assert [trainer.ppo_step(prompts)["kl_coef"] for _ in range(4)] == pytest.approx([0.1, 0.1, 0.1, 0.08])
+
+
+def test_settings_that_do_nothing_are_said_and_old_files_that_have_them_still_load(make_config, tmp_path):
+    for change, said in (
+        ({"kl_controller": "adaptive", "kl_coef": 0.0}, "kl_controller adaptive multiplies kl_coef, and 0 stays 0"),
+        ({"buffer_overflow": "drop_oldest"}, "buffer_overflow drop_oldest acts as error"),
+    ):
+        with pytest.warns(UserWarning, match=said):
+            PPOTrainer(make_config(**change))
+        (tmp_path / "old.yaml").write_text("".join(f"{name}: {value}\n" for name, value in change.items()))
+        assert list(PPOConfig.from_yaml(tmp_path / "old.yaml").idle_settings) == [next(iter(change))]
+    for change in ({}, {"kl_controller": "adaptive"}, {"kl_coef": 0.0}, {"buffer_overflow": "disk"}):
+        assert make_config(**change).idle_settings == {}
 
 
 def test_kl_stop_ends_the_update_before_the_step_that_would_go_too_far(make_config, prompts):

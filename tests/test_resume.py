@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.checkpoint import Checkpoints, folders
+from proxima.checkpoint import Checkpoints, folders, write_folder
 from proxima.cli import main
 from proxima.config import PPOConfig, RewardSpec
 from proxima.errors import Interrupted, RewardFailure
@@ -166,6 +166,60 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert [path.name for path in kept.paths()] == ["step-00000001", "step-00000005", "step-00000006"]
     assert kept.best().step == 1
     assert kept.newest().step == 6
+
+
+def test_a_step_written_again_and_again_leaves_a_whole_checkpoint_at_every_moment(tmp_path, monkeypatch):
+    """As rollbacks to one step do, with one checkpoint kept: whenever the process dies, there is one to go on from."""
+    kept, found = Checkpoints(tmp_path, keep=1), []
+
+    def write(step):
+        kept.write({"step": step, "verdict": None}, lambda folder: (folder / "a").write_text("b"))
+        return [path.name for path in kept.paths()]
+
+    def looking(change):
+        def look(*given, **named):
+            found.append(kept.newest())  # as a process would find it that died here
+            return change(*given, **named)
+
+        return look
+
+    assert write(5) == ["step-00000005"]
+    monkeypatch.setattr(Path, "rename", looking(Path.rename))
+    monkeypatch.setattr(shutil, "rmtree", looking(shutil.rmtree))
+    assert write(10) == ["step-00000010"]
+    for again in range(1, 12):
+        assert write(10) == [f"step-00000010-{again}"]
+    assert len(found) > 24
+    assert None not in found
+    assert write(11) == ["step-00000011"]
+
+
+def test_names_that_are_no_checkpoints_are_left_alone(tmp_path):
+    (tmp_path / "step-00000007.bak").mkdir()
+    kept = Checkpoints(tmp_path, keep=1)
+    for step in (1, 2):
+        kept.write({"step": step, "verdict": None}, lambda folder: (folder / "a").write_text("b"))
+    assert kept.newest().step == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000007.bak"]
+
+
+def test_a_folder_that_is_written_anew_is_never_away_but_for_the_move(tmp_path, monkeypatch):
+    target = write_folder(tmp_path / "policy", lambda folder: (folder / "a").write_text("old"), manifest=False)
+
+    def dies(path, new):
+        if path.suffix == ".part":
+            raise KeyboardInterrupt
+        return real(path, new)
+
+    real = Path.rename
+    monkeypatch.setattr(Path, "rename", dies)
+    with pytest.raises(KeyboardInterrupt):
+        write_folder(target, lambda folder: (folder / "a").write_text("new"), manifest=False)
+    assert (target / "a").read_text() == "old"
+    monkeypatch.undo()
+    write_folder(target, lambda folder: (folder / "a").write_text("new"), manifest=False)
+    assert (target / "a").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
 
 
 def test_a_new_best_on_validation_prompts_is_a_checkpoint(settings):

@@ -12,7 +12,7 @@ SOURCE = ROOT / "src" / "proxima"
 
 # Each level may import from itself and from levels before it.
 LEVELS = [
-    {"errors", "glossary", "types", "ops", "sampling", "pairs", "config", "processes"},
+    {"errors", "glossary", "types", "ops", "sampling", "encoding", "pairs", "config", "processes"},
     {"token_attribution", "reward_kl", "advantage", "training", "metrics", "guards"},
     {"engine"},
     {"models", "tiny", "data", "tracking", "checkpoint", "environment", "run_folder", "web", "runs"},
@@ -28,7 +28,19 @@ LEVELS = [
     {"commands"},
     {"cli", "__main__"},
 ]
-FORMULAS = ("ops", "sampling", "pairs", "types", "token_attribution", "reward_kl", "advantage", "training", "metrics", "guards")
+FORMULAS = (
+    "ops",
+    "sampling",
+    "encoding",
+    "pairs",
+    "types",
+    "token_attribution",
+    "reward_kl",
+    "advantage",
+    "training",
+    "metrics",
+    "guards",
+)
 LEVEL = {name: number for number, level in enumerate(LEVELS) for name in level}
 FILES = [path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py"]
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
@@ -22,6 +25,7 @@ from proxima.models import Backbone
 from proxima.models.weight_files import HEAD_FILE
 from proxima.runs import Run
 
+ENOUGH = 0.9  # share of an update that a merged model must keep without a warning
 RESULTS = ("avg_reward", "kl", "response_length", "eos_rate", "validation/reward")
 
 
@@ -30,7 +34,8 @@ def export(run: str | Path, to: str | Path, merge: bool = False, dtype: str = "a
     Args:
         run: folder of `proxima train` (its policy is taken) or `proxima sft`.
         to: a folder that does not exist yet, or is empty.
-        merge: one model without an adapter; merged in float32 and saved as `dtype` (auto = the base's own).
+        merge: one model without an adapter; merged in float32 and saved as `dtype` (auto = the base's own). A warning says so
+            where rounding to it loses much of the update.
     """
     run, to = Path(run), Path(to)
     weights = run / "policy" if (run / "policy").is_dir() else run
@@ -72,11 +77,29 @@ def _write_weights(weights: Path, to: Path, config: PPOConfig | StageConfig, mer
         backbone = Backbone(load_network(replace(config, dtype="float32"), config.model_name, pick_device("cpu")))
         load_adapter(backbone, "policy", str(weights))
         assert backbone.peft is not None
+        kind = _saved_dtype(config, dtype)
+        if (share := surviving_share(backbone.peft, "policy", kind)) < ENOUGH:
+            warnings.warn(
+                f"only {share:.0%} of what was trained is left once the merged weights are rounded to "
+                f"{str(kind).removeprefix('torch.')}; merge with --dtype float32, or export the adapter, without --merge",
+                stacklevel=2,
+            )
         with backbone.using("policy"), no_progress_bar():
-            backbone.peft.merge_and_unload().to(_saved_dtype(config, dtype)).save_pretrained(to)
+            backbone.peft.merge_and_unload().to(kind).save_pretrained(to)
         load_tokenizer(config.model_name, config.trust_remote_code).save_pretrained(to)
     else:
         shutil.copytree(weights, to, ignore=shutil.ignore_patterns("README.md", "*.yaml", "metrics.jsonl"))
+
+
+def surviving_share(peft: PeftModel, adapter: str, dtype: torch.dtype) -> float:
+    """How much of an adapter's update is left in weights that are stored as `dtype`: 1 = all, 0 = rounding takes it away."""
+    kept = total = 0.0
+    for layer in peft.modules():
+        if isinstance(layer, LoraLayer) and adapter in layer.lora_A:
+            base, update = layer.get_base_layer().weight.detach(), layer.get_delta_weight(adapter).detach()
+            stored = (base + update).to(dtype).float() - base.to(dtype).float()
+            kept, total = kept + float((stored * update).sum()), total + float(update.pow(2).sum())
+    return kept / total if total else 1.0
 
 
 def _saved_dtype(config: PPOConfig | StageConfig, name: str) -> torch.dtype:

@@ -71,9 +71,14 @@ def gumbel_noise(draw_keys: Tensor, token_ids: Tensor) -> Tensor:
     return -torch.log(torch.where(h < 2**31, low, high))
 
 
-def sequence_keys(prompts: Sequence[Sequence[int]]) -> Tensor:
-    """One int64 a prompt, from its token ids and from how often the same prompt stood before it: order does not matter."""
-    seen: dict[bytes, int] = {}
+def sequence_keys(prompts: Sequence[Sequence[int]], seen: dict[bytes, int] | None = None) -> Tensor:
+    """One int64 a prompt, from its token ids and from how often the same prompt stood before it: order does not matter.
+
+    Args:
+        seen: given to the calls for all parts of one set, it counts over the whole set, so that the keys do not depend on
+            how the set is cut.
+    """
+    seen = {} if seen is None else seen
     keys = []
     for ids in prompts:
         content = b",".join(str(token).encode() for token in ids)

@@ -78,7 +78,7 @@ def test_bad_rewards_are_refused(rewards):
     kl=number(-5, 50),
     target=number(0.5, 10),
     horizon=st.integers(100, 10**5),
-    n=st.integers(1, 99),
+    n=st.integers(1, 10**6),
 )
 def test_adaptive_coefficient(coef, kl, target, horizon, n):
     assert adapt_kl_coef(coef, kl, target, horizon, n) == near(oracles.adapt_kl_coef(coef, kl, target, horizon, n))
@@ -86,3 +86,16 @@ def test_adaptive_coefficient(coef, kl, target, horizon, n):
 
 def test_adaptive_coefficient_rests_at_its_target():
     assert adapt_kl_coef(0.1, 6.0, 6.0, 10_000, 512) == 0.1
+
+
+@pytest.mark.parametrize("n", [501, 512, 10_000])
+def test_a_batch_of_many_horizons_leaves_the_coefficient_positive_and_moves_it_by_a_fifth_at_most(n):
+    assert adapt_kl_coef(0.1, 0.0, 6.0, 100, n) == near(0.08)
+    assert adapt_kl_coef(0.1, 600.0, 6.0, 100, n) == near(0.12)
+
+
+@pytest.mark.parametrize("n", [1, 32, 99, 100])
+@pytest.mark.parametrize("kl", [0.0, 5.3, 6.5, 20.0])
+def test_up_to_one_horizon_the_bound_changes_no_bit(kl, n):
+    error = min(max(kl / 6.0 - 1.0, -0.2), 0.2)
+    assert adapt_kl_coef(0.1, kl, 6.0, 100, n) == 0.1 * (1.0 + error * n / 100)

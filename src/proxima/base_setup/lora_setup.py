@@ -7,7 +7,7 @@ from pathlib import Path
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from transformers.pytorch_utils import Conv1D
 
-from proxima.base_setup.loading import ModelSettings, explain_loading
+from proxima.base_setup.loading import ModelSettings, explain_loading, no_progress_bar
 from proxima.models import Backbone
 from proxima.models.weight_files import ADAPTER_FILE
 
@@ -57,6 +57,15 @@ def load_adapter(backbone: Backbone, name: str, folder: str) -> str:
             backbone.peft.load_adapter(folder, adapter_name=name)
             backbone.attach(backbone.peft)
     return name
+
+
+def merge_adapter(backbone: Backbone, folder: str) -> Backbone:
+    """The network with an adapter added to its weights, in float32: half precision would round most of a small update away."""
+    backbone.network.float()
+    name = load_adapter(backbone, "merged", folder)
+    assert backbone.peft is not None
+    with backbone.using(name), no_progress_bar():
+        return Backbone(backbone.peft.merge_and_unload())
 
 
 def copy_adapter(backbone: Backbone, source: str, name: str) -> str:

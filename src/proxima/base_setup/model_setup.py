@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from proxima.base_setup.loading import ModelSettings, explain_loading, load_network, model_path, pick_device, pick_dtype
-from proxima.base_setup.lora_setup import add_adapter, copy_adapter, is_adapter, load_adapter, lora_config
+from proxima.base_setup.lora_setup import add_adapter, copy_adapter, is_adapter, load_adapter, lora_config, merge_adapter
 from proxima.base_setup.micro_batches import MicroBatches
 from proxima.base_setup.tokenizer_setup import PAD_TOKEN, eos_token_ids
 from proxima.config import PPOConfig
@@ -175,10 +175,7 @@ def _trainable_copy(config: PPOConfig, adapter_folder: str) -> Backbone:
     """A second copy of the base, all weights trainable (float32, or small steps are lost), an adapter merged in where named."""
     copied = Backbone(load_network(config, config.model_name, pick_device(config.device)))
     if adapter_folder:
-        load_adapter(copied, "start", adapter_folder)
-        with copied.using("start"):
-            assert copied.peft is not None
-            copied = Backbone(copied.peft.merge_and_unload())
+        copied = merge_adapter(copied, adapter_folder)
     copied.network.float().requires_grad_(True)
     return copied
 

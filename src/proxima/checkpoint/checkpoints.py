@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ log = logging.getLogger(__name__)
 
 STATE = "state.json"
 PREFIX = "step-"
+NAME = re.compile(PREFIX + r"(\d+)(?:-(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,17 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """Oldest first."""
-        return sorted(path for path in self.folder.glob(f"{PREFIX}*") if path.is_dir())
+        return sorted(
+            (path for path in self.folder.glob(f"{PREFIX}*") if NAME.fullmatch(path.name) and path.is_dir()), key=_place
+        )
 
     def newest(self, last: float = math.inf) -> Checkpoint | None:
         """The newest undamaged one up to step `last`, or None; every damaged one on the way is named."""
-        return self._first_good(path for path in reversed(self.paths()) if _step(path) <= last)
+        return self._first_good(path for path in reversed(self.paths()) if _place(path)[0] <= last)
 
     def best(self, last: float = math.inf) -> Checkpoint | None:
         """The undamaged one with the best verdict up to step `last`; None where none has a verdict."""
-        return self._first_good(path for path in self.by_verdict() if _step(path) <= last)
+        return self._first_good(path for path in self.by_verdict() if _place(path)[0] <= last)
 
     def by_verdict(self) -> list[Path]:
         """Those with a verdict, the best first, the earliest of equals first."""
@@ -79,7 +83,7 @@ class Checkpoints:
     def forget_after(self, checkpoint: Checkpoint) -> None:
         """Delete what lies after the one that the run goes on from."""
         for path in self.paths():
-            if path.name > checkpoint.path.name:
+            if _place(path) > _place(checkpoint.path):
                 remove_folder(path)
 
     def clean(self) -> None:
@@ -101,14 +105,16 @@ class Checkpoints:
                 remove_folder(path)
 
     def _free_name(self, step: int) -> Path:
-        """A step that was gone back to may be written again, beside its first checkpoint: step-00000010-1 is newer."""
+        """A step that was gone back to is written again beside its earlier checkpoint, never over it: -1, -2, ... are newer."""
         name = f"{PREFIX}{step:08d}"
-        taken = [path for path in self.paths() if path.name.startswith(name)]
-        return self.folder / (f"{name}-{len(taken)}" if taken else name)
+        taken = [again for number, again in map(_place, self.paths()) if number == step]
+        return self.folder / (f"{name}-{max(taken) + 1}" if taken else name)
 
 
-def _step(path: Path) -> int:
-    return int(path.name.split("-")[1])
+def _place(path: Path) -> tuple[int, int]:
+    """The step of a checkpoint, and how often that step had been written before: step-00000010-2 is (10, 2)."""
+    step, again = NAME.fullmatch(path.name).groups("0")  # type: ignore[union-attr]
+    return int(step), int(again)
 
 
 def _verdict(path: Path) -> float | None:

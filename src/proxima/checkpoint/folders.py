@@ -21,11 +21,12 @@ class Damaged(ValueError):  # noqa: N818
 
 def write_folder(target: Path, fill: Callable[[Path], object], manifest: bool = True) -> Path:
     """Fill a hidden folder beside the target, flush every file to disk, then rename: nobody ever sees a part of it.
+    A folder of that name makes room at the last moment and is deleted only when the new one has its place.
 
     Args:
         manifest: also note the size and checksum of every file, for `check_folder`.
     """
-    part = _beside(target, "part")
+    part, gone = _beside(target, "part"), _beside(target, "gone")
     try:
         remove_folder(part)
         part.mkdir(parents=True)
@@ -34,10 +35,15 @@ def write_folder(target: Path, fill: Callable[[Path], object], manifest: bool = 
             (part / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": _describe(part)}, indent=1), encoding="utf-8")
         for path in [*_files(part), *(path for path in part.rglob("*") if path.is_dir()), part]:
             sync(path)
-        remove_folder(target)
+        shutil.rmtree(gone, ignore_errors=True)
+        if target.exists():
+            target.rename(gone)
         part.rename(target)
         sync(target.parent)
+        shutil.rmtree(gone, ignore_errors=True)
     except BaseException as error:
+        if gone.exists() and not target.exists():
+            gone.rename(target)
         shutil.rmtree(part, ignore_errors=True)
         if isinstance(error, SafetensorError):  # it hides the system's own error, a full disk for example
             raise OSError(str(error)) from error

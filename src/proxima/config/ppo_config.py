@@ -36,10 +36,11 @@ class PPOConfig(Settings):
     max_new_tokens: int = 10
     """Most tokens in a response; a longer one is cut there and did not end by itself."""
     gamma: float = 0.99
-    """Discount of later rewards, a token; with 1 the score at the end counts in full for every token before it."""
+    """Discount of later rewards, per token; with 1 the score at the end counts in full for every token before it. 1 suits
+    responses of more than about 50 tokens: of a score n tokens later, (gamma * lam)^n enters a token's advantage."""
     lam: float = 0.95
     """Lambda of generalised advantage estimation: 0 = one-step errors, all trust in the values; 1 = whole returns, none, and
-    more noise."""
+    more noise. The longer the responses, the nearer to 1 it has to be; `proxima doctor` says from where on."""
     kl_coef: float = 0.1
     """Weight of the per-token KL penalty in the reward (the first one, where it adapts): higher keeps the policy nearer to the
     reference, lower lets it find more reward, and more ways to game it."""
@@ -73,7 +74,7 @@ class PPOConfig(Settings):
 
     # --- prompts and rewards ---
     truncate_prompts: bool = False
-    """Cut prompts that do not fit the context on the left (counted in the metrics) instead of refusing them."""
+    """Cut prompts that do not fit the context on the left, after BOS (counted in the metrics), instead of refusing them."""
     missing_eos_penalty: float = 0.0
     """Taken off the score of a response that did not end by itself, in the unit of the scores."""
     normalize_rewards: bool = False
@@ -134,19 +135,21 @@ class PPOConfig(Settings):
     """Weight of the exact KL to the reference as a term of the policy loss, beside `kl_coef`, which acts through the reward; 0
     = off."""
     kl_controller: Literal["fixed", "adaptive"] = "fixed"
-    """`fixed` = `kl_coef` stays; `adaptive` = it is steered towards `kl_target`."""
+    """`fixed` = `kl_coef` stays; `adaptive` = it is steered towards `kl_target`, from a `kl_coef` above 0 and once the policy
+    trains."""
     kl_target: float = 6.0
     """Sequence KL in nats that the adaptive controller aims for (Ziegler et al.: 6)."""
     kl_horizon: int = 10_000
-    """Sequences over which the adaptive controller acts (Ziegler et al.: 10,000)."""
+    """Sequences over which the adaptive controller acts (Ziegler et al.: 10,000); a step changes `kl_coef` by 20 % at most."""
     kl_stop: float = 0.0
     """End the update of a step once a minibatch's KL(old || new) a token passes this; 0 = off."""
     max_grad_norm: float = 1.0
     """Gradients are clipped to this norm, for each optimiser; 0 = off."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """Both learning rates over `train`: constant, or falling to 0. `ppo_step` by itself knows no end and stays constant."""
+    """Both learning rates over one call of `train`: constant, or falling to 0. `ppo_step` outside of `train`, also after it,
+    knows no end and stays constant."""
     warmup_steps: int = 0
-    """PPO steps over which both learning rates rise from 0; 0 = none."""
+    """PPO steps at the start of `train` over which both learning rates rise from 0; 0 = none."""
     critic_warmup_steps: int = 0
     """First PPO steps that train the value model alone, so that the policy begins with values that mean something."""
 
@@ -161,7 +164,8 @@ class PPOConfig(Settings):
     buffer_max_bytes: int = 8 * 2**30
     """Most memory the buffer may take, in bytes (8 GiB)."""
     buffer_overflow: Literal["error", "drop_oldest", "disk"] = "error"
-    """Past `buffer_max_bytes`: refuse, forget the oldest sequences, or move to a memory-mapped file."""
+    """When a rollout takes more than `buffer_max_bytes`: `error`, refuse it; `disk`, move it to a memory-mapped file.
+    `drop_oldest` is for an `ExperienceBuffer` of your own that holds several rollouts; PPO holds one, and refuses too."""
 
     # --- the run ---
     eval_every: int = 1
@@ -232,6 +236,18 @@ class PPOConfig(Settings):
             raise ValueError(f"dual_clip ({self.dual_clip}) must be 0 (off) or above 1")
         if 0 < self.length_limit <= 1:
             raise ValueError(f"length_limit ({self.length_limit}) must be 0 (off) or above 1")
+
+    @property
+    def idle_settings(self) -> dict[str, tuple[str, str]]:
+        """Settings that do nothing beside the others: what is wrong, and what to do. Not refused: old runs must load."""
+        found = {}
+        if self.kl_controller == "adaptive" and self.kl_coef == 0:
+            what = "kl_controller adaptive multiplies kl_coef, and 0 stays 0: there is no KL penalty at any distance"
+            found["kl_controller"] = what, "start with kl_coef above 0, for example 0.1, or set kl_controller to fixed"
+        if self.buffer_overflow == "drop_oldest":
+            what = "buffer_overflow drop_oldest acts as error: a PPO step holds one rollout, and nothing older to drop"
+            found["buffer_overflow"] = what, "set buffer_overflow to error or disk"
+        return found
 
 
 def check_url(url: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from proxima.data.rows import BrokenData
+from proxima.encoding import added_ids
 
 Message = dict[str, Any]
 Messages = list[Message]
@@ -24,8 +25,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._bos = ""
         if tokenizer is not None and getattr(tokenizer, "bos_token", None):
-            added = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
-            self._bos = tokenizer.bos_token if added else ""
+            self._bos = tokenizer.bos_token if tokenizer.bos_token_id in added_ids(tokenizer).before else ""
 
     def prompt(self, messages: Messages) -> str:
         """Everything before the answer, and what begins the answer."""

@@ -22,6 +22,7 @@ from proxima.data.read import KINDS, LeftOut, kinds_of
 from proxima.data.records import Preference, Rating
 from proxima.data.rows import BrokenData, Row, Rows
 from proxima.data.sources import open_rows
+from proxima.encoding import encode_prompts
 
 AT_ONCE = 256  # records tokenised together
 EXAMPLES = 3
@@ -194,8 +195,10 @@ class Measures:
         """Lengths of texts by unit; an answer's tokens include the EOS that training adds."""
         if self._tokenizer is None:
             return {"characters": [len(text) for text in texts], "words": [len(text.split()) for text in texts]}
-        rows = self._tokenizer(list(texts), add_special_tokens=is_prompt, verbose=False)["input_ids"]
-        return {"tokens": [len(row) + (not is_prompt) for row in rows]}
+        if is_prompt:
+            return {"tokens": [len(row) for row in encode_prompts(self._tokenizer, texts)]}
+        rows = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        return {"tokens": [len(row) + 1 for row in rows]}
 
     def write(self, report: DataReport) -> None:
         self.measure()

@@ -25,14 +25,23 @@ from proxima.doctor.reward_checks import (
     is_reward_model,
     padded_samples,
 )
-from proxima.doctor.settings_checks import check_batches, check_learning_rates, check_remote_code, check_rewards_given
+from proxima.doctor.settings_checks import (
+    check_batches,
+    check_idle_settings,
+    check_learning_rates,
+    check_reach,
+    check_remote_code,
+    check_rewards_given,
+)
 from proxima.doctor.step_checks import check_deterministic, check_ends, check_kl, check_ratio, tolerance_of, unchanging
 from proxima.doctor.tokenizer_checks import (
     check_chat_template,
     check_context,
     check_eos,
     check_pad,
+    check_prompt_ends,
     check_vocabulary,
+    measure_prompts,
     prompt_lengths,
 )
 from proxima.errors import RewardFailure
@@ -93,17 +102,21 @@ def quick_findings(
     """
     check_rewards(config)
     network = load_config(config.model_name, config.trust_remote_code)
-    lengths = prompt_lengths(prompts[:measured], tokenizer)
+    ends = ends_of(config, tokenizer, network)
+    lengths, ended = measure_prompts(prompts[:measured], tokenizer, ends)
     context = getattr(network.get_text_config(), "max_position_embeddings", None)
     longest = max(lengths) if context is None else min(max(lengths), max(1, context - config.max_new_tokens))
     return [
         check_rewards_given(config),
         check_learning_rates(config),
+        check_reach(config),
+        check_idle_settings(config),
         check_batches(config, len(prompts), epochs),
         check_remote_code(config),
         check_pad(tokenizer),
         check_vocabulary(tokenizer, network),
-        check_eos(ends_of(config, tokenizer, network), network),
+        check_eos(ends, network),
+        check_prompt_ends(tokenizer, ended, len(lengths)),
         check_context(config, lengths, context),
         check_memory(config, network, longest),
         check_disk(config, network),

@@ -13,6 +13,10 @@ USUAL_RATES = {
 }
 """What is met in practice, with a margin: a rate outside is more likely a slip than a choice."""
 
+LEAST_REACH = 0.05
+"""Share of a final score that should enter the first token's advantage by itself. The published TL;DR setup (53 tokens, gamma
+1, lam 0.95) leaves 0.07. Below, what a token is trained on is what the value model guesses, and hardly what happened."""
+
 
 def check_rewards_given(config: PPOConfig) -> Finding:
     if not config.rewards:
@@ -27,6 +31,30 @@ def check_learning_rates(config: PPOConfig) -> Finding:
         if not low <= rate <= high:
             return warn("learning rate", f"{name} ({rate:g}) is far from usual for {what}", f"use {low:g} to {high:g}")
     return ok("learning rate", f"policy {config.learning_rate:g}, value {config.value_learning_rate:g}, for {what}")
+
+
+def check_reach(config: PPOConfig) -> Finding:
+    """How much of a score on the last token reaches the first one: (gamma * lam) to the power of the tokens between."""
+    name, between = "reach of the score", config.max_new_tokens - 1
+    reach = (config.gamma * config.lam) ** between
+    if reach >= LEAST_REACH:
+        return ok(name, f"{reach:.2g} of a final score enters the advantage {between} tokens earlier")
+    lam = math.ceil(1000 * LEAST_REACH ** (1 / between)) / 1000
+    return warn(
+        name,
+        f"gamma ({config.gamma:g}) x lam ({config.lam:g}) lets {reach:.2g} of a final score enter the advantage {between} "
+        "tokens earlier: the first tokens of a long response hardly learn from it",
+        f"set gamma to 1 and lam to {lam:g} or more, or lower max_new_tokens",
+    )
+
+
+def check_idle_settings(config: PPOConfig) -> Finding:
+    """Settings that do nothing beside the others; a run without the KL penalty that was asked for is spoiled."""
+    name, found = "idle settings", config.idle_settings
+    if not found:
+        return ok(name, "none: nothing that is set is without effect")
+    what, remedy = ("; ".join(parts) for parts in zip(*found.values(), strict=True))
+    return (fail if "kl_controller" in found else warn)(name, what, remedy)
 
 
 def check_batches(config: PPOConfig, prompts: int, epochs: int = 1) -> Finding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from proxima.base_setup.tokenizer_setup import PAD_TOKEN
@@ -12,6 +12,7 @@ from proxima.data.forms import prompt_of
 from proxima.data.read import kinds_of
 from proxima.data.rows import Rows
 from proxima.doctor.finding import Finding, fail, ok, warn
+from proxima.encoding import added_ids, encode_prompts
 
 AT_ONCE = 512  # prompts tokenised together
 LOOKED_AT = 100  # rows in which a conversation is looked for
@@ -80,11 +81,38 @@ def check_chat_template(rows: Rows, tokenizer: Any) -> Finding:
 
 def prompt_lengths(prompts: Sequence[str], tokenizer: Any) -> list[int]:
     """Tokens of each prompt."""
-    lengths: list[int] = []
+    return [length for length, _ in _measured(prompts, tokenizer)]
+
+
+def measure_prompts(prompts: Sequence[str], tokenizer: Any, ends: Sequence[int]) -> tuple[list[int], int]:
+    """Tokens of each prompt, and how many prompts end with one of `ends`."""
+    measured = list(_measured(prompts, tokenizer))
+    return [length for length, _ in measured], sum(last in ends for _, last in measured)
+
+
+def _measured(prompts: Sequence[str], tokenizer: Any) -> Iterator[tuple[int, int | None]]:
+    """Tokens of each prompt, and its last one."""
     for first in range(0, len(prompts), AT_ONCE):
-        rows = tokenizer(list(prompts[first : first + AT_ONCE]), verbose=False)["input_ids"]
-        lengths += [len(row) for row in rows]
-    return lengths
+        for row in encode_prompts(tokenizer, prompts[first : first + AT_ONCE]):
+            yield len(row), row[-1] if row else None
+
+
+def check_prompt_ends(tokenizer: Any, ended: int, count: int) -> Finding:
+    """What stands where the answer begins: after EOS a model begins another text.
+
+    Args:
+        ended: prompts, of `count`, whose last token ends a text.
+    """
+    name, added = "prompt end", added_ids(tokenizer)
+    if ended:
+        return warn(
+            name,
+            f"{ended} of {count} prompts end with a token that ends a text: the model would begin another one, not answer",
+            "take it off the prompts in the data, or out of the chat template",
+        )
+    if added.after:
+        return ok(name, f"the tokenizer appends {tokenizer.decode(added.after)!r} to a text; it is left out after prompts")
+    return ok(name, "no prompt ends with EOS")
 
 
 def check_context(config: PPOConfig, lengths: Sequence[int], context: int | None, name: str = "context") -> Finding:

@@ -22,6 +22,9 @@ from proxima.sampling import cover, kept_shape, score_tokens, truncate
 from proxima.token_attribution import TokenAttributor
 from proxima.types import KeptSet, Rollout, Tokens, pad_to
 
+Prompts = Sequence[str] | Tokens
+"""Texts, or what `SequenceGenerator.read_prompts` made of them."""
+
 
 @dataclass(frozen=True)
 class Ahead:
@@ -44,7 +47,7 @@ class SequenceGenerator:
 
     def generate_sequences(
         self,
-        prompts: Sequence[str],
+        prompts: Prompts,
         step: int = 0,
         clock: Stopwatch | None = None,
         following: Sequence[str] | None = None,
@@ -59,7 +62,7 @@ class SequenceGenerator:
 
     def generate(
         self,
-        prompts: Sequence[str],
+        prompts: Prompts,
         step: int = 0,
         clock: Stopwatch | None = None,
         following: Sequence[str] | None = None,
@@ -98,7 +101,7 @@ class SequenceGenerator:
             step=step,
         )
 
-    def sample(self, prompts: Sequence[str], step: int = 0, reference: bool = False) -> Tokens:
+    def sample(self, prompts: Prompts, step: int = 0, reference: bool = False) -> Tokens:
         """One response a prompt, not scored; by the reference instead of the policy where asked."""
         if self.rollouts is not None and not reference and step >= 0:  # verdicts have the reference's noise
             return self._sample_on_vllm(prompts, step)
@@ -111,19 +114,20 @@ class SequenceGenerator:
             model.backbone.forget_generation()
         return join_tokens(tokens, sampled, processes) if processes.many else sampled
 
-    def _begin(self, prompts: Sequence[str], step: int) -> Ahead:
+    def _begin(self, prompts: Prompts, step: int) -> Ahead:
         assert self.rollouts is not None
         tokens = self.read_prompts(prompts)
         own = own_share(tokens, self.models.processes)
         return Ahead(step, tokens, self.rollouts.begin(tokens, own, self._sampling(step)))
 
-    def _sample_on_vllm(self, prompts: Sequence[str], step: int) -> Tokens:
+    def _sample_on_vllm(self, prompts: Prompts, step: int) -> Tokens:
         assert self.rollouts is not None
         begun, rollouts, processes = self._ahead, self.rollouts, self.models.processes
-        if begun is not None and begun.step == step and begun.prompts.prompts == self.tokenize(prompts)[0]:
+        tokens = self.read_prompts(prompts)
+        if begun is not None and begun.step == step and begun.prompts.prompts == tokens.prompts:
             self._ahead = None
         else:
-            begun = self._begin(prompts, step)
+            begun = self._begin(tokens, step)
         pending = begun.pending
         own = processes.together(lambda: rollouts.finish(pending))
         self.policy_lag = int(rollouts.is_old(pending))
@@ -135,9 +139,16 @@ class SequenceGenerator:
         given = (self.tokenizer, self.models.context_length, config.max_new_tokens, config.truncate_prompts)
         return tokenize(prompts, *given, first)
 
-    def read_prompts(self, prompts: Sequence[str]) -> Tokens:
-        """Prompts as left-padded ids on the device, still without responses."""
-        return without_responses(*self.tokenize(prompts), self.tokenizer).map(lambda tensor: tensor.to(self.models.device))
+    def read_prompts(self, prompts: Prompts, seen: dict[bytes, int] | None = None) -> Tokens:
+        """Prompts as left-padded ids on the device, still without responses; what was read before stays as it is.
+
+        Args:
+            seen: where these are a part of a set, what counts its equal prompts (`sequence_keys`).
+        """
+        if isinstance(prompts, Tokens):
+            return prompts
+        read = without_responses(*self.tokenize(prompts), self.tokenizer, seen)
+        return read.map(lambda tensor: tensor.to(self.models.device))
 
     @torch.no_grad()
     def score(self, tokens: Tokens) -> dict[str, Tensor]:

@@ -53,11 +53,12 @@ def answer(trainer: PPOTrainer, prompts: Sequence[str], followed: int = 0) -> An
         pairs, _ = trainer.generator.generate_sequences(batch, VALIDATION_STEP)
         assert pairs.tokens is not None
         scores = collected.add(pairs.tokens)
-        if few := min(followed - len(records), len(batch)):
+        count = len(batch.prompts)
+        if few := min(followed - len(records), count):
             rows = torch.arange(few)
             records += followed_records(trainer, pairs.select(rows), scores.select(rows))
         measured = rollout_metrics(pairs)
-        sums = {name: sums[name] + measured[name] * len(batch) / len(prompts) for name in SHOWN}
+        sums = {name: sums[name] + measured[name] * count / len(prompts) for name in SHOWN}
     return collected.answers(sums, records)
 
 
@@ -98,12 +99,17 @@ class _Collected:
         return Answers(self.texts, {OWN: total.tolist(), **self.judged}, numbers, records)
 
 
-def _batches(trainer: PPOTrainer, prompts: Sequence[str]) -> Iterator[list[str]]:
-    """Of the run's own size; more at once where the fast engine samples, which needs few passes for many prompts."""
+def _batches(trainer: PPOTrainer, prompts: Sequence[str]) -> Iterator[Tokens]:
+    """Of the run's own size; more at once where the fast engine samples, which needs few passes for many prompts.
+
+    Equal prompts are counted over all batches, so that no answer depends on the batches' size.
+    """
+    seen: dict[bytes, int] = {}
     fast = trainer.models.policy.backbone.generation is not None
     size = max(trainer.config.batch_size, FAST_BATCH if fast else 1)
     for start in range(0, len(prompts), size):
-        yield [prompts[i] for i in range(start, min(start + size, len(prompts)))]
+        part = [prompts[i] for i in range(start, min(start + size, len(prompts)))]
+        yield trainer.generator.read_prompts(part, seen)
 
 
 def win_rates(trainer: PPOTrainer, prompts: Sequence[str], ours: Answers, theirs: Answers) -> dict[str, dict[str, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ class PPOTrainer:
 
     def __init__(self, config: PPOConfig):
         self.config = config
+        for what, remedy in config.idle_settings.values():
+            warnings.warn(f"{what}; {remedy}", stacklevel=2)
         check_rewards(config)
         check_judges(config)
         setup = BaseSetup(config)
@@ -71,7 +74,8 @@ class PPOTrainer:
         self.kl_coef = config.kl_coef
         self.rate_factor = 1.0  # of both learning rates; smaller after a rollback
         self.step = 0
-        self.total_steps: int | None = None
+        self.first_step = 0  # of the call of `train` under way; its schedule begins there
+        self.total_steps: int | None = None  # the step at which that call ends; None outside `train`
 
     def ppo_step(self, prompts: Sequence[str], following: Sequence[str] | None = None) -> dict[str, Any]:
         """One whole PPO step on any number of prompts.
@@ -180,7 +184,8 @@ class PPOTrainer:
 
     def update_models(self, batches: BatchedData) -> dict[str, float]:
         """All epochs at this step's learning rates; what was measured."""
-        factor = learning_rate_factor(self.config.lr_schedule, self.step, self.total_steps, self.config.warmup_steps)
+        done, total = self.step - self.first_step, None if self.total_steps is None else self.total_steps - self.first_step
+        factor = learning_rate_factor(self.config.lr_schedule, done, total, self.config.warmup_steps)
         rates = self.model_trainer.set_learning_rates(self.rate_factor * factor)
         history, stopped = self.model_trainer.update(batches, policy=self.step >= self.config.critic_warmup_steps)
         taken = [stats for stats in history if "skipped" not in stats]
@@ -194,8 +199,8 @@ class PPOTrainer:
         }
 
     def adapt_kl(self, kl: float, sequences: int) -> None:
-        """The next step's coefficient, where it adapts."""
-        if self.config.kl_controller == "adaptive":
+        """The next step's coefficient, where it adapts; while only the value model trains there is nothing to steer."""
+        if self.config.kl_controller == "adaptive" and self.step > self.config.critic_warmup_steps:
             self.kl_coef = adapt_kl_coef(self.kl_coef, kl, self.config.kl_target, self.config.kl_horizon, sequences)
 
     def train(

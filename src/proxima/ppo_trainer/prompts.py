@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxima.encoding import added_ids, encode_prompts, pad_left
 from proxima.sampling import sequence_keys
 from proxima.types import Prompt, Tokens
 
@@ -34,18 +35,18 @@ def tokenize(
 
     Args:
         context: most tokens that the model can read; None = any number.
-        may_cut: cut prompts that are too long on the left, instead of refusing them.
+        may_cut: cut prompts that are too long on the left, after BOS, instead of refusing them.
         first: number of the first prompt, where these are a part of a set; errors count from it.
     """
     prompts = check_prompts(prompts, first)
-    rows: list[list[int]] = tokenizer(prompts)["input_ids"]
+    rows, before = encode_prompts(tokenizer, prompts), added_ids(tokenizer).before
     if empty := [i for i, row in enumerate(rows) if not row]:
         raise ValueError(f"prompt {first + empty[0]} has no tokens: {prompts[empty[0]]!r}")
     truncated = torch.zeros(len(rows), dtype=torch.bool)
     if context is None:
         return prompts, rows, truncated
     room = context - max_new_tokens
-    if room < 1:
+    if room < len(before) + 1:
         raise ValueError(
             f"max_new_tokens ({max_new_tokens}) leaves no room for a prompt in the model's context of {context} tokens"
         )
@@ -57,24 +58,31 @@ def tokenize(
                 f"prompt {first + i} has {len(row)} tokens; with max_new_tokens ({max_new_tokens}) the context of {context} "
                 f"leaves {room}. Shorten it, or set truncate_prompts"
             )
-        rows[i] = row[-room:]
-        prompts[i] = Prompt(tokenizer.decode(rows[i]), getattr(prompts[i], "columns", None))
+        rows[i] = before + _cut(row[len(before) :], room - len(before), tokenizer.bos_token_id)
+        prompts[i] = Prompt(tokenizer.decode(rows[i][len(before) :]), getattr(prompts[i], "columns", None))
         truncated[i] = True
     return prompts, rows, truncated
 
 
-def without_responses(prompts: list[str], rows: list[list[int]], truncated: Tensor, tokenizer: Any) -> Tokens:
-    """Prompts as left-padded ids, on the CPU, still without responses."""
-    width = max(len(row) for row in rows)
+def _cut(row: list[int], room: int, bos: int | None) -> list[int]:
+    """The last `room` ids of a text; a BOS that begins it (a chat template writes one) stays."""
+    return row[:1] + row[1 - room :] if row[0] == bos and room > 1 else row[-room:]
+
+
+def without_responses(
+    prompts: list[str], rows: list[list[int]], truncated: Tensor, tokenizer: Any, seen: dict[bytes, int] | None = None
+) -> Tokens:
+    """Prompts as left-padded ids, on the CPU, still without responses; `seen` as `sequence_keys` has it."""
+    prompt_ids, prompt_mask = pad_left(rows, tokenizer.pad_token_id)
     nothing = torch.zeros(len(rows), 0, dtype=torch.long)
     return Tokens(
         prompts=prompts,
-        prompt_ids=torch.tensor([[tokenizer.pad_token_id] * (width - len(row)) + row for row in rows]),
-        prompt_mask=torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows]),
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_mask,
         response_ids=nothing,
         mask=nothing.bool(),
         ended=torch.zeros(len(rows), dtype=torch.bool),
         truncated=truncated,
-        keys=sequence_keys(rows),
+        keys=sequence_keys(rows, seen),
         tokenizer=tokenizer,
     )

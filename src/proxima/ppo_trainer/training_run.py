@@ -41,23 +41,31 @@ class TrainingRun:
         self.trainer, self.plan, self.evaluator, self.run, self.signals = trainer, plan, evaluator, run, signals
         self.config, self.processes = trainer.config, trainer.models.processes
         self.results = TrainingResults(run_folder=run.path)
-        self.first_step, self.rollbacks = trainer.step, 0
+        self.rollbacks = 0
         self.verdict: float | None = None  # of the step just done
         self.saved: int | None = None  # step of the newest checkpoint
 
     def go(self, force: bool = False) -> TrainingResults:
-        self.begin(force)
+        """The whole call; the learning-rate schedule is this call's own, so it ends with it, however that is."""
+        try:
+            self.begin(force)
+            self.loop()
+            return self.finish()
+        finally:
+            self.trainer.first_step, self.trainer.total_steps = 0, None
+
+    def loop(self) -> None:
         if self.config.overlap:
             log.info("overlap: responses are sampled one update behind; importance weights correct for it (policy_lag)")
-        total, done = self.trainer.total_steps or 0, self.trainer.step - self.first_step
+        total, done = self.trainer.total_steps or 0, self.trainer.step - self.trainer.first_step
         hidden = None if self.processes.first else True
-        with tqdm(desc="PPO", unit="step", initial=done, total=total - self.first_step, disable=hidden) as bar:
+        with tqdm(desc="PPO", unit="step", initial=done, total=total - self.trainer.first_step, disable=hidden) as bar:
             try:
                 while not self.results.stop_reason and self.trainer.step < total:
                     if self.stop_asked():
                         self.interrupt()
                     self.advance(bar)
-                    bar.update(self.trainer.step - self.first_step - bar.n)
+                    bar.update(self.trainer.step - self.trainer.first_step - bar.n)
             except (RewardFailure, EngineFailure) as failure:
                 self.checkpoint()
                 folder = self.trainer.save(self.run.path)
@@ -71,7 +79,6 @@ class TrainingRun:
                 raise
             finally:
                 self.trainer.generator.forget()
-        return self.finish()
 
     def stop_asked(self) -> bool:
         """Whether a signal came, to any process: all stop after the same step."""
@@ -87,7 +94,7 @@ class TrainingRun:
         """From the newest checkpoint where there is one to go on from, else from the trainer as it is."""
         steps, checkpoint = self.plan.epochs * self.plan.steps_an_epoch, self.run.checkpoint
         if checkpoint is None:
-            self.trainer.total_steps = self.trainer.step + steps
+            self.trainer.first_step, self.trainer.total_steps = self.trainer.step, self.trainer.step + steps
             self.results.metrics = self.run.begin()
             if self.config.checkpoint_every:
                 self.checkpoint()
@@ -108,7 +115,7 @@ class TrainingRun:
     def advance(self, bar: Any) -> None:
         """One step, and all that follows from it."""
         trainer, results = self.trainer, self.results
-        epoch, batch = self.plan.at(trainer.step - self.first_step)
+        epoch, batch = self.plan.at(trainer.step - trainer.first_step)
         following = self.following()
         outcome = trainer.ppo_step(batch) if following is None else trainer.ppo_step(batch, following)
         metrics = {"epoch": epoch + 1, **{name: outcome[name] for name in outcome if is_defined(name)}}
@@ -142,7 +149,7 @@ class TrainingRun:
         """The prompts of the step after this one, where they may be sampled ahead."""
         if not self.config.overlap or self.trainer.step + 1 >= (self.trainer.total_steps or 0):
             return None
-        return self.plan.at(self.trainer.step + 1 - self.first_step)[1]
+        return self.plan.at(self.trainer.step + 1 - self.trainer.first_step)[1]
 
     def write_samples(self, outcome: dict[str, Any], trained: list[dict[str, Any]]) -> None:
         """A few samples in the small table, and every token of them in a file of its own."""
@@ -212,10 +219,10 @@ class TrainingRun:
             return
         agree(self.trainer)
         whole = put_state_together(self.trainer)
-        epoch, batch = divmod(self.trainer.step - self.first_step, self.plan.steps_an_epoch)
+        epoch, batch = divmod(self.trainer.step - self.trainer.first_step, self.plan.steps_an_epoch)
         state = {
             **plain_state(self.trainer),
-            "first_step": self.first_step,
+            "first_step": self.trainer.first_step,
             "epoch": epoch,
             "batch": batch,
             "fingerprints": self.plan.fingerprints,
@@ -235,7 +242,7 @@ class TrainingRun:
         state = checkpoint.state
         load_state(self.trainer, checkpoint.path, state)
         self.evaluator.restore(state["evaluator"])
-        self.first_step, self.rollbacks, self.verdict = state["first_step"], state["rollbacks"], state["verdict"]
+        self.trainer.first_step, self.rollbacks, self.verdict = state["first_step"], state["rollbacks"], state["verdict"]
         self.results.evaluation, self.results.best_step = state["evaluation"], self.evaluator.best_step
         self.saved = self.trainer.step
 
@@ -258,7 +265,7 @@ class TrainingRun:
         self.run.write_results(
             {
                 "stop_reason": results.stop_reason,
-                "steps": self.trainer.step - self.first_step,
+                "steps": self.trainer.step - self.trainer.first_step,
                 "best_step": results.best_step,
                 "best_checkpoint": best[0].name if best else None,
                 "rollbacks": self.rollbacks,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
+from proxima.encoding import encode_prompts, pad_left
 from proxima.pairs import SAPairs, as_pairs
 from proxima.ppo_trainer.prompts import check_prompts
 from proxima.ppo_trainer.shares import own_share
@@ -50,6 +51,6 @@ class ValueAdder:
         values: list[float] = []
         for start in range(0, len(states), self.models.micro_batches.size):
             chunk = states[start : start + self.models.micro_batches.size]
-            batch = self.tokenizer(chunk, return_tensors="pt", padding=True, padding_side="left").to(self.models.device)
-            values += self.models.value.last_values(batch["input_ids"], batch["attention_mask"].bool()).tolist()
+            ids, mask = pad_left(encode_prompts(self.tokenizer, chunk), self.tokenizer.pad_token_id)
+            values += self.models.value.last_values(ids.to(self.models.device), mask.to(self.models.device)).tolist()
         return values

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxima.encoding import encode_prompts
 from proxima.sampling import sequence_keys
 from proxima.types import Tokens
 
@@ -63,7 +64,7 @@ def columns_of(prompt: str) -> dict[str, Any]:
 
 def tokens_of(prompts: list[str], completion_ids: list[list[int]], ended: list[bool], tokenizer: Any, device: Any) -> Tokens:
     """The record of a rollout from prompts and the ids that were sampled after them."""
-    prompt_rows: list[list[int]] = tokenizer(prompts)["input_ids"]
+    prompt_rows = encode_prompts(tokenizer, prompts)
     prompt_ids, prompt_mask = pad_rows(prompt_rows, left=True)
     response_ids, mask = pad_rows(completion_ids)
     tokens = Tokens(

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxima.encoding import encode_prompts
 from proxima.engine import Layout, pack
 
 
 def encode(tokenizer: Any, prompt: str, completion: str, ended: bool = True) -> tuple[list[int], list[int]]:
     """Ids of prompt and completion, cut where PPO cuts them: the prompt by itself, then what follows, then EOS."""
     response = tokenizer(completion, add_special_tokens=False)["input_ids"]
-    return tokenizer(prompt)["input_ids"], response + ([tokenizer.eos_token_id] if ended else [])
+    return encode_prompts(tokenizer, [prompt])[0], response + ([tokenizer.eos_token_id] if ended else [])
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from proxima.base_setup.loading import load_network, pick_device
-from proxima.base_setup.lora_setup import add_adapter, copy_adapter, load_adapter, lora_config
+from proxima.base_setup.lora_setup import add_adapter, copy_adapter, load_adapter, lora_config, merge_adapter
 from proxima.base_setup.tokenizer_setup import load_tokenizer
 from proxima.config import StageConfig
 from proxima.models import Backbone
@@ -77,10 +77,7 @@ class StageTrainer(ABC, Generic[Example]):
         """What trains: an adapter (fresh, or a copy of `sft_adapter`), or with lora_r = 0 the whole network in float32."""
         if self.config.lora_r == 0:
             if self.config.sft_adapter:
-                load_adapter(self.backbone, "start", self.config.sft_adapter)
-                assert self.backbone.peft is not None
-                with self.backbone.using("start"):
-                    self.backbone = Backbone(self.backbone.peft.merge_and_unload())
+                self.backbone = merge_adapter(self.backbone, self.config.sft_adapter)
             self.backbone.network.float().requires_grad_(True)
             return None
         if self.config.sft_adapter:

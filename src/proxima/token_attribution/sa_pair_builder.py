@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from proxima.encoding import encode_prompts, pad_left
 from proxima.pairs import SAPairs, as_pairs
 from proxima.sampling import sequence_keys
 from proxima.types import Rollout, Tokens
@@ -38,21 +39,20 @@ def ensure_tokens(pairs: SAPairs, tokenizer: Any, device: torch.device) -> SAPai
     for row, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"sequence {row} starts from an empty state; the models need at least one token before an action")
-    batch = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
+    rows = encode_prompts(tokenizer, prompts)
+    prompt_ids, prompt_mask = pad_left(rows, tokenizer.pad_token_id)
     response_ids = torch.zeros(pairs.mask.shape, dtype=torch.long)
     for row, position in places:
         response_ids[row, position] = _action_id(pairs[order[row, position]], tokenizer)
-    prompt_mask = batch["attention_mask"].bool()
-    keys = sequence_keys([ids[mask].tolist() for ids, mask in zip(batch["input_ids"], prompt_mask, strict=True)])
     tokens = Tokens(
         prompts=prompts,
-        prompt_ids=batch["input_ids"],
+        prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
         response_ids=response_ids,
         mask=pairs.mask,
         ended=torch.zeros(pairs.batch_size, dtype=torch.bool),
         truncated=torch.zeros(pairs.batch_size, dtype=torch.bool),
-        keys=keys,
+        keys=sequence_keys(rows),
         tokenizer=tokenizer,
     ).map(lambda tensor: tensor.to(device))
     return SAPairs(tokens.mask, {name: column.to(device) for name, column in pairs.columns.items()}, tokens)
