@@ -5,6 +5,7 @@ import math
 import shutil
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -120,9 +121,11 @@ def test_a_merged_export_in_another_type(trained, tmp_path):
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_a_merged_export_says_what_rounding_takes_away(make_config, tmp_path):
+def test_a_merged_export_says_what_rounding_takes_away(make_config, tiny, tmp_path):
     """An update of a thousandth of the weights is below what bfloat16 resolves, 1/256; float32 keeps it."""
-    trainer = PPOTrainer(make_config(lora_r=4))
+    base = Path(shutil.copytree(tiny, tmp_path / "base"))
+    AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16).save_pretrained(base)
+    trainer = PPOTrainer(make_config(model_name=str(base), lora_r=4))
     generator = torch.Generator().manual_seed(0)
     for name, parameter in trainer.models.policy.backbone.network.named_parameters():
         if ".policy." in name and "lora_B" in name:
@@ -130,10 +133,10 @@ def test_a_merged_export_says_what_rounding_takes_away(make_config, tmp_path):
     trainer.save(tmp_path / "run")
     trainer.config.to_yaml(tmp_path / "run" / "config.yaml")
     with pytest.warns(UserWarning, match=r"only \d+% of what was trained is left .* bfloat16; merge with --dtype float32"):
-        export(tmp_path / "run", tmp_path / "half", merge=True, dtype="bfloat16")
+        export(tmp_path / "run", tmp_path / "half", merge=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        export(tmp_path / "run", tmp_path / "whole", merge=True)
+        export(tmp_path / "run", tmp_path / "whole", merge=True, dtype="float32")
 
 
 @pytest.mark.parametrize(

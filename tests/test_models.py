@@ -224,7 +224,7 @@ def surviving(network, folder, base) -> float:
         lower = f"base_model.model.{name.removesuffix('.weight')}.lora_A.weight"
         if lower in update:
             delta = update[lower.replace("lora_A", "lora_B")] @ update[lower]
-            kept += float(((weight.float() - base[name].to(torch.bfloat16).float()) * delta).sum())
+            kept += float(((weight.detach() - base[name].to(torch.bfloat16).float()) * delta).sum())
             total += float(delta.pow(2).sum())
     return kept / total
 

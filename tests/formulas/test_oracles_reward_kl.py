@@ -99,3 +99,7 @@ def test_a_batch_of_many_horizons_leaves_the_coefficient_positive_and_moves_it_b
 def test_up_to_one_horizon_the_bound_changes_no_bit(kl, n):
     error = min(max(kl / 6.0 - 1.0, -0.2), 0.2)
     assert adapt_kl_coef(0.1, kl, 6.0, 100, n) == 0.1 * (1.0 + error * n / 100)
+
+
+def test_a_step_that_measured_no_kl_leaves_the_coefficient_as_it_was():
+    assert adapt_kl_coef(0.1, math.nan, 6.0, 100, 32) == 0.1

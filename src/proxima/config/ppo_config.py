@@ -37,7 +37,7 @@ class PPOConfig(Settings):
     """Most tokens in a response; a longer one is cut there and did not end by itself."""
     gamma: float = 0.99
     """Discount of later rewards, per token; with 1 the score at the end counts in full for every token before it. 1 suits
-    responses of more than about 50 tokens: of a score n tokens later, (gamma * lam)^n enters a token's advantage."""
+    responses of 50 tokens and more: of a score n tokens later, (gamma * lam)^n enters a token's advantage."""
     lam: float = 0.95
     """Lambda of generalised advantage estimation: 0 = one-step errors, all trust in the values; 1 = whole returns, none, and
     more noise. The longer the responses, the nearer to 1 it has to be; `proxima doctor` says from where on."""

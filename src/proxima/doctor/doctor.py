@@ -109,9 +109,9 @@ def quick_findings(
     return [
         check_rewards_given(config),
         check_learning_rates(config),
+        check_batches(config, len(prompts), epochs),
         check_reach(config),
         check_idle_settings(config),
-        check_batches(config, len(prompts), epochs),
         check_remote_code(config),
         check_pad(tokenizer),
         check_vocabulary(tokenizer, network),

@@ -6,8 +6,12 @@ seen. The bound of 1 is ours: one step moves the coefficient by a fifth at most,
 
 from __future__ import annotations
 
+import math
+
 
 def adapt_kl_coef(coef: float, kl: float, target: float, horizon: float, n: int) -> float:
     """The coefficient after a step of `n` sequences whose mean sequence KL was `kl`."""
+    if math.isnan(kl):  # nothing was measured
+        return coef
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return coef * (1.0 + error * min(n, horizon) / horizon)
