@@ -16,6 +16,8 @@ from proxima.web.guard import Guard
 if TYPE_CHECKING:
     import uvicorn
 
+MAX_CONNECTIONS = 256  # browsers keep a few open each
+
 
 class Site:
     """An open socket, the token that lets in, and the guard before it. Port 0 takes a free one."""
@@ -72,13 +74,9 @@ def running(app: Any, site: Site) -> Iterator[Site]:
 
 
 def _server(app: Any) -> uvicorn.Server:
-    import uvicorn
+    from proxima.web.connections import bounded_server
 
-    return uvicorn.Server(
-        uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, lifespan="off", timeout_graceful_shutdown=2
-        )
-    )
+    return bounded_server(app, MAX_CONNECTIONS, timeout_graceful_shutdown=2)
 
 
 def _is_version_6(host: str) -> bool:
