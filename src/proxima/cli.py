@@ -170,10 +170,22 @@ def _take_config(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
             path = argument.partition("=")[2] or next(pending, "")
             if not path:
                 raise ValueError("--config needs a file")
-            values |= read_yaml(path)
+            values |= _settings(path, arguments)
         else:
             rest.append(argument)
     return rest, values
+
+
+def _settings(path: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """What a settings file holds. Other people's code is never run because a file says so: that needs the flag."""
+    values = read_yaml(path)
+    allowed = {"--trust-remote-code", "--trust_remote_code"} & set(arguments)
+    if values.get("trust_remote_code") and not allowed:
+        raise ValueError(
+            f"{path} asks for trust_remote_code, which only the command line may allow: add --trust-remote-code, or take "
+            "the line out"
+        )
+    return {name: value for name, value in values.items() if name != "trust_remote_code" or not allowed}
 
 
 def _defaults(kind: Any, values: dict[str, Any]) -> Any:
