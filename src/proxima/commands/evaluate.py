@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from proxima.config import RewardSpec
+from proxima.text import printable, visible
 
 LABELS = {
     "avg_reward": "reward",
@@ -45,7 +46,6 @@ class Eval:
     def run(self) -> None:
         from proxima.base_setup.tokenizer_setup import load_tokenizer
         from proxima.data import read_prompts
-        from proxima.data.show import visible
         from proxima.evaluation import evaluate_run, run_config
 
         given = {name: value for name, value in (("rewards", self.rewards), ("judges", self.judges)) if value}
@@ -56,7 +56,7 @@ class Eval:
             print(f"\n{visible(sample['prompt'])}")
             for side in ("reference", "policy"):
                 print(f"  {side} ({sample[side + '_reward']:.3g}): {visible(sample[side])}")
-        print(table(results))
+        print(printable(table(results)))
         print(f"written to {self.folder / 'evaluation.json'}")
 
 
