@@ -234,8 +234,11 @@ def trained(tmp_path_factory, tiny_folders):
     return home
 
 
+OWN_REWARD = ("--rewards", "tests.test_comparison:vowels")  # a function counts only where the command line names it
+
+
 def texts_of(folder, prompts):
-    trainer = open_run(folder)
+    trainer = open_run(folder, [RewardSpec(vowels)])
     trainer.load(folder)
     return trainer.generator.sample(prompts, -1).texts()
 
@@ -244,7 +247,7 @@ def test_runs_of_different_bases_answer_the_same_prompts_and_are_judged_in_both_
     page, names = tmp_path / "page.html", ["seed-0", "seed-1", "llama"]
     judges = ["--judges", "tests.test_comparison:longer", "tests.test_comparison:fails"]
     runs = [str(trained / name) for name in names]
-    main(["compare", *runs, "--data", str(trained / "held_out.txt"), *judges, "--out", str(page)])
+    main(["compare", *runs, "--data", str(trained / "held_out.txt"), *judges, *OWN_REWARD, "--out", str(page)])
     shown = capsys.readouterr().out
     prompts = [f"held out {i}" for i in range(5)]
     texts = {name: texts_of(trained / name, prompts) for name in names}
@@ -292,7 +295,7 @@ def test_a_reward_adapter_does_not_judge_another_base(trained, tmp_path):
 def test_eval_has_every_measure_and_judge(trained, capsys):
     main(
         [
-            *("eval", str(trained / "seed-0"), "--data", str(trained / "held_out.txt"), "--show", "0"),
+            *("eval", str(trained / "seed-0"), "--data", str(trained / "held_out.txt"), "--show", "0", *OWN_REWARD),
             *("--judges", "tests.test_comparison:longer", "tests.test_comparison:fails", "length_band,low=1,high=3"),
         ]
     )

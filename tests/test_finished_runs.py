@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from proxima.cli import main
+from proxima.cli import main, parse
 from proxima.config import PPOConfig, RewardSpec
 from proxima.errors import RewardFailure
 from proxima.evaluation import evaluate_run
@@ -26,7 +26,8 @@ def vowels(prompts, texts):
     return [float(sum(letter in "aeiou" for letter in text)) for text in texts]
 
 
-SETTINGS = {"rewards": "tests.test_finished_runs:vowels", "batch_size": 4, "max_new_tokens": 6, "seed": 3}
+REWARD = "tests.test_finished_runs:vowels"
+SETTINGS = {"rewards": REWARD, "batch_size": 4, "max_new_tokens": 6, "seed": 3}
 
 
 @pytest.fixture(scope="module", params=[4, 0], ids=["lora", "full"])
@@ -61,7 +62,7 @@ def test_weights_of_another_shape_are_refused(trained, make_config):
 def test_eval_compares_policy_and_reference_on_the_same_noise(trained, tmp_path, capsys):
     _, folder = trained
     (tmp_path / "held_out.txt").write_text("one \x1b[2J more\nand another\nlast")
-    main(["eval", str(folder), "--data", str(tmp_path / "held_out.txt"), "--show", "1"])
+    main(["eval", str(folder), "--data", str(tmp_path / "held_out.txt"), "--show", "1", "--rewards", REWARD])
     shown = capsys.readouterr().out
     assert r"one \x1b[2J more" in shown  # nothing steers the terminal
     assert "win rate (ties half)" in shown
@@ -81,7 +82,8 @@ def test_eval_takes_other_judges_and_batches_change_nothing(trained):
     _, folder = trained
     prompts = [f"held out {i}" for i in range(5)]
     once, again = (
-        evaluate_run(folder, prompts, batch_size=size, engine=engine) for size, engine in ((5, "auto"), (2, "plain"))
+        evaluate_run(folder, prompts, [RewardSpec(vowels)], batch_size=size, engine=engine)
+        for size, engine in ((5, "auto"), (2, "plain"))
     )
     assert again["samples"] == once["samples"]
     assert again["policy"] == pytest.approx(once["policy"], rel=1e-4, abs=1e-5)
@@ -221,3 +223,110 @@ def test_win_rates_count_ties_half_leave_out_failures_and_have_an_interval():
     assert rate["prompts"] == 4
     assert 0 <= rate["low"] < rate["rate"] < rate["high"] <= 1
     assert math.isnan(win_rate([math.nan], [1.0])["rate"])
+
+
+# --- folders that may be a stranger's ---
+
+EVIL_MODEL = """
+import os, pathlib
+pathlib.Path(os.environ["MARK"]).write_text("ran")
+from transformers import LlamaConfig, LlamaForCausalLM
+class EvilConfig(LlamaConfig): model_type = "evil"
+class EvilModel(LlamaForCausalLM): config_class = EvilConfig
+"""
+EVIL_REWARD = """
+import os, pathlib
+pathlib.Path(os.environ["MARK"]).write_text("ran")
+def score(prompts, completions): return [0.0] * len(prompts)
+"""
+
+
+@pytest.fixture
+def stranger(tmp_path, tiny_folders, monkeypatch):
+    """A run folder, a model with code of its own and a module beside it, as an archive from the net may hold them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MARK", str(tmp_path / "mark"))
+    trainer = PPOTrainer(PPOConfig(tiny_folders["llama"], lora_r=2, rewards="ends_with_eos", max_new_tokens=4))
+    model = tmp_path / "model"
+    shutil.copytree(tiny_folders["llama"], model)
+    (model / "evil_code.py").write_text(EVIL_MODEL)
+    maps = {"AutoConfig": "evil_code.EvilConfig", "AutoModelForCausalLM": "evil_code.EvilModel"}
+    settings = json.loads((model / "config.json").read_text()) | {"model_type": "evil", "auto_map": maps}
+    (model / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "evil_rewards.py").write_text(EVIL_REWARD)
+    (tmp_path / "prompts.txt").write_text("a\nb\n")
+
+    def make(name="run", **changes):
+        folder = tmp_path / name
+        trainer.save(folder)
+        (folder / "metrics.jsonl").write_text('{"step": 1, "avg_reward": 0.0}\n')
+        replace(trainer.config, **changes).to_yaml(folder / "config.yaml")
+        return str(folder)
+
+    return make
+
+
+def refusal(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    return capsys.readouterr().err.strip().splitlines()[-1].replace("'", "")  # as a shell would read it
+
+
+@pytest.mark.parametrize("command", ["export", "eval", "compare"])
+def test_code_of_a_checkpoint_runs_only_where_the_command_line_allows_it(stranger, tmp_path, command, capsys):
+    run, other = (stranger(name, model_name="model", trust_remote_code=True) for name in ("run", "other"))
+    scored = ["--data", "prompts.txt", "--rewards", "ends_with_eos"]
+    words = {
+        "export": ["export", run, str(tmp_path / "out"), "--merge"],
+        "eval": ["eval", run, *scored],
+        "compare": ["compare", run, other, *scored],
+    }[command]
+    assert "--trust-remote-code" in refusal(words, capsys)
+    assert not (tmp_path / "mark").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache"))
+        main([*words, "--trust-remote-code"])
+    assert (tmp_path / "mark").exists()
+
+
+NAMED = [
+    ({"rewards": "evil_rewards:score"}, "--rewards 1.0*evil_rewards:score,name=score"),
+    ({"rewards": ("ends_with_eos", "0.5*evil_rewards:score")}, "--rewards 1.0*ends_with_eos,name=ends_with_eos 0.5*evil"),
+    ({"judges": "evil_rewards:score"}, "--judges 1.0*evil_rewards:score"),
+    ({"rewards": "http://127.0.0.1:9/score,token_env=HOME"}, "--rewards 1.0*http://127.0.0.1:9/score"),  # would be sent $HOME
+]
+
+
+@pytest.mark.parametrize(("settings", "flags"), NAMED)
+def test_functions_and_servers_are_called_only_where_the_command_line_names_them(stranger, tmp_path, settings, flags, capsys):
+    run = stranger(**settings)
+    assert flags in refusal(["eval", run, "--data", "prompts.txt"], capsys)
+    with pytest.raises(ValueError, match="if you trust whoever made the run"):
+        evaluate_run(run, ["a"])
+    if "rewards" in settings:
+        assert flags in refusal(["compare", run, stranger("other", **settings), "--data", "prompts.txt"], capsys)
+    main(["export", run, str(tmp_path / "out")])
+    main(["report", run])
+    assert not (tmp_path / "mark").exists()
+    given = ["--rewards", "ends_with_eos"] + (["--judges", "evil_rewards:score"] if "judges" in settings else [])
+    main(["eval", run, "--data", "prompts.txt", *given])
+    assert (tmp_path / "mark").exists() == ("judges" in settings)
+
+
+def test_a_settings_file_alone_does_not_turn_remote_code_on(stranger, tmp_path, capsys):
+    (tmp_path / "run.yaml").write_text("model_name: model\ntrust_remote_code: true\nrewards: ends_with_eos\n")
+    for command in ("train", "generate", "doctor"):
+        assert "add --trust-remote-code" in refusal([command, "--config", "run.yaml", "--data", "prompts.txt"], capsys)
+    (tmp_path / "stage.yaml").write_text("model_name: model\ntrust_remote_code: true\n")
+    assert "add --trust-remote-code" in refusal(["sft", "--config", "stage.yaml", "--data", "prompts.txt"], capsys)
+    assert parse(["train", "--config", "run.yaml", "--data", "x", "--trust-remote-code"]).ppo.trust_remote_code
+    assert not (tmp_path / "mark").exists()
+
+
+def test_an_export_copies_nothing_from_outside_the_run(stranger, tmp_path):
+    run = stranger()
+    (tmp_path / "secret").write_text("key")
+    (tmp_path / "run" / "policy" / "notes.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match="leads out of the run"):
+        export(run, tmp_path / "out")

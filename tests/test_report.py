@@ -15,9 +15,10 @@ import pytest
 from proxima import Run
 from proxima.cli import main
 from proxima.commands.report import Report
+from proxima.config.secrets import shareable
 from proxima.report import summary, write_report
 from proxima.report.curves import chart, charts_by_group, constants, frontier
-from proxima.report.facts import judge, shareable, tell
+from proxima.report.facts import judge, tell
 from proxima.report.tokens import BYTES, STEPS, before_and_after, embedded_tokens
 from proxima.web.bundle import as_json, read_script
 from tests.fake_run import HOSTILE, metrics_at, token_sample, write_run, write_tokens
@@ -332,7 +333,7 @@ def test_addresses_are_shown_without_what_is_not_for_all(tmp_path):
     (folder / "config.yaml").write_text(config.replace("source: length_band", f"source: {secret}"))
     text, _ = page_of(write_report(Run(folder)))
     assert "hunter2" not in text + summary(Run(folder))
-    assert "https://…@host/score?api_key=…&amp;x=1" in text
+    assert "https://***@host/score?api_key=***&amp;x=1" in text
     assert shareable("runs/a?b=1 me@host") == "runs/a?b=1 me@host"
 
 

@@ -23,7 +23,7 @@ from proxima.errors import RewardFailure
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import Samples, endpoint
 from proxima.rewards.endpoint import EndpointReward, is_loopback, retry_after
-from proxima.rewards.server import MAX_SAMPLES, RewardServer, load_scorer
+from proxima.rewards.server import MAX_CONNECTIONS, MAX_SAMPLES, RewardServer, load_scorer
 from proxima.types import Prompt
 from tests.helpers import difference, shake, weights
 
@@ -574,7 +574,7 @@ def client(scorer_config, token=""):
 
     server = RewardServer("judge", lambda: load_scorer(scorer_config), token)
     server._scorer = server._load()
-    return TestClient(server.app())
+    return TestClient(server.app(), "http://127.0.0.1")
 
 
 BATCH = {"prompts": ["Why? TL;DR:", "a longer prompt than that TL;DR:", "x"], "completions": [" because", " no.", " 日本"]}
@@ -629,6 +629,8 @@ BAD_REQUESTS = [
     (b'{"prompts": [1], "completions": ["b"]}', 422),
     (b'{"prompts": [""], "completions": ["b"]}', 422),
     (b'{"prompts": ["a"], "completions": [null]}', 422),
+    (b'{"prompts": ["\\ud800"], "completions": ["b"]}', 422),
+    (b'{"prompts": ["a"], "completions": ["b\\udfff"]}', 422),
     (b'{"prompts": ["a"], "completions": ["b"], "completion_ids": [[1]]}', 422),
     (b'{"prompts": ["a"], "completions": ["b"], "completion_ids": [[true]], "ended": [true]}', 422),
     (json.dumps({"prompts": ["a"] * (MAX_SAMPLES + 1), "completions": ["b"] * (MAX_SAMPLES + 1)}).encode(), 413),
@@ -665,10 +667,118 @@ def test_a_form_of_a_web_page_is_refused(guarded):
 def test_while_the_model_loads_clients_are_told_to_come_back():
     from fastapi.testclient import TestClient
 
-    app = TestClient(RewardServer("judge", lambda: lengths).app())
+    app = TestClient(RewardServer("judge", lambda: lengths).app(), "http://127.0.0.1")
     assert app.get("/health").json() == {"name": "judge", "ready": False}
     reply = app.post("/score", json=BATCH)
     assert (reply.status_code, reply.headers["Retry-After"]) == (503, "5")
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])  # rotary positions have no end of their own, learned ones do
+def test_a_trained_model_reads_no_more_than_its_context(tiny_folders, tmp_path, kind):
+    config = PPOConfig(model_name=tiny_folders[kind], rewards=(lambda p, t: [0.0] * len(p),))
+    trainer = shake(PPOTrainer(config), seed=5)
+    trainer.models.value.save(tmp_path / "judge")
+    context, tokenizer = trainer.models.context_length, trainer.tokenizer
+    app = client(PPOConfig(model_name=tiny_folders[kind], rewards=(str(tmp_path / "judge"),)))
+    prompts = ["x " * context, "short", "x" * 3000]
+    ids = [tokenizer(" y")["input_ids"]] * 2
+    alone = app.post("/score", json={"prompts": ["short"], "completions": [" y"], "columns": {"a": [1]}}).json()["rewards"]
+    with_ids = {"completion_ids": [*ids, [ids[0][0]] * 4000], "ended": [False] * 3}
+    for more in ({}, with_ids):
+        completions = [" y", " y", tokenizer.decode([ids[0][0]] * 4000)]
+        reply = app.post("/score", json={"prompts": prompts, "completions": completions, **more})
+        assert reply.status_code == 200
+        assert [reward is None for reward in reply.json()["rewards"]] == [True, False, True]
+    assert reply.json()["rewards"][1] == pytest.approx(alone[0], abs=1e-5)
+
+
+HOSTS = [
+    ("127.0.0.1:8000", True),
+    ("localhost", True),
+    ("LOCALHOST:9", True),  # a tunnel has a port of its own
+    ("[::1]:8000", True),
+    ("evil.example:8000", False),
+    ("127.0.0.1.evil.example", False),
+    ("localhost.evil.example:80", False),
+    ("evil.example:127.0.0.1", False),
+    ("", False),
+]
+
+
+@pytest.mark.parametrize(("host", "passes"), HOSTS)
+def test_without_a_token_a_foreign_name_of_this_machine_is_refused(host, passes):
+    from fastapi.testclient import TestClient
+
+    server = RewardServer("judge", lambda: lengths)
+    server._scorer = lengths
+    for app, right in ((server.app(), passes), (RewardServer("judge", lambda: lengths, TOKEN).app(), True)):
+        assert (TestClient(app).get("/health", headers={"Host": host}).status_code == 200) == right
+    reply = TestClient(server.app()).post("/score", json=BATCH, headers={"Host": host})
+    assert reply.status_code == (200 if passes else 403)
+
+
+def start(server):
+    """The server in a thread; its URL and port."""
+    lines = []
+    threading.Thread(target=lambda: server.serve("127.0.0.1", 0, lines.append), daemon=True).start()
+    while "ready" not in lines:
+        time.sleep(0.01)
+    url = next(word.rstrip(",") for word in lines[0].split() if word.startswith("http://"))
+    return url, int(url.split(":")[2].split("/")[0])
+
+
+def half_request(port):
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nX-")
+    return connection
+
+
+def test_idle_connections_do_not_block_the_owner_of_a_server():
+    url, port = start(RewardServer("judge", lambda: lengths))
+    idle = [half_request(port) for _ in range(MAX_CONNECTIONS + 20)]
+    try:
+        for _ in range(3):
+            assert httpx.post(url, json=BATCH, timeout=20, trust_env=False).status_code == 200
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_a_connection_that_trickles_is_closed_in_time(monkeypatch):
+    from proxima.web import connections
+
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.3)
+    _, port = start(RewardServer("judge", lambda: lengths))
+    head = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    for sent in (b"GET /hea", head):
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            connection.sendall(sent)
+            assert is_closed_in_time(connection)
+
+
+def is_closed_in_time(connection, seconds=20):
+    """Whether the other side hangs up while one byte after the other is sent."""
+    end = time.monotonic() + seconds
+    try:
+        while time.monotonic() < end:
+            connection.sendall(b"x")
+            time.sleep(0.05)
+    except OSError:
+        return True
+    return False
+
+
+def test_a_request_that_takes_long_to_score_is_not_cut_off(monkeypatch):
+    from proxima.web import connections
+
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.1)
+
+    def slow(batch):
+        time.sleep(0.5)
+        return lengths(batch)
+
+    url, _ = start(RewardServer("judge", lambda: slow))
+    assert httpx.post(url, json=BATCH, timeout=20, trust_env=False).status_code == 200
 
 
 def test_the_model_is_called_once_at_a_time():
@@ -682,12 +792,7 @@ def test_the_model_is_called_once_at_a_time():
         busy.pop()
         return lengths(batch)
 
-    lines = []
-    server = RewardServer("slow", lambda: slow)
-    threading.Thread(target=lambda: server.serve("127.0.0.1", 0, lines.append), daemon=True).start()
-    while "ready" not in lines:
-        time.sleep(0.01)
-    url = next(word.rstrip(",") for word in lines[0].split() if word.startswith("http://"))
+    url, _ = start(RewardServer("slow", lambda: slow))
     assert EndpointReward(url, batch=1, concurrency=8)(samples(12)).sequence == [float(i + 1) for i in range(12)]
     assert len(busiest) == 12
     assert max(busiest) == 1

@@ -6,6 +6,7 @@ Flags are made by tyro from the dataclasses themselves. `--config FILE.yaml` giv
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import re
 import sys
@@ -20,9 +21,11 @@ from typing import Any, NoReturn, get_args, get_type_hints
 from proxima import __version__
 from proxima.commands import COMMANDS
 from proxima.config import PPOConfig, RewardSpec, StageConfig
+from proxima.config.secrets import shareable
 from proxima.config.settings import checked, read_yaml
 from proxima.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.processes import rank_and_count
+from proxima.text import LineFormatter, visible
 
 CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "stage": StageConfig}
 GENERAL = "--config FILE.yaml gives every flag a new default; --debug shows tracebacks."
@@ -34,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug, first = "--debug" in given, rank_and_count()[0] == 0
     try:
-        with nullcontext() if debug else _short_warnings():
+        with nullcontext() if debug else _short_warnings(), _safe_log():
             try:
                 _run([argument for argument in given if argument != "--debug"])
             finally:
@@ -44,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(141) from None
     except Interrupted as stop:
         if first:
-            print(f"proxima: {stop}", file=sys.stderr)
+            print(f"proxima: {visible(str(stop))}", file=sys.stderr)
         raise SystemExit(stop.exit_code) from None
     except KeyboardInterrupt:
         print("proxima: interrupted", file=sys.stderr)
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         known = isinstance(error, (ValueError, OSError, MemoryError, RewardFailure, EngineFailure, ProcessLost))
         reason = " ".join(str(error).split()) or type(error).__name__
         hint = "" if known else f" (an unexpected {type(error).__name__}; --debug shows the traceback)"
-        print(f"proxima: {reason}{hint}", file=sys.stderr)
+        print(f"proxima: {visible(shareable(reason))}{hint}", file=sys.stderr)
         raise SystemExit(2 if known else 1) from None
 
 
@@ -103,11 +106,28 @@ def _quiet() -> Iterator[None]:
 def _short_warnings() -> Iterator[None]:
     """Warnings in one line, without the place in the code."""
     before = warnings.formatwarning
-    warnings.formatwarning = lambda message, *place, **more: f"proxima: {message}\n"
+    warnings.formatwarning = lambda message, *place, **more: f"proxima: {visible(shareable(str(message)))}\n"
     try:
         yield
     finally:
         warnings.formatwarning = before
+
+
+@contextmanager
+def _safe_log() -> Iterator[None]:
+    """Warnings of the package on stderr, as Python shows them, but one line each, without what steers a terminal."""
+    logger = logging.getLogger("proxima")
+    if logger.hasHandlers():
+        yield
+        return
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(LineFormatter())
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def parse(arguments: Sequence[str]) -> Any:
@@ -170,10 +190,22 @@ def _take_config(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
             path = argument.partition("=")[2] or next(pending, "")
             if not path:
                 raise ValueError("--config needs a file")
-            values |= read_yaml(path)
+            values |= _settings(path, arguments)
         else:
             rest.append(argument)
     return rest, values
+
+
+def _settings(path: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """What a settings file holds. Other people's code is never run because a file says so: that needs the flag."""
+    values = read_yaml(path)
+    allowed = {"--trust-remote-code", "--trust_remote_code"} & set(arguments)
+    if values.get("trust_remote_code") and not allowed:
+        raise ValueError(
+            f"{path} asks for trust_remote_code, which only the command line may allow: add --trust-remote-code, or take "
+            "the line out"
+        )
+    return {name: value for name, value in values.items() if name != "trust_remote_code" or not allowed}
 
 
 def _defaults(kind: Any, values: dict[str, Any]) -> Any:

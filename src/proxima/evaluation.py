@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config import PPOConfig, RewardSpec
+from proxima.config.trust import check_trust
 from proxima.errors import RewardFailure
 from proxima.evaluator.win_rate import mean_interval
 from proxima.ppo_trainer import PPOTrainer
@@ -21,20 +22,30 @@ from proxima.ppo_trainer.judges import OWN
 from proxima.run_folder import plain
 from proxima.runs import Run
 
+ALONE = {"engine": "auto", "engine_urls": (), "overlap": False}
+"""A run that sampled on vLLM goes without it here: its servers may be gone."""
 
-def run_config(run: str | Path) -> PPOConfig:
+
+def saved_config(run: str | Path) -> PPOConfig:
+    """The settings of a finished run as they stand in its folder, which may be a stranger's: to look at, not to load by."""
     path = Path(run) / "config.yaml"
     if not (Path(run) / "policy").is_dir() or not path.is_file():
         raise ValueError(f"{run} is not the folder of a finished `proxima train` run (no config.yaml and policy/ in it)")
     return PPOConfig.from_yaml(path)
 
 
+def run_config(run: str | Path, **given: Any) -> PPOConfig:
+    """The settings to load a finished run by: its own, some of them replaced by what is given. Functions, servers and
+    `trust_remote_code` count only where they are given."""
+    config = saved_config(run)
+    check_trust(run, config, given)
+    alone = ALONE if config.engine == "vllm" else {}
+    return replace(config, **{"trust_remote_code": False, **alone, **given})
+
+
 def open_run(run: str | Path, rewards: Sequence[RewardSpec] = (), **changes: Any) -> PPOTrainer:
     """The trainer of a finished run, before its trained weights are loaded: policy and reference are still the same."""
-    config = run_config(run)
-    alone = {"engine": "auto", "engine_urls": (), "overlap": False}  # its servers may be gone
-    changes = {**(alone if config.engine == "vllm" else {}), **changes}
-    return PPOTrainer(replace(config, **{"rewards": tuple(rewards) or config.rewards, "trackers": (), "judges": (), **changes}))
+    return PPOTrainer(run_config(run, **_given(rewards), **{"trackers": (), "judges": (), **changes}))
 
 
 def evaluate_run(
@@ -49,10 +60,12 @@ def evaluate_run(
         rewards: score by these instead of the run's own.
         judges: who else judges win rates; by default the run's own judges.
         changes: settings to evaluate with, for example `temperature`.
+            Functions and servers that only the run's folder names are refused: give them here, as `trust_remote_code`.
     Returns: `reference` and `policy` by metric, the `win_rate` by the rewards, `win_rates` by judge, and `samples`; also in the
         run's `evaluation.json`.
     """
-    trainer = open_run(run, rewards, judges=tuple(judges) or run_config(run).judges, **changes)
+    judges = tuple(judges) or run_config(run, **_given(rewards), **changes).judges
+    trainer = open_run(run, rewards, judges=judges, **changes)
     reference = answer(trainer, prompts)
     trainer.load(run)
     policy = answer(trainer, prompts)
@@ -76,6 +89,10 @@ def evaluate_run(
     text = json.dumps(plain(results), indent=2, ensure_ascii=False)
     (Path(run) / "evaluation.json").write_text(text + "\n", encoding="utf-8")
     return results
+
+
+def _given(rewards: Sequence[RewardSpec]) -> dict[str, Any]:
+    return {"rewards": tuple(rewards)} if rewards else {}
 
 
 def _with_interval(answers: Answers, seed: int) -> dict[str, float]:

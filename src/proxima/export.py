@@ -29,13 +29,14 @@ ENOUGH = 0.9  # share of an update that a merged model must keep without a warni
 RESULTS = ("avg_reward", "kl", "response_length", "eos_rate", "validation/reward")
 
 
-def export(run: str | Path, to: str | Path, merge: bool = False, dtype: str = "auto") -> Path:
+def export(run: str | Path, to: str | Path, merge: bool = False, dtype: str = "auto", trust_remote_code: bool = False) -> Path:
     """
     Args:
         run: folder of `proxima train` (its policy is taken) or `proxima sft`.
         to: a folder that does not exist yet, or is empty.
         merge: one model without an adapter; merged in float32 and saved as `dtype` (auto = the base's own). A warning says so
             where rounding to it loses much of the update.
+        trust_remote_code: run Python code that comes with the base. The run's own word does not count: it may be a stranger's.
     """
     run, to = Path(run), Path(to)
     weights = run / "policy" if (run / "policy").is_dir() else run
@@ -53,14 +54,17 @@ def export(run: str | Path, to: str | Path, merge: bool = False, dtype: str = "a
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.") as folder:  # so that `to` is whole or not there
         part = Path(folder) / "part"
-        _write_weights(weights, part, config, merge, dtype)
+        _write_weights(weights, part, replace(config, trust_remote_code=trust_remote_code), merge, dtype)
         (part / "README.md").write_text(card, encoding="utf-8")
         part.replace(to)
     return to
 
 
 def _check_weights(folder: Path) -> None:
-    """They are there, whole, and safetensors."""
+    """They are there, whole, and safetensors; no file is another one of this machine under a name of the run."""
+    for path in folder.rglob("*"):
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{path} is a link that leads out of the run; put the file itself there")
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ValueError(f"{folder} holds no weights (*.safetensors)")

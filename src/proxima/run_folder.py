@@ -20,6 +20,7 @@ from proxima.checkpoint import Checkpoint, Checkpoints
 from proxima.checkpoint.folders import replace_text, sync
 from proxima.config import PPOConfig
 from proxima.environment import changed, describe_environment
+from proxima.text import LineFormatter
 from proxima.tracking import Tracker, open_trackers
 
 log = logging.getLogger(__name__)
@@ -200,7 +201,7 @@ def _log_file(path: Path) -> ExitStack:
     """Messages of the package, from INFO up, also go to a file."""
     logger, stack = logging.getLogger("proxima"), ExitStack()
     handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
     stack.callback(handler.close)
     shown = [] if logger.hasHandlers() or logging.lastResort is None else [logging.lastResort]  # warnings stay on stderr
     for each in (handler, *shown):

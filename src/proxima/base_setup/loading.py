@@ -42,6 +42,8 @@ def explain_loading(what: str, name: str) -> Iterator[None]:
         raise
     except Exception as error:  # damaged files and odd settings make the libraries raise anything
         reason = " ".join(line.strip() for line in str(error).strip().split("\n")[:2]) or type(error).__name__
+        if "trust_remote_code" in str(error):
+            reason = "it needs Python code that comes with it, which --trust-remote-code (trust_remote_code=True) would run."
         where = "a folder on this machine" if Path(name).exists() else "no folder on this machine, so a Hugging Face id"
         raise ValueError(
             f"cannot load the {what} {name!r} ({where}): {reason} Offline, give `embedded` (the small model in "

@@ -22,13 +22,15 @@ class Compare:
     data: str = ""
     """Held-out prompts that every run answers, for win rates between them; without it no model is loaded."""
     rewards: tuple[RewardSpec, ...] = ()
-    """Score answers by these; by default by the runs' own rewards, where they are the same."""
+    """Score answers by these; by default by the runs' own rewards, where they are the same and no function or server."""
     judges: tuple[RewardSpec, ...] = ()
     """Who else says which of two answers is better; docs/evaluate.md has the forms."""
     limit: int = 0
     """Use only the first so many prompts; 0 = all."""
     out: Path = Path("compare.html")
     """Where the page goes."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a checkpoint. Off: such checkpoints are refused, whatever the run's settings say."""
 
     def run(self) -> None:
         from proxima.comparison import compare_runs
@@ -36,7 +38,8 @@ class Compare:
 
         if (self.rewards or self.judges) and not self.data:
             raise ValueError("--rewards and --judges need answers to judge: give --data with held-out prompts")
-        result = compare_runs(self.runs, self.out, self._read if self.data else None, self.rewards, self.judges)
+        read = self._read if self.data else None
+        result = compare_runs(self.runs, self.out, read, self.rewards, self.judges, self.trust_remote_code)
         print("\n".join(lines(result)))
         print(f"written to {self.out}")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from proxima.config import RewardSpec
+from proxima.text import printable, visible
 
 LABELS = {
     "avg_reward": "reward",
@@ -31,7 +32,7 @@ class Eval:
     data: str
     """Held-out prompts, in any form `proxima train` takes."""
     rewards: tuple[RewardSpec, ...] = ()
-    """Score by these instead of the run's own rewards."""
+    """Score by these instead of the run's own rewards; functions and servers are only called where they are named here."""
     judges: tuple[RewardSpec, ...] = ()
     """Who else says which of two answers is better: any reward, or a function or URL that compares (docs/evaluate.md);
     by default the run's own judges."""
@@ -39,21 +40,23 @@ class Eval:
     """Use only the first so many prompts; 0 = all."""
     show: int = 3
     """Answers to print, side by side."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a checkpoint. Off: such checkpoints are refused, whatever the run's settings say."""
 
     def run(self) -> None:
         from proxima.base_setup.tokenizer_setup import load_tokenizer
         from proxima.data import read_prompts
-        from proxima.data.show import visible
         from proxima.evaluation import evaluate_run, run_config
 
-        config = run_config(self.folder)
+        given = {name: value for name, value in (("rewards", self.rewards), ("judges", self.judges)) if value}
+        config = run_config(self.folder, **given, trust_remote_code=self.trust_remote_code)
         prompts = read_prompts(self.data, load_tokenizer(config.model_name, config.trust_remote_code), self.limit)
-        results = evaluate_run(self.folder, prompts, self.rewards, self.judges)
+        results = evaluate_run(self.folder, prompts, trust_remote_code=self.trust_remote_code, **given)
         for sample in results["samples"][: self.show]:
             print(f"\n{visible(sample['prompt'])}")
             for side in ("reference", "policy"):
                 print(f"  {side} ({sample[side + '_reward']:.3g}): {visible(sample[side])}")
-        print(table(results))
+        print(printable(table(results)))
         print(f"written to {self.folder / 'evaluation.json'}")
 
 

@@ -20,11 +20,13 @@ class Export:
     """New folder to write; may be given without the flag."""
     merge: bool = False
     """Merge the adapter into the base: larger, but it needs neither peft nor the base."""
-
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of a merged model's weights; auto = the base's own."""
+
+    trust_remote_code: bool = False
+    """Run Python code that comes with a checkpoint. Off: such checkpoints are refused, whatever the run's settings say."""
 
     def run(self) -> None:
         from proxima.export import export
 
-        print(f"written to {export(self.folder, self.to, self.merge, self.dtype)}")
+        print(f"written to {export(self.folder, self.to, self.merge, self.dtype, self.trust_remote_code)}")

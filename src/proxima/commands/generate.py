@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from proxima.config import PPOConfig
+from proxima.text import is_whole, printable
 
 
 @dataclass
@@ -30,10 +31,12 @@ class Generate:
         from proxima.data import open_rows, read_prompts
         from proxima.ppo_trainer import SequenceGenerator
 
+        if not is_whole(self.prompt):
+            raise ValueError("a prompt (--prompt) is not UTF-8 text")
         rows = open_rows(self.data, self.limit) if self.data else None
         config = dataclasses.replace(self.ppo, sft_adapter=self.adapter) if self.adapter else self.ppo
         setup = BaseSetup(config)
         prompts = [*self.prompt, *(read_prompts(rows, setup.tokenizer) if rows is not None else [])]
         texts = SequenceGenerator(setup.models, setup.tokenizer, config).sample(prompts).texts()
         for prompt, text in zip(prompts, texts, strict=True):
-            print(f"{prompt}\n  -> {text}\n")
+            print(printable(f"{prompt}\n  -> {text}\n"))

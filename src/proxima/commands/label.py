@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from proxima.text import printable
+
 if TYPE_CHECKING:
     from proxima.label import Item, Store
 
@@ -89,7 +91,7 @@ class Label:
         if not self.db.exists():
             raise ValueError(f"there is no {self.db} to export from; --db names the file")
         store = Store(self.db, self.mode)
-        print("\n".join(in_words(summarize(store))))
+        print(printable("\n".join(in_words(summarize(store)))))
         print(f"{export(store, path, self.every_answer)} rows in {path}")
 
     def _add_items(self, store: Store) -> None:

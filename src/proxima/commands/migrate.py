@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from proxima.text import printable
+
 
 @dataclass
 class Migrate:
@@ -33,6 +35,6 @@ class Migrate:
         text = to_yaml(migration)
         if self.out:
             Path(self.out).write_text(text, encoding="utf-8")
-        print(account(migration, self.out))
+        print(printable(account(migration, self.out)))
         if not self.out:
             print(f"\n{text}", end="")

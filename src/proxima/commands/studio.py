@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from proxima.text import visible
+
 if TYPE_CHECKING:
     from proxima.label import Store
 
@@ -59,5 +61,5 @@ class Studio:
         try:
             return Store(FEEDBACK, overlap=self.overlap)
         except ValueError as error:  # nobody named it: the runs can be looked at all the same
-            print(f"proxima: {error}; the studio goes without a label page", file=sys.stderr)
+            print(f"proxima: {visible(str(error))}; the studio goes without a label page", file=sys.stderr)
             return None

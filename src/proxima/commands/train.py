@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from proxima.config import PPOConfig
+from proxima.text import visible
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Train:
             processes.lead(lambda: self._check(prompts, tokenizer))
         trainer = processes.together(lambda: PPOTrainer(self.ppo))
         results = trainer.train(prompts, self.epochs, held_out, self.resume, self.force)
-        print(f"stopped: {results.stop_reason}; best step {results.best_step}; results in {results.run_folder}")
+        print(f"stopped: {visible(results.stop_reason)}; best step {results.best_step}; results in {results.run_folder}")
         if processes.first:
             self._report(results.run_folder, len(prompts))
         processes.leave()
@@ -85,7 +86,7 @@ class Train:
             (folder / "data.json").write_text(json.dumps(noted, indent=2) + "\n", encoding="utf-8")
             print(f"report: {write_report(Run(folder))}")
         except Exception as error:  # whatever it is, the run is done
-            print(f"proxima: warning: the report could not be written: {error}", file=sys.stderr)
+            print(f"proxima: warning: the report could not be written: {visible(str(error))}", file=sys.stderr)
 
     def _check(self, prompts: Sequence[str], tokenizer: Any) -> None:
         """Say what the quick checks warn of; refuse to start where one fails."""
@@ -97,4 +98,4 @@ class Train:
                 raise ValueError(f"{finding.sentence} (--skip-checks starts all the same)")
         for finding in findings:
             if finding.level == "warn":
-                print(f"proxima: warning: {finding.sentence}", file=sys.stderr)
+                print(f"proxima: warning: {visible(finding.sentence)}", file=sys.stderr)

@@ -13,13 +13,15 @@ from typing import Any
 
 from proxima.base_setup.lora_setup import is_adapter
 from proxima.config import PPOConfig, RewardSpec
-from proxima.evaluation import open_run, run_config
+from proxima.evaluation import run_config, saved_config
 from proxima.evaluator import open_pair_judge
 from proxima.evaluator.win_rate import share_won
+from proxima.ppo_trainer import PPOTrainer
 from proxima.ppo_trainer.held_out import Answers, answer
 from proxima.ppo_trainer.judges import OWN, compare_answers
 
 OWN_SHOWN = "rewards"
+NOT_READ = RewardSpec("ends_with_eos")  # scores answers that only the judges compare
 Rates = dict[str, list[dict[str, Any]]]
 
 
@@ -28,26 +30,31 @@ def win_rates_between(
     read: Callable[[Any], Sequence[str]],
     rewards: Sequence[RewardSpec] = (),
     judges: Sequence[RewardSpec] = (),
+    trust_remote_code: bool = False,
 ) -> tuple[Rates, list[dict[str, Any]]]:
     """
     Args:
         read: prompts as a tokenizer's chat template has them; the same rows for every run.
         rewards: score by these; by default the runs' own, where they are the same.
+        trust_remote_code: run Python code that comes with the runs' checkpoints.
     Returns: by judge (the rewards under `rewards`), `ours`, `theirs`, `rate`, `low`, `high` and `prompts` of every pair of
         runs; and by prompt, every run's answer.
     """
     if OWN_SHOWN in (spec.label for spec in judges):
         raise ValueError(f"{OWN_SHOWN!r} is what the runs' rewards are called; give that judge another name: SOURCE,name=…")
-    configs = {name: run_config(folder) for name, folder in runs.items()}
-    by_rewards = _same_rewards(configs, rewards)
+    by_rewards = _same_rewards({name: saved_config(folder) for name, folder in runs.items()}, rewards)
     if not by_rewards and not judges:
         raise ValueError("these runs were trained with different rewards; say what to compare them by: --rewards or --judges")
+    given: dict[str, Any] = {"judges": tuple(judges), "trackers": (), "trust_remote_code": trust_remote_code}
+    if rewards or not by_rewards:
+        given["rewards"] = tuple(rewards) or (NOT_READ,)
+    configs = {name: run_config(folder, **given) for name, folder in runs.items()}
     answers: dict[str, Answers] = {}
     prompts: list[str] = []
     comparing = {spec.label: judge for spec in judges if (judge := open_pair_judge(spec))}
     seed = min(config.seed for config in configs.values())
     for name, folder in runs.items():
-        trainer = open_run(folder, rewards, judges=tuple(judges))
+        trainer = PPOTrainer(configs[name])
         trainer.load(folder)
         own = list(read(trainer.tokenizer))
         if prompts and len(own) != len(prompts):

@@ -52,6 +52,7 @@ def compare_runs(
     read: Callable[[Any], Sequence[str]] | None = None,
     rewards: Sequence[RewardSpec] = (),
     judges: Sequence[RewardSpec] = (),
+    trust_remote_code: bool = False,
 ) -> dict[str, Any]:
     """
     Args:
@@ -59,6 +60,7 @@ def compare_runs(
         read: held-out prompts for a tokenizer; None = compare what the folders hold, without loading a model.
         rewards: what answers are scored by; by default the runs' own, where they are the same.
         judges: who else says which of two answers is better.
+        trust_remote_code: run Python code that comes with the runs' checkpoints.
     Returns: `rows` of the table, `groups`, `charts`, `notes`, `win_rates` by judge, `texts`, `problems`.
     """
     if len(folders) < 2:
@@ -82,7 +84,7 @@ def compare_runs(
         from proxima.comparison.between import win_rates_between
 
         paths = {name: run.path for name, run in runs.items()}
-        result["win_rates"], texts = win_rates_between(paths, read, rewards, judges)
+        result["win_rates"], texts = win_rates_between(paths, read, rewards, judges, trust_remote_code)
         result["texts"] = texts[:TEXTS]
     if out is not None:
         write_page(Path(out), result, list(runs))

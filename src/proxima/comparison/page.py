@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from proxima.text import visible
 from proxima.web.bundle import make_page, read_script, read_style
 
 OWN = Path(__file__).parent / "static"
@@ -32,8 +33,6 @@ def write_page(path: Path, result: Mapping[str, Any], names: Sequence[str]) -> P
 
 def lines(result: Mapping[str, Any]) -> list[str]:
     """The same for the terminal, short, without any character that could steer it."""
-    from proxima.data.show import visible
-
     columns = [name for name in result["rows"][0] if any(row[name] is not None for row in result["rows"])]
     cells = [columns, *([_cell(row[name]) for name in columns] for row in result["rows"])]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]

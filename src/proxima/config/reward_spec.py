@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from proxima.config.secrets import HIDDEN, hide_address, hide_options, shareable
+
 LARGEST = sys.float_info.max
 KEYS = ("source", "weight", "name", "options")
 
@@ -37,6 +39,17 @@ class RewardSpec:
         if not isinstance(self.options, Mapping) or not all(isinstance(key, str) for key in self.options):
             raise ValueError(f"the options of reward {self.label!r} must be `name: value`, got a {type(self.options).__name__}")
         object.__setattr__(self, "options", dict(self.options))
+
+    def check_whole(self) -> None:
+        """A key that was hidden when a run wrote its settings down must be given again."""
+        hidden = [name for name, value in self.options.items() if value == HIDDEN]
+        if self.is_http and HIDDEN in str(self.source):
+            hidden.append("the address")
+        if hidden:
+            raise ValueError(
+                f"reward {self.label!r}: {hidden[0]} holds {HIDDEN}, for a key is not written down; give the reward again with "
+                "--rewards or --judges, and its key in an environment variable where it can be (token_env)"
+            )
 
     @property
     def label(self) -> str:
@@ -71,17 +84,21 @@ class RewardSpec:
         return _from_text(value) if isinstance(value, str) else cls(value)
 
     def to_dict(self) -> dict[str, Any]:
+        """As it is written down: without keys, of which `***` is left."""
         source = self.source
         if not isinstance(source, str):
             source = f"{getattr(source, '__module__', '?')}:{getattr(source, '__qualname__', repr(source))}"
-        plain = {"source": source, "weight": self.weight, "name": self.label}
-        return {**plain, "options": dict(self.options)} if self.options else plain
+        plain = {"source": hide_address(source) if self.is_http else source, "weight": self.weight, "name": self.label}
+        return {**plain, "options": hide_options(self.options)} if self.options else plain
 
     def to_text(self) -> str:
-        """As the command line takes it."""
+        """As the command line takes it, without keys."""
         plain = self.to_dict()
         options = {"name": plain["name"], **plain.get("options", {})}
         return f"{self.weight!r}*{plain['source']}" + "".join(f",{key}={_shown(value)}" for key, value in options.items())
+
+    def __repr__(self) -> str:
+        return f"RewardSpec({self.to_text()!r})"
 
 
 def _from_text(text: str) -> RewardSpec:
@@ -96,7 +113,7 @@ def _from_text(text: str) -> RewardSpec:
     try:
         return RewardSpec(source.strip(), float(weight), name, options)
     except ValueError as error:
-        raise ValueError(f"reward {text!r} is not [WEIGHT*]SOURCE[,KEY=VALUE...]: {error}") from None
+        raise ValueError(f"reward {shareable(text)!r} is not [WEIGHT*]SOURCE[,KEY=VALUE...]: {error}") from None
 
 
 PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null")}

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from proxima.config.reward_spec import RewardSpec
+from proxima.files import read_given
+from proxima.text import is_whole
 
 
 @dataclass
@@ -56,7 +58,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
             return super().compose_node(parent, index)
 
     try:
-        values = WithoutAliases(Path(path).read_text(encoding="utf-8")).get_single_data()
+        values = WithoutAliases(read_given(path).decode()).get_single_data()
+        if not is_whole(values):
+            raise ValueError("it holds half of a surrogate pair")
     except RecursionError:
         raise ValueError(f"cannot read the settings in {path}: it is nested too deeply") from None
     except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:  # values of a wrong form raise many kinds

@@ -11,6 +11,7 @@ import gzip
 import json
 import shutil
 import tempfile
+import zlib
 from abc import abstractmethod
 from array import array
 from collections.abc import Iterator
@@ -158,7 +159,7 @@ def read_json(path: Path, limit: int = 0) -> Rows:
                 return JsonLines(path, limit)
             file.seek(0)
             rows = json.load(file)
-    except (UnicodeDecodeError, RecursionError, EOFError, gzip.BadGzipFile) as error:
+    except (UnicodeDecodeError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise BrokenData(f"{path} cannot be read: {error}") from None
     except json.JSONDecodeError as error:
         raise BrokenData(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
@@ -178,7 +179,7 @@ def unpack(path: Path) -> Any:
     try:
         with gzip.open(path, "rb") as packed:
             shutil.copyfileobj(packed, unpacked)
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BrokenData(f"{path} cannot be read: {error}") from None
     unpacked.flush()
     return unpacked

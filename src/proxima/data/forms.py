@@ -13,6 +13,7 @@ from typing import Any
 
 from proxima.data.chat import Messages, Skip, check_messages, until_last
 from proxima.data.rows import BrokenData, Row
+from proxima.text import is_whole
 
 Side = str | Messages
 """A prompt or an answer: a text, or messages that the chat template makes one of."""
@@ -102,13 +103,9 @@ def side(row: Row, column: str) -> Side:
     value = row[column]
     if value is None:
         return ""
-    if not isinstance(value, str):
-        return check_messages(value, column)
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise Skip("half of a surrogate pair in the text") from None
-    return value
+    if not is_whole(value):
+        raise Skip("half of a surrogate pair in the text")
+    return value if isinstance(value, str) else check_messages(value, column)
 
 
 def own_prompt(row: Row) -> Side:

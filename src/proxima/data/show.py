@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
 from typing import Any
 
 from proxima.data.check import DataReport, fields_of
 from proxima.data.forms import COMMANDS, FORMS
+from proxima.text import visible
 
 SHOWN = 150  # characters of an example's field
-HIDDEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}  # categories of characters that a terminal would act on or swallow
 
 
 def show(report: DataReport, console: Any = None) -> None:
@@ -21,7 +20,7 @@ def show(report: DataReport, console: Any = None) -> None:
         console = Console(highlight=False)
         if not console.is_terminal:
             console = Console(highlight=False, width=128)
-    console.print(Text(report.source, style="bold"), f"  {report.rows} rows")
+    console.print(Text(visible(report.source), style="bold"), f"  {report.rows} rows")
     if report.columns:
         console.print(Text(f"columns: {', '.join(visible(name) for name in report.columns)}"))
     if report.problem:
@@ -49,7 +48,9 @@ def details(report: DataReport, console: Any) -> None:
             console.print(Text(f"not as {kind}: {visible(found.problem)}", style="red"))
         for reason, item in found.left_out.items():
             where = item.first.removeprefix(f"{report.source}, ")
-            console.print(Text(f"left out as {kind}: {item.count} with {visible(reason)} (first: {where})", style="yellow"))
+            console.print(
+                Text(f"left out as {kind}: {item.count} with {visible(reason)} (first: {visible(where)})", style="yellow")
+            )
     if not report.usable:
         console.print(Text("\nnot usable: no row is left", style="red"))
         return
@@ -103,12 +104,3 @@ def shorten(text: str) -> str:
     if len(text) > SHOWN:
         text = f"{text[: SHOWN * 2 // 3]} … {text[-SHOWN // 3 :]}"
     return visible(text)
-
-
-def visible(text: str) -> str:
-    r"""Line breaks as \n, and so on: nothing that moves the cursor or hides."""
-    if not any(unicodedata.category(letter) in HIDDEN for letter in text):
-        return text
-    return "".join(
-        letter.encode("unicode_escape").decode() if unicodedata.category(letter) in HIDDEN else letter for letter in text
-    )

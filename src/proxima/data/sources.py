@@ -57,6 +57,8 @@ def kind(path: Path) -> str:
 def open_file(path: Path, limit: int = 0) -> Rows:
     if kind(path) not in FILES:
         raise ValueError(f"{path} must end in {', '.join(FILES)} (all but .parquet may be followed by .gz)")
+    if not path.is_file():
+        raise ValueError(f"{path} is a pipe or a device; data is read more than once, so save it to a file first")
     try:
         return FILES[kind(path)](path, limit)
     except BrokenData:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from proxima.data.show import visible
 from proxima.doctor.finding import Finding
+from proxima.text import visible
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

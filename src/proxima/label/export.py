@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -77,17 +77,16 @@ def _names(answers: Sequence[Answer]) -> str:
 
 
 def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A temporary file beside it, then a rename: a reader sees the old file or the new one, never a half."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """A new file beside it, then a rename: a reader sees the old file or the new one, never a half."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+        with part.open("x", encoding="utf-8", newline="\n") as file:  # as any new file: who may read it, the umask says
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+        part.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
 
 

@@ -17,6 +17,7 @@ from proxima.data import BrokenData, open_rows
 from proxima.data.forms import flag_of
 from proxima.label.store import Item
 from proxima.ppo_trainer import SequenceGenerator
+from proxima.text import is_whole
 
 TRIES = 5
 """How often the second side is sampled before a prompt is given up because both sides are the same."""
@@ -101,6 +102,8 @@ def read_items(path: str | Path, mode: str) -> list[Item]:
         for name in ("prompt", *names):
             if not isinstance(row, dict) or not isinstance(row.get(name), str):
                 raise ValueError(f"{rows.where(number)}: `{name}` is missing or not a text")
+            if not is_whole(row[name]):
+                raise ValueError(f"{rows.where(number)}: `{name}` holds half of a surrogate pair; mend the text")
         sides: list[Any] = [row[name] for name in names]
         flags = ["ended" if name == "completion" else f"{name}_ended" for name in names]
         try:

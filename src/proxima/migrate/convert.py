@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config import PPOConfig
+from proxima.files import open_file
 from proxima.migrate.migration import Migration, is_count, said, shown
 from proxima.migrate.models import lora, models
 from proxima.migrate.names import KNOWN
@@ -49,7 +50,7 @@ def read_old(path: Path) -> OldRun:
     if kind not in (".py", ".sh", ".bash", ".yaml", ".yml"):
         raise ValueError(f"{path} must be a Python script (.py), a shell script (.sh) or TRL's settings (.yaml)")
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             content = file.read(LARGEST_FILE + 1)
         text = content.decode("utf-8-sig")
     except OSError as error:

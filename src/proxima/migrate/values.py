@@ -14,6 +14,7 @@ from typing import Any
 from proxima.migrate.old_run import UNREAD, Setting
 
 DEPTH = 40
+MOST_ITEMS = 10_000  # in one value; more is no setting
 LARGEST = 2**63
 TYPES = ("float32", "bfloat16", "float16")
 
@@ -87,27 +88,40 @@ class Values:
         value = self.value(node)
         return Setting(value, f"line {node.lineno}", "" if value is not UNREAD else shown(node))
 
-    def value(self, node: ast.expr, depth: int = 0) -> Any:
+    def value(self, node: ast.expr) -> Any:
+        """What an expression is. Each part is read once, and what grows past `MOST_ITEMS` is not: names that refer to each
+        other can stand for more than memory holds."""
+        known: dict[int, Any] = {}
+        found = self._value(node, known, 0)
+        return found if _size(found) <= MOST_ITEMS else UNREAD
+
+    def _value(self, node: ast.expr, known: dict[int, Any], depth: int) -> Any:
         if depth > DEPTH:
             return UNREAD
+        if id(node) not in known:
+            known[id(node)] = UNREAD  # what refers to itself is nothing
+            known[id(node)] = self._read(node, known, depth + 1)
+        return known[id(node)]
+
+    def _read(self, node: ast.expr, known: dict[int, Any], depth: int) -> Any:
         match node:
             case ast.Constant(value=None | bool() | float() | str()):
                 return node.value
             case ast.Constant(value=int(number)):
                 return number if abs(number) < LARGEST else UNREAD
             case ast.List() | ast.Tuple() | ast.Set():
-                return self._all([self.value(item, depth + 1) for item in node.elts])
+                return self._all([self._value(item, known, depth) for item in node.elts])
             case ast.Dict() if all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key in node.keys):
-                values = self._all([self.value(item, depth + 1) for item in node.values])
+                values = self._all([self._value(item, known, depth) for item in node.values])
                 return values if values is UNREAD else dict(zip([key.value for key in node.keys], values, strict=True))  # type: ignore[union-attr]
             case ast.UnaryOp(op=ast.USub()):
-                operand = self.value(node.operand, depth + 1)
+                operand = self._value(node.operand, known, depth)
                 return -operand if _is_number(operand) else UNREAD
             case ast.BinOp():
-                return self._arithmetic(node, depth)
+                return self._arithmetic(node, known, depth)
             case ast.Name(id=name):
                 found = self.only(name)
-                return UNREAD if found is None else self.value(found, depth + 1)
+                return UNREAD if found is None else self._value(found, known, depth)
             case ast.Attribute(value=ast.Name(id="torch"), attr=name) if name in TYPES:
                 return name
             case ast.Attribute(value=ast.Name(id=name), attr=field) if name in self.fields:
@@ -118,8 +132,8 @@ class Values:
     def _all(self, values: list[Any]) -> Any:
         return UNREAD if any(value is UNREAD for value in values) else values
 
-    def _arithmetic(self, node: ast.BinOp, depth: int) -> Any:
-        left, right = self.value(node.left, depth + 1), self.value(node.right, depth + 1)
+    def _arithmetic(self, node: ast.BinOp, known: dict[int, Any], depth: int) -> Any:
+        left, right = self._value(node.left, known, depth), self._value(node.right, known, depth)
         if type(node.op) not in ARITHMETIC or not (_is_number(left) and _is_number(right)):
             return UNREAD
         try:
@@ -127,6 +141,16 @@ class Values:
         except (ArithmeticError, ValueError):
             return UNREAD
         return number if abs(number) < LARGEST else UNREAD
+
+
+def _size(value: Any) -> int:
+    """Items in nested lists and dicts, counted no further than it takes to know that there are too many."""
+    count, pending = 0, [value]
+    while pending and count <= MOST_ITEMS:
+        item, count = pending.pop(), count + 1
+        if isinstance(item, (list, dict)):
+            pending += item.values() if isinstance(item, dict) else item
+    return count
 
 
 def shown(node: ast.AST) -> str:

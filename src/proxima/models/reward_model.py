@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.engine import pack, pack_mask
+from proxima.files import read_file
 from proxima.models.backbone import Backbone
 from proxima.models.base_model import BaseModel
 from proxima.types import Tokens
@@ -23,7 +24,7 @@ def reward_warning(folder: str) -> str:
     """What a user should know before trusting the reward model in a folder; empty where there is nothing to say."""
     path = Path(folder) / REPORT_FILE
     try:
-        accuracy = float(json.loads(path.read_text(encoding="utf-8"))["accuracy"])
+        accuracy = float(json.loads(read_file(path))["accuracy"])
     except (OSError, ValueError, KeyError, TypeError):
         return f"the reward model {folder!r} has no {REPORT_FILE}: nothing is known of its held-out accuracy"
     if accuracy < NEAR_CHANCE:

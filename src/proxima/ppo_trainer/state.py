@@ -20,7 +20,7 @@ from proxima.checkpoint.tensors import (
     save_random_tensors,
     set_random_state,
 )
-from proxima.config import PPOConfig
+from proxima.config import PPOConfig, RewardSpec
 from proxima.ppo_trainer.plan import Plan
 from proxima.processes.sharding import put_together
 
@@ -45,8 +45,14 @@ def plain_config(config: PPOConfig) -> dict[str, Any]:
 
 def changed_settings(before: Mapping[str, Any], config: PPOConfig) -> list[str]:
     """Settings that differ from a checkpoint's; those it does not know are left out."""
-    now = plain_config(config)
+    before, now = without_keys(before), plain_config(config)
     return [name for name in now if name in before and before[name] != now[name]]
+
+
+def without_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint's settings as they are written today; earlier versions wrote keys of addresses down."""
+    named = {name: settings[name] for name in ("rewards", "judges") if name in settings}
+    return {**settings, **{name: [RewardSpec.of(each).to_dict() for each in specs] for name, specs in named.items()}}
 
 
 def plain_state(trainer: PPOTrainer) -> dict[str, Any]:
@@ -111,10 +117,8 @@ def check_resumable(checkpoint: Checkpoint, config: PPOConfig, plan: Plan, total
     if then["prompts"] != now["prompts"]:
         counts = f"{then['prompts']['count']} then, {now['prompts']['count']} now"
         raise ValueError(f"{checkpoint.path} was trained on other prompts ({counts}); give the same data or start a new run")
-    changed = changed_settings(state["config"], config)
-    refused = [
-        f"{name} ({state['config'][name]!r} then, {getattr(config, name)!r} now)" for name in changed if name not in FREE
-    ]
+    changed, before = changed_settings(state["config"], config), without_keys(state["config"])
+    refused = [f"{name} ({before[name]!r} then, {getattr(config, name)!r} now)" for name in changed if name not in FREE]
     if then["validation"] != now["validation"]:
         refused.append("the validation prompts")
     if total != state["total_steps"] and config.lr_schedule != "constant":

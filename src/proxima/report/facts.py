@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxima.config.secrets import shareable
+from proxima.files import read_file
 from proxima.report.curves import interval_names
 from proxima.runs import Run
 
@@ -202,16 +203,10 @@ def reward_words(reward: Mapping[str, Any]) -> str:
 def read_data(run: Run) -> dict[str, Any]:
     """What `proxima train` noted of its data; empty where it was not the command that trained."""
     try:
-        noted = json.loads((run.path / "data.json").read_bytes())
+        noted = json.loads(read_file(run.path / "data.json"))
     except (OSError, ValueError, RecursionError):
         return {}
     return noted if isinstance(noted, dict) else {}
-
-
-def shareable(text: str) -> str:
-    """Without what an address may carry that is not for all: a name and password, or a key."""
-    text = re.sub(r"(?<=://)[^/@\s]+@", "…@", text)
-    return re.sub(r"(?i)([?&][\w-]*(?:key|token|secret|password|auth|sig)[\w-]*=)[^&\s'\"]+", r"\1…", text)
 
 
 def short(value: float, digits: int = 3) -> str:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config import PPOConfig
+from proxima.config.secrets import shareable
 from proxima.report.curves import charts_by_group, constants, frontier
-from proxima.report.facts import Story, read_data, shareable, short, tell
+from proxima.report.facts import Story, read_data, short, tell
 from proxima.report.page import Page, code, folded, heading, numbers, pairs, paragraph, settings, table, verdict
 from proxima.report.tokens import before_and_after, embedded_tokens
 from proxima.runs import Run

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from proxima.report.facts import shareable, tell
+from proxima.config.secrets import shareable
+from proxima.report.facts import tell
 from proxima.runs import Run
+from proxima.text import visible
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 48
 
 
 def summary(run: Run) -> str:
-    from proxima.data.show import visible  # brings torch, which the studio does without
-
     story, metrics = tell(run), run.metrics()
     lines = [f"{run.name}: {run.state}, {len(metrics['step'])} steps", story.verdict]
     for label, name in (("reward", "avg_reward"), ("KL", "kl_exact"), ("length", "response_length")):

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
+from proxima.config.secrets import hide_address, shareable
 from proxima.rewards.awaiting import run_async
 from proxima.rewards.outcome import Outcome, read_rewards
 from proxima.rewards.samples import Samples
@@ -74,7 +75,7 @@ class EndpointReward:
         try:
             parsed = httpx.URL(url)
         except (httpx.InvalidURL, ValueError) as error:
-            raise ValueError(f"the reward's URL cannot be read: {error}") from None
+            raise ValueError(f"the reward's URL cannot be read: {shareable(str(error))}") from None
         if not parsed.host or parsed.userinfo:
             raise ValueError("the URL of a reward needs a host and no user or password; name a token with token_env instead")
         self.url, self.timeout, self.retries, self.concurrency, self.batch = url, timeout, retries, concurrency, batch
@@ -86,9 +87,12 @@ class EndpointReward:
         self._headers()  # a missing token is said now
         if token_env:  # at DEBUG it writes down the headers of replies, in which a server may send the token back
             logging.getLogger("httpcore").setLevel(logging.INFO)
+        if parsed.query:  # at INFO it writes down the whole address, at DEBUG httpcore does
+            logging.getLogger("httpx").setLevel(logging.WARNING)
+            logging.getLogger("httpcore").setLevel(logging.INFO)
 
     def __repr__(self) -> str:
-        return f"EndpointReward({self.url!r})"
+        return f"EndpointReward({hide_address(self.url)!r})"
 
     def check(self, prompts: Sequence[str]) -> None:
         """It takes any columns, or none."""

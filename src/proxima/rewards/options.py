@@ -8,6 +8,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from proxima.config import RewardSpec
+from proxima.config.secrets import hide_options
 
 PLAIN = (int, float, str, bool, NoneType)
 
@@ -34,6 +35,7 @@ def typed(function: Callable[..., Any], names: list[str]) -> dict[str, Any]:
 
 def check_options(spec: RewardSpec, accepted: Mapping[str, Any], any_name: bool = False) -> dict[str, Any]:
     """The options in their types, or an error that names those the source takes."""
+    spec.check_whole()
     takes = (
         f"it takes {', '.join(f'{name} ({_shown(kind)})' for name, kind in accepted.items())}" if accepted else "it takes none"
     )
@@ -61,7 +63,8 @@ def _checked(spec: RewardSpec, name: str, value: Any, kind: Any, takes: str) -> 
             pass
     accepted = (*kinds, int) if float in kinds else kinds
     if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
-        raise ValueError(f"option {name} ({value!r}) of reward {spec.label!r} must be of type {_shown(kind)}; {takes}")
+        shown = hide_options({name: value})[name]
+        raise ValueError(f"option {name} ({shown!r}) of reward {spec.label!r} must be of type {_shown(kind)}; {takes}")
     return float(value) if float in kinds and not isinstance(value, str) and value is not None else value
 
 

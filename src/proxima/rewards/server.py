@@ -28,7 +28,7 @@ from proxima.rewards.samples import Samples, tokens_of
 
 MAX_BODY_BYTES = 16 * 2**20
 MAX_SAMPLES = 1024
-MAX_CONNECTIONS = 64  # more are told to come back later
+MAX_CONNECTIONS = 64  # for more, idle ones are closed; where none is idle, clients are told to come back later
 LOADING_SECONDS = 5  # after which a client may ask again
 
 Scorer = Callable[[dict[str, Any]], list[float]]
@@ -61,24 +61,34 @@ class RewardServer:
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         one_at_a_time = asyncio.Lock()
 
+        @app.exception_handler(BadRequest)
+        async def refuse(request: Request, problem: BadRequest) -> JSONResponse:
+            return JSONResponse({"error": str(problem)}, problem.status)
+
         @app.get("/health")
-        async def health() -> Any:
+        async def health(request: Request) -> Any:
+            self._check_host(request.headers)
             return {"name": self.name, "ready": self.ready}
 
         @app.post("/score")
         async def score(request: Request) -> Any:
-            try:
-                self._check_caller(request.headers)
-                batch = read_batch(await _body(request))
-                if self._scorer is None:
-                    return JSONResponse({"error": "still loading"}, 503, {"Retry-After": str(LOADING_SECONDS)})
-                async with one_at_a_time:
-                    rewards = await asyncio.to_thread(self._scorer, batch)
-            except BadRequest as problem:
-                return JSONResponse({"error": str(problem)}, problem.status)
+            self._check_host(request.headers)
+            self._check_caller(request.headers)
+            batch = read_batch(await _body(request))
+            if self._scorer is None:
+                return JSONResponse({"error": "still loading"}, 503, {"Retry-After": str(LOADING_SECONDS)})
+            async with one_at_a_time:
+                rewards = await asyncio.to_thread(self._scorer, batch)
             return {"rewards": [None if math.isnan(reward) else reward for reward in rewards]}
 
         return app
+
+    def _check_host(self, headers: Any) -> None:
+        """A web page whose own name resolves to this machine names itself in Host; a token it cannot have."""
+        host = headers.get("host", "")
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if not self._token and not is_loopback(name):
+            raise BadRequest(403, "without a token (--token-env) this server answers to localhost and 127.0.0.1 only")
 
     def _check_caller(self, headers: Any) -> None:
         given = headers.get("authorization", "").encode()
@@ -89,7 +99,7 @@ class RewardServer:
 
     def serve(self, host: str, port: int, announce: Callable[[str], None] = print) -> None:
         """Listen until interrupted; raises what went wrong in loading."""
-        import uvicorn
+        from proxima.web.connections import bounded_server
 
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -97,8 +107,7 @@ class RewardServer:
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ValueError(f"cannot listen at {host}, port {port}: {reason}; try --port 0") from None
-        settings = uvicorn.Config(self.app(), log_level="warning", limit_concurrency=MAX_CONNECTIONS)
-        server = uvicorn.Server(settings)
+        server = bounded_server(self.app(), MAX_CONNECTIONS)
 
         def load() -> None:
             try:
@@ -140,7 +149,20 @@ def load_scorer(config: PPOConfig) -> Scorer:
         tokens = tokens_of(batch["prompts"], batch["completion_ids"], batch["ended"], tokenizer, device)
         return trained(Samples.of_tokens(tokens)).sequence
 
-    return score
+    return lambda batch: score_what_fits(score, batch, tokenizer, model.backbone.context_length)
+
+
+def score_what_fits(score: Scorer, batch: dict[str, Any], tokenizer: Any, context: int | None) -> list[float]:
+    """The scores of the samples that the model can read; nan for longer ones, as a classifier gives it."""
+    if "completion_ids" in batch:
+        pairs = zip(tokenizer(batch["prompts"], verbose=False)["input_ids"], batch["completion_ids"], strict=True)
+        lengths = [len(prompt) + len(completion) for prompt, completion in pairs]
+    else:
+        lengths = [len(row) for row in tokenizer(_samples(batch).full_texts, verbose=False)["input_ids"]]
+    fits = [context is None or length <= context for length in lengths]
+    kept = {name: [item for item, fit in zip(column, fits, strict=True) if fit] for name, column in batch.items()}
+    scores = iter(score(kept) if any(fits) else [])
+    return [next(scores) if fit else math.nan for fit in fits]
 
 
 def read_batch(body: bytes) -> dict[str, Any]:
@@ -155,8 +177,8 @@ def read_batch(body: bytes) -> dict[str, Any]:
     if not 0 < count <= MAX_SAMPLES:
         raise BadRequest(413 if count else 422, f"send 1 to {MAX_SAMPLES} prompts")
     kinds: dict[str, Callable[[Any], bool]] = {
-        "prompts": lambda item: isinstance(item, str) and item != "",
-        "completions": lambda item: isinstance(item, str),
+        "prompts": lambda item: _is_text(item) and item != "",
+        "completions": _is_text,
     }
     if "completion_ids" in batch:
         kinds["completion_ids"] = lambda item: isinstance(item, list) and all(type(token) is int for token in item)
@@ -165,7 +187,15 @@ def read_batch(body: bytes) -> dict[str, Any]:
         items = batch.get(name)
         if not isinstance(items, list) or len(items) != count or not all(map(is_right, items)):
             raise BadRequest(422, f"{name} must be a list of {count}, as many as prompts, each of its kind")
-    return batch
+    return {name: batch[name] for name in kinds}
+
+
+def _is_text(item: Any) -> bool:
+    """A text that has bytes: JSON can also hold half of a surrogate pair, which no tokenizer reads."""
+    try:
+        return isinstance(item, str) and item.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _check_ids(batch: dict[str, Any], tokenizer: Any) -> None:
@@ -182,9 +212,14 @@ def _samples(batch: dict[str, Any]) -> Samples:
 
 
 async def _body(request: Any) -> bytes:
+    from starlette.requests import ClientDisconnect
+
     received = bytearray()
-    async for piece in request.stream():
-        received += piece
-        if len(received) > MAX_BODY_BYTES:
-            raise BadRequest(413, f"the body is longer than {MAX_BODY_BYTES} bytes")
+    try:
+        async for piece in request.stream():
+            received += piece
+            if len(received) > MAX_BODY_BYTES:
+                raise BadRequest(413, f"the body is longer than {MAX_BODY_BYTES} bytes")
+    except ClientDisconnect:
+        raise BadRequest(400, "the body did not come whole") from None
     return bytes(received)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import secrets
 import shutil
-import tempfile
 import weakref
 from pathlib import Path
 
@@ -60,6 +59,6 @@ class Versions:
 
 def _new_home(home: Path) -> list[str]:
     home.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".adapters-", dir=home)).resolve()
-    folder.chmod(0o755)  # servers may run as another user
+    folder = home.resolve() / f".adapters-{secrets.token_hex(8)}"
+    folder.mkdir()  # a plain one: servers may run as another user, where the umask lets them read
     return [str(folder), secrets.token_hex(4)]

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from proxima.files import open_file
+
 
 class JsonLines:
     """The records of a file so far. A last line without its end is still being written and waits for the next look."""
@@ -20,7 +22,7 @@ class JsonLines:
     def look(self) -> list[dict[str, Any]]:
         """All records; what was added since the last look is read, or everything where the file was cut back."""
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 file.seek(self._seen - len(self._last))
                 if file.read(len(self._last)) != self._last:
                     self._forget()
@@ -60,7 +62,7 @@ class JsonLines:
 def last_record(path: Path, most: int = 65536) -> dict[str, Any]:
     """The last whole record without reading the rest; empty where there is none."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file.seek(max(file.seek(0, 2) - most, 0))
             lines = file.read().split(b"\n")[:-1]
     except OSError:

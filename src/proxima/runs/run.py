@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from proxima.config.settings import read_yaml
+from proxima.files import open_file, read_file
 from proxima.runs import tokens
 from proxima.runs.lines import JsonLines, last_record
 from proxima.runs.plot import Plot
@@ -201,7 +202,7 @@ class Run:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_file(path))
     except (ValueError, RecursionError):
         raise ValueError("it is not whole JSON") from None
     if not isinstance(value, dict):
@@ -214,7 +215,7 @@ def _is_locked(path: Path) -> bool:
     try:
         import fcntl
 
-        with path.open("rb") as file:
+        with open_file(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

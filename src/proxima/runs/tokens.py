@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from proxima.files import read_file
+
 FOLDER, PREFIX = "tokens", "step-"
 
 
@@ -19,7 +21,7 @@ def token_steps(run: Path) -> list[int]:
 def read_tokens(run: Path, step: int) -> list[dict[str, Any]]:
     path = run / FOLDER / f"{PREFIX}{step:08d}.json"
     try:
-        samples = json.loads(path.read_bytes())["samples"]
+        samples = json.loads(read_file(path))["samples"]
         return [_checked(sample) for sample in samples]
     except FileNotFoundError:
         raise ValueError(f"{run} has no tokens of step {step}; logged steps are {_some(token_steps(run))}") from None

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from proxima.files import open_file
 from proxima.runs import thin
 from proxima.runs.thin import Point
 
@@ -17,7 +18,7 @@ def glance(path: Path, name: str, points: int = 48) -> list[Point]:
     """[step, value] at evenly spaced places of a long file, so that its length costs no time; all of a short one, thinned."""
     found: dict[float, float] = {}
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = file.seek(0, 2)
             if size <= points * LINE:
                 file.seek(0)

@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from proxima.text import mended
 from proxima.web.app import SHARED
 
 DATA = "data"  # id of the element that holds the page's data
@@ -43,7 +44,7 @@ def make_page(title: str, body: str, script: str, style: str, data: Mapping[str,
         f"default-src 'none'; script-src '{_checksum(script)}'; style-src '{_checksum(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    return (
+    return mended(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -6,15 +6,20 @@ import contextlib
 import ipaddress
 import secrets
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.web.guard import Guard
 
 if TYPE_CHECKING:
     import uvicorn
+
+MAX_CONNECTIONS = 256  # browsers keep a few open each
 
 
 class Site:
@@ -47,12 +52,25 @@ class Site:
 def serve(app: Any, site: Site, open_browser: bool = False) -> None:
     """Serve in the foreground until Ctrl-C."""
     print(f"Open {site.url}\n(the address is a key: whoever has it can use this page; Ctrl-C stops)", flush=True)
-    if open_browser:
-        import webbrowser
-
-        webbrowser.open(site.url)
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), _opened(site.url) if open_browser else contextlib.nullcontext():
         _server(app).run(sockets=[site.socket])
+
+
+@contextlib.contextmanager
+def _opened(url: str) -> Iterator[None]:
+    """Show a page in the browser. Every user of a machine can read the words a program is started with, so the browser is given
+    a file that nobody else can read, and the file leads on to the address with the token."""
+    import webbrowser
+
+    with tempfile.TemporaryDirectory(prefix="proxima-") as folder:
+        page = Path(folder) / "open.html"
+        page.write_text(
+            f'<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
+            f'<meta http-equiv="refresh" content="0; url={escape(url)}"><title>Proxima</title>',
+            encoding="utf-8",
+        )
+        webbrowser.open(page.as_uri())
+        yield
 
 
 @contextlib.contextmanager
@@ -72,13 +90,9 @@ def running(app: Any, site: Site) -> Iterator[Site]:
 
 
 def _server(app: Any) -> uvicorn.Server:
-    import uvicorn
+    from proxima.web.connections import bounded_server
 
-    return uvicorn.Server(
-        uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, lifespan="off", timeout_graceful_shutdown=2
-        )
-    )
+    return bounded_server(app, MAX_CONNECTIONS, timeout_graceful_shutdown=2)
 
 
 def _is_version_6(host: str) -> bool:

@@ -1,0 +1,30 @@
+"""Rewards out of a run's folder, which may be a stranger's. In: its settings. Out: nothing, or an error that names the flags.
+
+They may name a Python function to import, or a server that is sent texts and a token: only the command line, or an argument in
+Python, may ask for these. The same holds for `trust_remote_code`, which is never taken from a file.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Container
+from pathlib import Path
+
+from proxima.config.ppo_config import PPOConfig
+
+
+def check_trust(source: str | Path, config: PPOConfig, given: Container[str]) -> None:
+    """
+    Args:
+        source: where the settings stand, for the message.
+        given: names of the settings that are replaced by others.
+    """
+    flags = []
+    for name, specs in (("rewards", config.rewards), ("judges", config.judges)):
+        if name not in given and any(spec.is_function or spec.is_http for spec in specs):
+            flags.append(f"--{name} {shlex.join(spec.to_text() for spec in specs)}")
+    if flags:
+        raise ValueError(
+            f"{source} names a function or a server, which is called only where the command line names it too; "
+            f"if you trust whoever made the run, add {' '.join(flags)}"
+        )
