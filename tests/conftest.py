@@ -2,6 +2,8 @@
 
 import os
 
+import proxima  # noqa: F401 (before torch: it shortens the waits of OpenMP's threads)
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 

@@ -1,13 +1,32 @@
 """The benchmark: its floors follow from shapes, its table shows what was measured, a small case runs, the peer is asked for."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import proxima
-from proxima.bench import CASES, Case, Machine, bench, growth_plot, run_case, run_peer, scaling_table, table
+from proxima.bench import (
+    CASES,
+    Case,
+    Machine,
+    bench,
+    beside,
+    beside_line,
+    growth_plot,
+    run_case,
+    run_peer,
+    scaling_table,
+    table,
+)
 from proxima.bench.floor import floors
 from proxima.bench.random_model import SHAPES
 from proxima.bench.scaling import growth, sized
@@ -71,7 +90,7 @@ def test_growth_is_shown_as_a_table_and_beside_a_straight_line():
 
 
 def test_prompts_have_the_lengths_of_the_case():
-    counts = {len(text.split()) for text in bench._prompts(Case(batch=64, prompt=(5, 7)), 0)}
+    counts = {len(text.split()) for text in bench.make_prompts(Case(batch=64, prompt=(5, 7)), 0)}
     assert counts == {5, 6, 7}
 
 
@@ -85,12 +104,88 @@ def test_the_peer_needs_an_environment_of_its_own(monkeypatch, tmp_path):
         run_peer(CASES["mixed prompts"])
 
 
+def test_steps_alone_and_beside_busy_processes_take_turns(monkeypatch):
+    load = [1]
+
+    @contextmanager
+    def loaded(count):
+        load.append(count + 1)
+        yield
+        load.append(1)
+
+    monkeypatch.setattr(beside, "busy_processes", loaded)
+    trainer = SimpleNamespace(ppo_step=lambda prompts: {"seconds": 0.5 * load[-1]})
+    found = beside._in_turn(trainer, SMALL, count=2, steps=3)
+    assert load == [1, 3, 1, 3, 1, 3, 1]
+    assert found["ratio"] == 3.0
+    assert "beside 2 busy processes" in beside_line("test", found)
+    assert "1.50 s per step, alone 0.50 s: 3.0 times as long" in beside_line("test", found)
+
+
+def test_busy_processes_end_with_the_block_whatever_ends_it():
+    seen = []
+
+    def interrupted():
+        with beside.busy_processes(2) as started:
+            seen.extend((process, process.poll(), os.getsid(process.pid)) for process in started)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [process.returncode for process, _, _ in seen] == [-signal.SIGKILL] * 2
+    assert [poll for _, poll, _ in seen] == [None, None]
+    assert os.getsid(0) not in {session for _, _, session in seen}  # Ctrl-C in the terminal does not reach them
+
+
+PARENT = """
+import os, subprocess, sys, time
+code = sys.argv[1].format(parent=os.getpid())
+print(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL).pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked up in /proc")
+def test_a_busy_process_does_not_outlive_a_parent_that_was_killed():
+    with subprocess.Popen([sys.executable, "-c", PARENT, beside.BUSY], stdout=subprocess.PIPE, text=True) as process:
+        status = Path(f"/proc/{int(process.stdout.readline())}/stat")
+        assert runs(status)
+        process.kill()
+    deadline = time.monotonic() + 60
+    while runs(status):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def runs(status: Path) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_the_command_writes_its_numbers(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(CASES, "test", SMALL)
-    main(["bench", "--cases", "test", "--steps", "1", "--output", str(tmp_path / "b.json")])
-    assert "whole step" in capsys.readouterr().out
-    [written] = json.loads((tmp_path / "b.json").read_text())
+    busy, started = beside.busy_processes, []
+
+    @contextmanager
+    def watched(count):
+        with busy(count) as processes:
+            started.extend(processes)
+            yield
+
+    monkeypatch.setattr(beside, "busy_processes", watched)
+    main(["bench", "--cases", "test", "--steps", "1", "--beside", "1", "--output", str(tmp_path / "b.json")])
+    shown = capsys.readouterr().out
+    assert "whole step" in shown
+    written, slowed = json.loads((tmp_path / "b.json").read_text())
     assert written["machine"]["flops"] > 0
-    with pytest.raises(SystemExit):
-        main(["bench", "--cases", "nothing"])
-    assert "the cases are standard" in capsys.readouterr().err
+    found = slowed["beside"]
+    assert found["ratio"] == pytest.approx(found["beside"] / found["alone"])
+    assert f"{found['ratio']:.1f} times as long" in shown
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+    for flags, reason in ((["--cases", "nothing"], "the cases are standard"), (["--beside", "-1"], "must be at least 0")):
+        with pytest.raises(SystemExit):
+            main(["bench", *flags])
+        assert reason in capsys.readouterr().err

@@ -1,10 +1,14 @@
 """The fast engine equals the plain road: tokens, log-probabilities, gradients; for every architecture it knows."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-from proxima.engine import supports
-from proxima.models import Sampling, base_model, response_tokens
+from proxima.engine import functions, supports, worth_compiling
+from proxima.models import Sampling, backbone, base_model, response_tokens
+from proxima.models.backbone import Backbone
 from proxima.ppo_trainer import PPOTrainer
 from tests.helpers import difference, shake, weights
 
@@ -210,6 +214,26 @@ def test_what_the_engine_does_not_know_takes_the_plain_road(tiny_folders, make_c
         assert not supports(network)
         setattr(network.config, name, before)
     assert not supports(PPOTrainer(make_config(lora_targets="q_proj,lm_head")).models.policy.backbone.network)
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "compiled_from", "compiled"),
+    [("cuda", True, 0, True), ("cuda", True, 10**8, False), ("cuda", False, 0, False), ("cpu", True, 0, False)],
+)
+def test_only_large_networks_on_a_gpu_are_compiled(tiny, monkeypatch, device, wanted, compiled_from, compiled):
+    asked = []
+    monkeypatch.setattr(backbone, "Decoder", lambda network, compiled: asked.append(compiled) or SimpleNamespace())
+    monkeypatch.setattr(Backbone, "device", torch.device(device))
+    monkeypatch.setattr(functions, "COMPILED_FROM", compiled_from)
+    made = Backbone(AutoModelForCausalLM.from_pretrained(tiny))
+    made.settings.compiled = wanted
+    assert made.decoder is not None
+    assert asked == [compiled]
+
+
+def test_the_embedded_model_is_not_worth_compiling_and_a_real_one_is():
+    assert not worth_compiling(1_000_000)
+    assert worth_compiling(124_000_000)  # GPT-2, the smallest that people fine-tune
 
 
 def test_an_engine_made_while_an_adapter_trains_still_reads_the_adapter(roads):

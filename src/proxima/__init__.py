@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from proxima.threads import shorten_waits
+
 if TYPE_CHECKING:
     from proxima.advantage import GAEAdvantage, ReturnCalculator, TDError, compute_advantages
     from proxima.base_setup import BaseSetup
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from proxima.token_attribution import TokenAttributor
 
 __version__ = "0.1.0"
+
+shorten_waits()  # before torch is loaded, by us or by whoever imports us
 
 _HOME = {
     "BaseSetup": "base_setup",

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from proxima.config import PPOConfig
+from proxima.engine import functions
 from proxima.engine import generation as generation_module
 from proxima.engine.attention import cached_attention
 from proxima.engine.functions import Norm, activate, add_and_norm
@@ -60,19 +61,26 @@ def test_the_kl_starts_at_zero(folder):
     assert results["kl_exact"] == 0
 
 
+@pytest.fixture
+def compile_small(monkeypatch):
+    """`compile_layers` compiles the tiny models too."""
+    monkeypatch.setattr(functions, "COMPILED_FROM", 0)
+
+
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_same_run_twice_gives_the_same_bits(qwen, compiled):
+def test_the_same_run_twice_gives_the_same_bits(qwen, compiled, compile_small):
     runs = []
     for _ in range(2):
         trainer = make(qwen, compile_layers=compiled)
         for _ in range(2):
             trainer.ppo_step(PROMPTS)
+        assert trainer.models.policy.backbone.decoder.compiled == compiled
         runs.append(weights(trainer))
     assert difference(*runs) == 0
 
 
 @pytest.mark.parametrize("change", [{"micro_batch_tokens": 256}, {"compile_layers": True}, {"gradient_checkpointing": True}])
-def test_what_must_change_nothing_changes_nothing_but_rounding(qwen, change):
+def test_what_must_change_nothing_changes_nothing_but_rounding(qwen, change, compile_small):
     pairs = make(qwen).ppo_step(PROMPTS)["sa_pairs"]  # the same tokens for both: rounding may flip a choice
     results = [make(qwen, **given).model_trainer._minibatch(pairs) for given in ({}, change)]
     for name in ("policy_loss", "value_loss", "grad_norm_policy", "grad_norm_value"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import logging as progress
+
+from proxima.threads import trouble_with_waits
 
 EMBEDDED = Path(__file__).parent.parent / "embedded"
 """Folder of the model in the package: `model_name="embedded"`."""
@@ -71,6 +74,8 @@ def load_network(
     config: ModelSettings, name: str, device: torch.device, kind: Any = AutoModelForCausalLM, labels: int = 1
 ) -> PreTrainedModel:
     """A pretrained network, from safetensors only, without remote code unless the config asks for it."""
+    if device.type == "cpu" and any(trouble := trouble_with_waits(torch.get_num_threads())):
+        warnings.warn("; ".join(trouble), stacklevel=2)
     extra = {"num_labels": labels} if kind is AutoModelForSequenceClassification else {}
     with explain_loading("model", name), no_progress_bar():
         network = kind.from_pretrained(

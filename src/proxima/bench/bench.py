@@ -6,6 +6,7 @@ import gc
 import random
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -66,6 +67,13 @@ def run_case(case: Case, machine: Machine, steps: int = 3, folder: str | Path | 
         folder: where a model of random weights is kept for the next case; by default it goes with this one.
         settings: of `PPOConfig`, beside what the case says.
     """
+    return {**asdict(case), **measured(case, lambda trainer: _timed(trainer, case, machine, steps), folder, **settings)}
+
+
+def measured(
+    case: Case, measure: Callable[[PPOTrainer], dict[str, Any]], folder: str | Path | None = None, **settings: Any
+) -> dict[str, Any]:
+    """What `measure` finds on a trainer for this case, with random weights; then the trainer's memory is given back."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with tempfile.TemporaryDirectory() as home:
         model = Path(folder or home) / case.size
@@ -84,27 +92,27 @@ def run_case(case: Case, machine: Machine, steps: int = 3, folder: str | Path | 
             **settings,
         )
         trainer = PPOTrainer(config)
-        result = {**asdict(case), **_timed(trainer, case, machine, steps)}
+        if case.response[0] != case.response[1]:  # else nothing ends before the last token
+            trainer.models.eos_ids = _enders(case)
+        found = measure(trainer)
     del trainer
     gc.collect()
     if device == "cuda":  # what this case took is not counted with the next
         torch.cuda.empty_cache()
-    return result
+    return found
 
 
 def _timed(trainer: PPOTrainer, case: Case, machine: Machine, steps: int) -> dict[str, Any]:
     gpu = trainer.models.device.type == "cuda"
     if gpu:
         torch.cuda.reset_peak_memory_stats()
-    if case.response[0] != case.response[1]:  # else nothing ends before the last token
-        trainer.models.eos_ids = _enders(case)
     started = time.perf_counter()
     for step in range(2):  # the second shape, if any, is compiled too
-        trainer.ppo_step(_prompts(case, step))
+        trainer.ppo_step(make_prompts(case, step))
     warm_up = time.perf_counter() - started
     engine = trainer.models.policy.backbone.generation
     before = (engine.replays, engine.eager_steps) if engine else (0, 0)
-    results = [trainer.ppo_step(_prompts(case, 2 + step)) for step in range(steps)]
+    results = [trainer.ppo_step(make_prompts(case, 2 + step)) for step in range(steps)]
     after = (engine.replays, engine.eager_steps) if engine else (0, 0)
     phases = {name: median(result[f"seconds/{name}"] for result in results) for name in PHASES}
     seconds = median(result["seconds"] for result in results)
@@ -127,7 +135,8 @@ def _timed(trainer: PPOTrainer, case: Case, machine: Machine, steps: int) -> dic
     }
 
 
-def _prompts(case: Case, step: int) -> list[str]:
+def make_prompts(case: Case, step: int) -> list[str]:
+    """Random words, as many as the case says; others at every step."""
     rng = random.Random(f"bench {step}")
     top = SHAPES[case.size]["vocab_size"] - 1
     return [" ".join(f"t{rng.randint(3, top)}" for _ in range(rng.randint(*case.prompt))) for _ in range(case.batch)]

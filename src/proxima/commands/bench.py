@@ -22,6 +22,8 @@ class Bench:
     """Steps to time after the warm-up; the median counts."""
     scaling: bool = False
     """Also time the first case at half and twice its batch, prompt and response: how the time grows, as numbers and a page."""
+    beside: int = 0
+    """Also time the first case beside so many busy processes, and alone in turn: how much a busy machine slows a step."""
     peer: Literal["", "trl"] = ""
     """Also time TRL 1.12 on the same shapes where all prompts are of one length, in an environment of its own (`make peer`)."""
     output: Path = Path("bench.json")
@@ -32,13 +34,26 @@ class Bench:
     def run(self) -> None:
         import torch
 
-        from proxima.bench import CASES, growth_plot, measure_machine, run_case, run_peer, run_scaling, scaling_table, table
+        from proxima.bench import (
+            CASES,
+            beside_line,
+            growth_plot,
+            measure_machine,
+            run_beside,
+            run_case,
+            run_peer,
+            run_scaling,
+            scaling_table,
+            table,
+        )
 
         warnings.filterwarnings("ignore", message="no reward is configured")
         gpu = torch.cuda.is_available()
         names = self.cases or (("standard",) if gpu else ("embedded",))
         if names == ("all",):
             names = tuple(name for name, case in CASES.items() if (case.size == "0.6B") == gpu)
+        if self.beside < 0:
+            raise ValueError(f"beside ({self.beside}) must be at least 0")
         if unknown := [name for name in names if name not in CASES]:
             raise ValueError(f"unknown case {unknown[0]!r}; the cases are {', '.join(CASES)}")
         machine = measure_machine()
@@ -49,14 +64,18 @@ class Bench:
             written.append({**found, "machine": asdict(machine)})
             self.output.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
 
+        settings = {"micro_batch_tokens": self.micro_batch_tokens}
         with tempfile.TemporaryDirectory() as folder:
             for name in names:
-                result = run_case(CASES[name], machine, self.steps, folder, micro_batch_tokens=self.micro_batch_tokens)
+                result = run_case(CASES[name], machine, self.steps, folder, **settings)
                 peer = run_peer(CASES[name], self.steps) if self.peer and CASES[name].even else None
                 print(table(result, peer) + "\n", flush=True)
                 keep({**result, "peer": peer})
+            if self.beside:
+                beside = run_beside(CASES[names[0]], self.beside, self.steps, folder, **settings)
+                print(beside_line(names[0], beside) + "\n", flush=True)
+                keep({"name": names[0], "beside": beside})
             if self.scaling:
-                settings = {"micro_batch_tokens": self.micro_batch_tokens}
                 found = run_scaling(CASES[names[0]], written[0]["seconds"], machine, self.steps, folder, **settings)
                 print(f"{names[0]}, growth\n{scaling_table(found)}\n", flush=True)
                 keep({"name": names[0], "scaling": found})

@@ -111,7 +111,8 @@ class PPOConfig(Settings):
     overlap: bool = False
     """With engine_urls, sample the next step's responses during this step's update: one update behind, corrected by weights."""
     compile_layers: bool = True
-    """On a GPU, compile the fast engine's layers (half a minute at the start)."""
+    """On a GPU, compile the fast engine's layers of models from 100 M parameters (half a minute at the start); smaller ones
+    would not gain that much in a run."""
     shard_base: bool = False
     """With several processes (torchrun), spread the layers of every network over them (FSDP): more can be held, passes are
     slower. Memory only; see docs/scaling.md."""

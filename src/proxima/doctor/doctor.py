@@ -16,7 +16,7 @@ from proxima.config import PPOConfig
 from proxima.data import open_rows, read_prompts
 from proxima.data.rows import Rows
 from proxima.doctor.finding import Finding, fail
-from proxima.doctor.resource_checks import check_disk, check_memory
+from proxima.doctor.resource_checks import check_disk, check_memory, check_threads
 from proxima.doctor.reward_checks import (
     check_endpoint,
     check_padding,
@@ -120,6 +120,7 @@ def quick_findings(
         check_context(config, lengths, context),
         check_memory(config, network, longest),
         check_disk(config, network),
+        check_threads(config),
         *(check_endpoint(spec, prompts[0], tokenizer) for spec in config.rewards if spec.is_http),
         *(check_reward_model(spec) for spec in config.rewards if is_reward_model(spec)),
     ]

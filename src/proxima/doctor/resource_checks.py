@@ -1,10 +1,12 @@
-"""Memory and disk against what a run will take. In: a config and estimates. Out: findings."""
+"""Memory, disk and threads against what a run will take. In: a config and estimates. Out: findings."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from proxima.base_setup.loading import load_config, pick_device
 from proxima.base_setup.lora_setup import is_adapter
@@ -13,6 +15,7 @@ from proxima.doctor.finding import Finding, fail, ok, warn
 from proxima.doctor.memory import GIB, estimate_memory, free_memory, network_size
 from proxima.processes import rank_and_count
 from proxima.rewards.ready_made import READY_MADE
+from proxima.threads import trouble_with_waits
 
 LOGS = 64 * 2**20  # config, metrics, samples and the tokenizer's files
 DISK_MARGIN = 2  # times what is needed: below it a warning
@@ -73,3 +76,12 @@ def check_disk(config: PPOConfig, network: Any) -> Finding:
     if free < DISK_MARGIN * need:
         return warn("disk", text, "free some: another run will not fit")
     return ok("disk", text)
+
+
+def check_threads(config: PPOConfig) -> Finding:
+    """Threads that spin while they wait make a run on a busy CPU many times slower."""
+    threads = torch.get_num_threads()
+    if pick_device(config.device).type != "cpu":
+        return ok("threads", "not needed: the run is not on a CPU")
+    trouble, advice = trouble_with_waits(threads)
+    return warn("threads", trouble, advice) if trouble else ok("threads", f"{threads}, which sleep soon while they wait")

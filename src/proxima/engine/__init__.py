@@ -8,7 +8,8 @@ A pass: `layout` (where tokens lie), `architecture` and `weights` (what is multi
 
 from proxima.engine.architecture import supports
 from proxima.engine.decoder import Decoder
+from proxima.engine.functions import worth_compiling
 from proxima.engine.generation import Generation
 from proxima.engine.layout import Layout, pack, pack_mask
 
-__all__ = ["Decoder", "Generation", "Layout", "pack", "pack_mask", "supports"]
+__all__ = ["Decoder", "Generation", "Layout", "pack", "pack_mask", "supports", "worth_compiling"]

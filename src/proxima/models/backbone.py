@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from proxima.engine import Decoder, Generation, Layout, supports
+from proxima.engine import Decoder, Generation, Layout, supports, worth_compiling
 from proxima.processes.sharding import Lockstep, decoder_layers, shard_network
 
 
@@ -119,7 +119,8 @@ class Backbone:
         if not self._supported:
             return None
         if self._decoder is None:
-            self._decoder = Decoder(self.network, self.settings.compiled and self.device.type == "cuda")
+            wanted = self.settings.compiled and self.device.type == "cuda"
+            self._decoder = Decoder(self.network, wanted and worth_compiling(self.network.num_parameters()))
             self._decoder.checkpointing = self.settings.checkpointing
         return self._decoder
 
