@@ -6,6 +6,7 @@ A reward model is read at its last token, so a text has to end as those that it 
 from __future__ import annotations
 
 import json
+import math
 import re
 import zipfile
 from collections.abc import Callable
@@ -14,14 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from proxima.models.reward_model import REPORT_FILE
-from proxima.rewards.samples import Samples
+from proxima.rewards.samples import Samples, columns_of
 
 HOW = ("append", "leave")
 CHOICES = ("auto", *HOW)
 TRAINING_ARGUMENTS = "training_args.bin"  # what `Trainer.save_model` of transformers leaves
 LARGEST_ARGUMENTS = 2**20  # bytes of it that are looked at
+PAIR = ("chosen", "rejected")
+FEWEST = 8  # samples that a comparison needs
+CLEARLY = 1.2  # ratio of two deviations from which on the wider one counts
 TURN = "Proxima asks what follows an answer."
 
 
@@ -114,6 +119,47 @@ def _turn_ends_with_eos(tokenizer: Any) -> bool:
 Score = Callable[[Samples, str], Tensor]
 
 
-def compare_endings(score: Score, samples: Samples) -> Ending:
-    """PROVISIONAL"""
-    return Ending("append", "nothing says", True)
+def compare_endings(score: Score, samples: Samples, labels: int) -> Ending:
+    """The ending under which the model tells samples apart, where its checkpoint says nothing.
+
+    Prompts that carry `chosen` and `rejected` answers: the ending that makes these preferences likelier, by the mean of
+    log sigmoid(r(chosen) - r(rejected)). Else the one whose scores of the samples spread wider: training draws scores apart at
+    the token that it reads, and at another one they stay closer together. Without either it is a guess: a model of one label
+    is taken for a reward model, which trainers end with EOS; one of several for a text classifier, which they do not.
+
+    Args:
+        score: scores (B,) of samples under an ending, each sample taken as finished; nan where one failed.
+        labels: of the classifier.
+    """
+    pairs = preference_pairs(samples)
+    if pairs is not None:
+        chosen, rejected = pairs
+        fit = {how: _finite(logsigmoid(score(chosen, how) - score(rejected, how))).mean().item() for how in HOW}
+        best = max(HOW, key=lambda how: fit[how])
+        if fit["append"] != fit["leave"] and not any(map(math.isnan, fit.values())):
+            shown = f"log-likelihood {fit['append']:.3f} with EOS, {fit['leave']:.3f} without"
+            return Ending(best, f"it makes {len(chosen)} held-out preferences likelier ({shown})")
+    spread = {how: _finite(score(samples, how)) for how in HOW}
+    if min(map(len, spread.values())) >= FEWEST:
+        wide = {how: scores.std(correction=0).item() for how, scores in spread.items()}
+        best = max(HOW, key=lambda how: wide[how])
+        if wide[best] > CLEARLY * min(wide.values()):
+            shown = f"deviation {wide['append']:.3g} with EOS, {wide['leave']:.3g} without"
+            return Ending(best, f"scores of {len(samples)} samples spread wider ({shown})")
+    how = "append" if labels == 1 else "leave"
+    return Ending(how, f"nothing tells how it was trained, and it has {labels} label{'s' * (labels != 1)}", is_guess=True)
+
+
+def preference_pairs(samples: Samples) -> tuple[Samples, Samples] | None:
+    """Both answers to the prompts that carry them; None where these are too few."""
+    rows = [(prompt, columns_of(prompt)) for prompt in samples.prompts]
+    rows = [(prompt, row) for prompt, row in rows if all(isinstance(row.get(name), str) for name in PAIR)]
+    if len(rows) < FEWEST:
+        return None
+    prompts = [prompt for prompt, _ in rows]
+    chosen, rejected = (Samples(prompts, [row[name] for _, row in rows], [[]] * len(rows), [True] * len(rows)) for name in PAIR)
+    return chosen, rejected
+
+
+def _finite(numbers: Tensor) -> Tensor:
+    return numbers[numbers.isfinite()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from proxima.rewards.samples import Samples, tokens_of
 from proxima.types import Tokens
 
 log = logging.getLogger(__name__)
+
+SAMPLED = Ending("append", "its tokenizer is the policy's, and a sampled EOS is part of the response")
 
 
 class TrainedReward:
@@ -109,7 +112,7 @@ class ClassifierSource:
         self.reads_ids = not chat and (policy_tokenizer is None or same_tokenizer(policy_tokenizer, tokenizer))
         self.ending = Ending(eos, "the option says so") if eos != "auto" else recorded_ending(source, saved, tokenizer, chat)
         if self.ending is None and self.reads_ids and policy_tokenizer is not None:
-            self.ending = Ending("append", "its tokenizer is the policy's, so it reads the sampled ids")
+            self.ending = SAMPLED
         self._unread = unread_pad(saved, tokenizer)
         self._said = False
 
@@ -118,8 +121,10 @@ class ClassifierSource:
 
     def settle(self, samples: Samples) -> Ending:
         """How texts end: as it is known, or chosen by these samples; then the choice stays, and is said once."""
+        if self.ending is None and self.reads_ids and samples.tokens is not None:
+            self.ending = SAMPLED
         if self.ending is None:
-            self.ending = compare_endings(lambda texts, how: self._score(self._text_rows(texts, how)), samples)
+            self.ending = compare_endings(self._score_finished, samples, self.classifier.network.config.num_labels)
         if not self._said:
             log.info("reward %s reads %s; %s", self.source, "the sampled ids" if self.reads_ids else "the text", self.ending)
             self._said = True
@@ -147,6 +152,9 @@ class ClassifierSource:
         outcome = read_rewards(self._score(rows), samples.lengths)
         why = f"a text is empty or longer than the {self.classifier.limit} tokens that the model reads"
         return Outcome(outcome.sequence, {}, why if outcome.failures else "")
+
+    def _score_finished(self, samples: Samples, how: str) -> Tensor:
+        return self._score(self._text_rows(replace(samples, ended=[True] * len(samples)), how))
 
     def _score(self, rows: list[list[int]]) -> Tensor:
         return torch.cat([self.classifier.scores(rows[i : i + self.size]) for i in range(0, len(rows), self.size)])
