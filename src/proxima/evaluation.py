@@ -19,6 +19,7 @@ from proxima.evaluator.win_rate import mean_interval
 from proxima.ppo_trainer import PPOTrainer
 from proxima.ppo_trainer.held_out import Answers, answer, win_rates
 from proxima.ppo_trainer.judges import OWN
+from proxima.ppo_trainer.state import restore_endings
 from proxima.run_folder import plain
 from proxima.runs import Run
 
@@ -66,6 +67,7 @@ def evaluate_run(
     """
     judges = tuple(judges) or run_config(run, **_given(rewards), **changes).judges
     trainer = open_run(run, rewards, judges=judges, **changes)
+    restore_endings(trainer, (Run(run).results or {}).get("endings"))
     reference = answer(trainer, prompts)
     trainer.load(run)
     policy = answer(trainer, prompts)

@@ -74,18 +74,26 @@ def load_network(
     config: ModelSettings, name: str, device: torch.device, kind: Any = AutoModelForCausalLM, labels: int = 1
 ) -> PreTrainedModel:
     """A pretrained network, from safetensors only, without remote code unless the config asks for it."""
+    return load_with_missing(config, name, device, kind, labels)[0]
+
+
+def load_with_missing(
+    config: ModelSettings, name: str, device: torch.device, kind: Any, labels: int = 1
+) -> tuple[PreTrainedModel, set[str]]:
+    """The same, and the names of the weights that the checkpoint lacks: these are untrained."""
     if device.type == "cpu" and any(trouble := trouble_with_waits(torch.get_num_threads())):
         warnings.warn("; ".join(trouble), stacklevel=2)
     extra = {"num_labels": labels} if kind is AutoModelForSequenceClassification else {}
     with explain_loading("model", name), no_progress_bar():
-        network = kind.from_pretrained(
+        network, loaded = kind.from_pretrained(
             model_path(name),
             dtype=pick_dtype(config.dtype, device),
             use_safetensors=True,
             trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
             **extra,
         )
-    return network.to(device)
+    return network.to(device), set(loaded["missing_keys"])
 
 
 def load_config(name: str, trust_remote_code: bool = False) -> Any:

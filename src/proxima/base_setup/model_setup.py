@@ -15,14 +15,23 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from proxima.base_setup.loading import ModelSettings, explain_loading, load_network, model_path, pick_device, pick_dtype
+from proxima.base_setup.loading import (
+    ModelSettings,
+    explain_loading,
+    load_network,
+    load_with_missing,
+    model_path,
+    pick_device,
+    pick_dtype,
+)
 from proxima.base_setup.lora_setup import add_adapter, copy_adapter, is_adapter, load_adapter, lora_config, merge_adapter
 from proxima.base_setup.micro_batches import MicroBatches
-from proxima.base_setup.tokenizer_setup import PAD_TOKEN, eos_token_ids
+from proxima.base_setup.tokenizer_setup import PAD_TOKEN, eos_token_ids, own_tokenizer, same_vocabulary
 from proxima.config import PPOConfig
 from proxima.models import Backbone, PolicyModel, RewardModel, SFTModel, ValueModel
 from proxima.models.backbone import EngineSettings
 from proxima.models.base_model import BaseModel, scalar_head
+from proxima.models.reward_model import pick_row, token_head
 from proxima.models.weight_files import HEAD_FILE
 from proxima.processes.group import Processes
 from proxima.processes.meeting import meet
@@ -65,7 +74,7 @@ def build_models(config: PPOConfig, tokenizer: Any) -> ModelSet:
         sft = _reference(config, base)
         reward = load_reward(config, base)
         policy = _policy(config, base, sft)
-        value = _value(config, base, sft, reward, policy)
+        value = _value(config, base, sft, reward, policy, tokenizer)
     for role in (policy, sft, value, reward):
         role.backbone.settings = EngineSettings(
             fast=config.engine != "plain", compiled=config.compile_layers, checkpointing=config.gradient_checkpointing
@@ -118,7 +127,9 @@ def _policy(config: PPOConfig, base: Backbone, sft: SFTModel) -> PolicyModel:
     return PolicyModel(base, add_adapter(base, "policy", lora_config(config, base)))
 
 
-def _value(config: PPOConfig, base: Backbone, sft: SFTModel, reward: RewardModel, policy: PolicyModel) -> ValueModel:
+def _value(
+    config: PPOConfig, base: Backbone, sft: SFTModel, reward: RewardModel, policy: PolicyModel, tokenizer: Any
+) -> ValueModel:
     """Starts from the trained reward model where there is one, else from the reference with a head of zeros."""
     head = scalar_head(base.hidden_size, 0.0, base.device)
     if config.value_model == "policy":
@@ -134,7 +145,7 @@ def _value(config: PPOConfig, base: Backbone, sft: SFTModel, reward: RewardModel
             return ValueModel(_trainable_copy(config, config.value_model), None, head)
         return ValueModel(base, load_adapter(base, "value", config.value_model), head)
     if config.value_model != "adapter":
-        return _value_checkpoint(config, base)
+        return _value_checkpoint(config, base, tokenizer)
     if reward.source != "untrained" and not reward.adapter:  # a whole network: the value model starts as a copy of it
         return _on_network(config, load_network(config, reward.source, base.device), head)
     if config.lora_r == 0:
@@ -144,20 +155,25 @@ def _value(config: PPOConfig, base: Backbone, sft: SFTModel, reward: RewardModel
     return ValueModel(base, add_adapter(base, "value", lora_config(config, base)), head)
 
 
-def _value_checkpoint(config: PPOConfig, base: Backbone) -> ValueModel:
-    """A separate network: a causal LM or a one-score classifier with the same vocabulary."""
-    network = load_network(config, config.value_model, base.device, AutoModelForSequenceClassification)
-    head = scalar_head(network.config.hidden_size, 0.0, base.device)
+def _value_checkpoint(config: PPOConfig, base: Backbone, tokenizer: Any) -> ValueModel:
+    """A separate network with the policy's vocabulary: a causal LM, or a one-score classifier, whose head is taken over."""
+    name = config.value_model
+    network, missing = load_with_missing(config, name, base.device, AutoModelForSequenceClassification)
+    head = scalar_head(network.config.get_text_config().hidden_size, 0.0, base.device)
     score = getattr(network, "score", None)
-    if has_head(config.value_model):
-        load_head(head, config.value_model)
-    elif score is not None and "ForSequenceClassification" in str(network.config.architectures):
-        head.weight.data.copy_(score.weight.data[:1])
+    if has_head(name):
+        load_head(head, name)
+    elif isinstance(score, torch.nn.Linear) and "score.weight" not in missing:
+        head.load_state_dict(pick_row(score, 0).state_dict())
     backbone = Backbone(network.base_model)
     need, have = (item.network.get_input_embeddings().num_embeddings for item in (base, backbone))
     if have < need:
+        raise ValueError(f"value_model {name!r} has {have} embeddings, the policy {need}; they must share a tokenizer")
+    own = own_tokenizer(name, config.trust_remote_code)
+    if own is not None and not same_vocabulary(tokenizer, own):
         raise ValueError(
-            f"value_model {config.value_model!r} has {have} embeddings, the policy {need}; they must share a tokenizer"
+            f"value_model {name!r} has another vocabulary than the policy {config.model_name!r}, so that ids would mean other "
+            "words; give a checkpoint of the same family, or leave value_model out"
         )
     return _on_network(config, backbone.network, head)
 
@@ -194,22 +210,24 @@ def load_head(head: torch.nn.Linear, folder: str) -> None:
         head.load_state_dict(load_file(path, device=str(head.weight.device)))
 
 
-def load_classifier(config: ModelSettings, name: str, device: torch.device) -> tuple[Any, Any]:
-    """A sequence classifier with all its labels, and its own tokenizer."""
+def load_classifier(config: ModelSettings, name: str, device: torch.device) -> tuple[Any, Any, Any]:
+    """A sequence classifier with all its labels, its own tokenizer, and its config as it was saved."""
     with explain_loading("model", name):
         own = AutoConfig.from_pretrained(model_path(name), trust_remote_code=config.trust_remote_code)
     architectures = own.architectures or []
-    trained = any("SequenceClassification" in item for item in architectures)
-    if not trained:
+    labels = own.num_labels if any("SequenceClassification" in item for item in architectures) else 1
+    network, missing = load_with_missing(config, name, device, AutoModelForSequenceClassification, labels)
+    if any(not weight.startswith(network.base_model_prefix) for weight in missing):
         warnings.warn(f"{name!r} is not a sequence classifier ({architectures}); its score head is untrained", stacklevel=2)
-    network = load_network(config, name, device, AutoModelForSequenceClassification, own.num_labels if trained else 1)
     with explain_loading("tokenizer", name):
         tokenizer = AutoTokenizer.from_pretrained(model_path(name), trust_remote_code=config.trust_remote_code)
     tokenizer.padding_side = "right"
     tokenizer.truncation_side = "left"
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
-        if len(tokenizer) > network.get_input_embeddings().num_embeddings:
+        needs_pad = token_head(network) is None  # else padding never reaches the network
+        if needs_pad and len(tokenizer) > network.get_input_embeddings().num_embeddings:
             network.resize_token_embeddings(len(tokenizer))
-    network.config.pad_token_id = tokenizer.pad_token_id
-    return network, tokenizer
+    for settings in (network.config, network.config.get_text_config()):
+        settings.pad_token_id = tokenizer.pad_token_id
+    return network, tokenizer, own

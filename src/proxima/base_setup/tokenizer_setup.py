@@ -21,6 +21,47 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
     return tokenizer
 
 
+def own_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
+    """The tokenizer that lies beside a checkpoint's weights, as it was saved; None where there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(model_path(name), trust_remote_code=trust_remote_code)
+    except (OSError, ValueError):
+        return None
+
+
+def same_vocabulary(left: Any, right: Any) -> bool:
+    """Whether every id means the same token to both; a pad token that only one of them has does not count."""
+    mine, other = left.get_vocab(), right.get_vocab()
+    for tokenizer, vocabulary, beside in ((left, mine, other), (right, other, mine)):
+        if tokenizer.pad_token is not None and tokenizer.pad_token not in beside:
+            vocabulary.pop(tokenizer.pad_token, None)
+    return mine == other
+
+
+PROBES = (
+    "SUBREDDIT: r/pets TITLE: It's 3,141.59 — isn't it?  POST:\n\tdef f(x):\r\n    return x**2  # naïve cafe\u0301 TL;DR:",
+    " 日本語 Привет مرحبا 🤖👩‍🚀 \u00a0 ﬁ Ａ ...   100000 <b>ALL CAPS</b> http://a.b/c?d=e_f",
+    "x",
+)
+
+
+def same_tokenizer(left: Any, right: Any) -> bool:
+    """Whether both write texts as the same ids, so that one's ids can be read by the other's model.
+
+    Vocabulary and EOS are the same, and so are the ids of texts on which normalisers and pre-tokenisers differ. An EOS that one
+    of them appends does not count: a sampled response brings its own.
+    """
+    if left.eos_token_id != right.eos_token_id or not same_vocabulary(left, right):
+        return False
+    end = left.eos_token_id
+
+    def ids(tokenizer: Any, text: str) -> list[int]:
+        row: list[int] = tokenizer(text)["input_ids"]
+        return row[:-1] if row and row[-1] == end else row
+
+    return all(ids(left, text) == ids(right, text) for text in PROBES)
+
+
 def eos_token_ids(tokenizer: Any, network: Any) -> tuple[int, ...]:
     """Every token that ends a response: the tokenizer's EOS and those of the model's generation settings."""
     found = {tokenizer.eos_token_id}

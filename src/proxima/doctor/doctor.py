@@ -18,6 +18,7 @@ from proxima.data.rows import Rows
 from proxima.doctor.finding import Finding, fail
 from proxima.doctor.resource_checks import check_disk, check_memory, check_threads
 from proxima.doctor.reward_checks import (
+    check_ending,
     check_endpoint,
     check_padding,
     check_reward_model,
@@ -47,6 +48,7 @@ from proxima.doctor.tokenizer_checks import (
 from proxima.errors import RewardFailure
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import Samples, check_rewards
+from proxima.rewards.model import ClassifierSource
 
 QUICK_PROMPTS = 2048  # measured at the start of a run, which checks all of them itself
 
@@ -153,6 +155,11 @@ def step_findings(config: PPOConfig, prompts: Sequence[str]) -> list[Finding]:
         *found,
         check_kl(results, tolerance),
         check_ratio(results, tolerance),
+        *(
+            check_ending(spec, source)
+            for spec, source in trainer.reward_computer.rewards
+            if isinstance(source, ClassifierSource)
+        ),
         *check_reward_scale(results["rewards"], config),
         check_ends(results, config),
     ]

@@ -98,5 +98,14 @@ def check_padding(spec: RewardSpec, source: RewardSource, alone: Samples, beside
     return warn(name, text, "a score should follow from its own text, not from the batch")
 
 
+def check_ending(spec: RewardSpec, source: ClassifierSource) -> Finding:
+    """How a finished response ends for a classifier, after a step has settled it."""
+    assert source.ending is not None
+    text = f"it reads {'the sampled ids' if source.reads_ids else 'the text, with its own tokenizer'}; {source.ending}"
+    if source.ending.is_guess:
+        return warn(f"ending {spec.label}", text, "say how it was trained: eos=append or eos=leave among the reward's options")
+    return ok(f"ending {spec.label}", text)
+
+
 def close(left: float, right: float, tolerance: float) -> bool:
     return abs(left - right) <= tolerance * max(1.0, abs(left), abs(right))

@@ -86,6 +86,7 @@ class EndpointJudge(EndpointReward):
     def _body(self, part: Samples) -> bytes:
         assert isinstance(part, Pairs)
         body = json.loads(super()._body(part))
+        del body["ended"]
         return json.dumps({"first": body.pop("completions"), "second": part.seconds, **body}).encode()
 
     def _read(self, reply: bytes, part: Samples) -> Outcome:

@@ -1,4 +1,4 @@
-"""`RewardModel`, `ClassifierReward`: one score a sequence. In: token ids with EOS; text for a classifier. Out: scores (B,)."""
+"""`RewardModel`, `ClassifierReward`: one score per sequence. In: token ids, EOS included. Out: scores (B,)."""
 
 from __future__ import annotations
 
@@ -51,38 +51,77 @@ class RewardModel(BaseModel):
 
 
 class ClassifierReward:
-    """Any `AutoModelForSequenceClassification` with a tokenizer of its own: text in, one logit out."""
+    """Any `AutoModelForSequenceClassification`: token ids in, one logit out.
+
+    A decoder that scores each token is read at the last token of each row, whatever its pad id; any other network by its own
+    forward pass.
+    """
 
     def __init__(self, network: Any, tokenizer: Any, label: int | str | None = None, max_length: int = 0):
         """
         Args:
             label: index or name of the logit that is the score; may be left out where there is only one.
-            max_length: texts of more tokens are cut on the left; 0 = they fail, as does what the network cannot read.
+            max_length: rows of more tokens are cut on the left; 0 = they fail, as does what the network cannot read.
         """
         self.network, self.tokenizer = network.eval().requires_grad_(False), tokenizer
-        known = (getattr(network.config, "max_position_embeddings", None), getattr(tokenizer, "model_max_length", None))
+        context = getattr(network.config.get_text_config(), "max_position_embeddings", None)
+        known = (context, getattr(tokenizer, "model_max_length", None))
         self.limit = min((number for number in known if number is not None), default=None)
         if max_length and self.limit is not None and max_length > self.limit:
             raise ValueError(f"max_length ({max_length}) is more than the reward model's {self.limit} tokens")
         self.label, self.max_length = pick_label(network.config, label), max_length
+        head = token_head(network)
+        self.decoder = None if head is None else RewardModel(Backbone(network.base_model), None, pick_row(head, self.label), "")
 
     @torch.no_grad()
-    def scores(self, texts: Sequence[str], special: bool = True) -> Tensor:
-        """Scores (B,), nan for a text that is too long.
-
-        Args:
-            special: add the tokenizer's own special tokens (False where a chat template has written them).
-        """
-        way: dict[str, Any] = {"add_special_tokens": special}
-        if self.max_length:
-            way |= {"truncation": True, "max_length": self.max_length}
-        rows = self.tokenizer(list(texts), **way)["input_ids"]
-        fits = [i for i, row in enumerate(rows) if row and (self.limit is None or len(row) <= self.limit)]
-        scores = torch.full((len(rows),), float("nan"))
+    def scores(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Scores (B,) of rows of ids, nan for one that is empty or too long."""
+        cut = [self.cut(list(row)) for row in rows]
+        fits = [i for i, row in enumerate(cut) if row and (self.limit is None or len(row) <= self.limit)]
+        scores = torch.full((len(cut),), float("nan"))
         if fits:
-            batch = self.tokenizer([texts[i] for i in fits], return_tensors="pt", padding=True, **way)
-            scores[fits] = self.network(**batch.to(self.network.device)).logits[:, self.label].float().cpu()
+            scores[fits] = self._forward([cut[i] for i in fits]).float().cpu()
         return scores
+
+    def cut(self, row: list[int]) -> list[int]:
+        """The last `max_length` tokens, a BOS in front kept."""
+        if not self.max_length or len(row) <= self.max_length:
+            return row
+        first = row[:1] if row[0] == self.tokenizer.bos_token_id else []
+        return [*first, *row[len(row) - self.max_length + len(first) :]]
+
+    def _forward(self, rows: list[list[int]]) -> Tensor:
+        mask = torch.arange(max(map(len, rows))) < torch.tensor([[len(row)] for row in rows])  # (B, T), padded on the right
+        ids = torch.full(mask.shape, self.tokenizer.pad_token_id)
+        ids[mask] = torch.tensor([token for row in rows for token in row])
+        ids, mask = ids.to(self.network.device), mask.to(self.network.device)
+        if self.decoder is None:
+            return self.network(input_ids=ids, attention_mask=mask.long()).logits[:, self.label]
+        return self.decoder.scores(ids, mask)
+
+
+@torch.no_grad()
+def token_head(network: Any) -> nn.Linear | None:
+    """The head of a network that scores every token and reads the last one; None where its forward pass does anything else."""
+    head, inner = getattr(network, "score", None), network.base_model
+    if not isinstance(head, nn.Linear) or inner is network:
+        return None
+    pad = network.config.get_text_config().pad_token_id
+    ids = torch.tensor([[i for i in range(4) if i != pad]], device=network.device)
+    try:
+        own, theirs = head(inner(input_ids=ids).last_hidden_state)[:, -1], network(input_ids=ids).logits
+    except (AttributeError, TypeError, ValueError):  # code of a stranger's
+        return None
+    same = own.shape == theirs.shape and torch.allclose(own.float(), theirs.float(), rtol=1e-2, atol=1e-3)
+    return head if same else None
+
+
+def pick_row(head: nn.Linear, index: int) -> nn.Linear:
+    """One output of a linear map, as a scalar head in float32."""
+    chosen = nn.utils.skip_init(nn.Linear, head.in_features, 1, device=head.weight.device)  # draws no random numbers
+    chosen.weight.data.copy_(head.weight.data[index : index + 1])
+    chosen.bias.data.copy_(torch.zeros(1) if head.bias is None else head.bias.data[index : index + 1])
+    return chosen.requires_grad_(False)
 
 
 def pick_label(config: Any, label: int | str | None) -> int:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from proxima.ppo_trainer.shares import own_share
 from proxima.processes.group import Processes
 from proxima.reward_kl import shape_scores
 from proxima.rewards import Outcome, Samples, open_reward
-from proxima.rewards.model import TrainedReward
+from proxima.rewards.model import ClassifierSource, TrainedReward
 from proxima.rewards.outcome import in_one_line
 from proxima.rewards.sources import RewardSource
 from proxima.types import Tokens, pad_to
@@ -97,7 +98,10 @@ class RewardComputer:
     def compute_rewards(
         self, prompts: Sequence[str], generated_texts: Sequence[str] | None = None, normalize: bool | None = None
     ) -> list[float]:
-        """One score a sequence, on prompt + generated text; nan where it failed. Rewards a token are added up.
+        """One score per sequence, on prompt + generated text; nan where it failed. Per-token rewards are added up.
+
+        Texts carry no token ids, so each counts as finished: a reward model reads the text as its own tokenizer writes it, and
+        an EOS after it where the model was trained on texts that end with one. Inside `ppo_step` sampled ids are scored.
 
         Args:
             prompts: prompts; or, without `generated_texts`, the full texts.
@@ -115,12 +119,13 @@ class RewardComputer:
         return scores.with_tokens(shaped).tolist()
 
     def score_pairs(self, pairs: SAPairs) -> Scores:
-        """Scores of a rollout, from its own token ids wherever the reward model is ours."""
+        """Scores of a rollout, from its own token ids wherever a reward model has the policy's tokenizer."""
         assert pairs.tokens is not None
         return self.score_tokens(pairs.tokens)
 
     def score_tokens(self, tokens: Tokens) -> Scores:
         """The same of a rollout that is not pairs yet; several processes score their own rows, and all get all scores."""
+        self.settle(tokens)
         own, self.last_failure = own_share(tokens, self.models.processes), ""
         scores = self.score(Samples.of_tokens(own))
         if not self.models.processes.many:
@@ -131,6 +136,26 @@ class RewardComputer:
             if reason and rank != self.models.processes.rank:
                 log.warning("reward failed in process %d: %s", rank, reason)
         return join_scores(scores, tokens.mask.shape, self.models.processes)
+
+    @property
+    def classifiers(self) -> dict[str, ClassifierSource]:
+        return {spec.label: source for spec, source in self.rewards if isinstance(source, ClassifierSource)}
+
+    def settle(self, tokens: Tokens) -> None:
+        """Several processes end texts alike: the first one chooses how, where nothing says it."""
+        if not self.models.processes.many:
+            return
+        for source in self.classifiers.values():
+            if source.ending is None:
+                source.restore(self.models.processes.lead(partial(source.settled, Samples.of_tokens(tokens))))
+
+    def endings(self) -> dict[str, Any]:
+        """How texts end for each classifier, as plain values."""
+        return {name: source.state() for name, source in self.classifiers.items()}
+
+    def restore_endings(self, endings: Mapping[str, Any]) -> None:
+        for name, source in self.classifiers.items():
+            source.restore(endings.get(name))
 
     def score(self, samples: Samples) -> Scores:
         if not len(samples):  # a process without a share

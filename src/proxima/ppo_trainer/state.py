@@ -63,9 +63,28 @@ def plain_state(trainer: PPOTrainer) -> dict[str, Any]:
         "kl_coef": trainer.kl_coef,
         "rate_factor": trainer.rate_factor,
         "micro_batches": [budget.size, budget.tokens],
+        "endings": endings(trainer),
         "random": random_numbers(),
         "config": plain_config(trainer.config),
     }
+
+
+def endings(trainer: PPOTrainer) -> dict[str, Any]:
+    """How texts end for the classifiers among rewards and judges."""
+    judges = {name: judge.endings() for name, judge in trainer.judges.scoring.items()}
+    return {"rewards": trainer.reward_computer.endings(), "judges": judges}
+
+
+def restore_endings(trainer: PPOTrainer, saved: Any) -> None:
+    """A run that goes on ends texts as before, whatever it would choose now."""
+    trainer.reward_computer.restore_endings(_within(saved, "rewards"))
+    for name, judge in trainer.judges.scoring.items():
+        judge.restore_endings(_within(_within(saved, "judges"), name))
+
+
+def _within(saved: Any, name: str) -> dict[str, Any]:
+    found = saved.get(name) if isinstance(saved, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def save_tensors(trainer: PPOTrainer, folder: Path, whole: Callable[[Tensor], Tensor]) -> None:
@@ -101,6 +120,7 @@ def load_state(trainer: PPOTrainer, folder: Path, state: Mapping[str, Any]) -> N
     load_optimizer(trainer.model_trainer.policy_optimizer, folder / "policy_optimizer.safetensors")
     load_optimizer(trainer.model_trainer.value_optimizer, folder / "value_optimizer.safetensors")
     load_random_state(folder / "random.safetensors", state["random"])
+    restore_endings(trainer, state.get("endings"))
     changed = changed_settings(state["config"], trainer.config)
     trainer.step, trainer.rate_factor = state["step"], state["rate_factor"]
     if "kl_coef" not in changed:

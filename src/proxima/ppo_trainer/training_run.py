@@ -23,7 +23,7 @@ from proxima.ppo_trainer.plan import Plan
 from proxima.ppo_trainer.results import DONE, TrainingResults, step_line
 from proxima.ppo_trainer.shared_run import AnyRun
 from proxima.ppo_trainer.signals import StopSignals
-from proxima.ppo_trainer.state import agree, check_resumable, load_state, plain_state, put_state_together, save_tensors
+from proxima.ppo_trainer.state import agree, check_resumable, endings, load_state, plain_state, put_state_together, save_tensors
 from proxima.ppo_trainer.token_records import sample_row, trained_records
 from proxima.processes.meeting import is_lost
 from proxima.run_folder import plain
@@ -269,6 +269,7 @@ class TrainingRun:
                 "best_step": results.best_step,
                 "best_checkpoint": best[0].name if best else None,
                 "rollbacks": self.rollbacks,
+                "endings": endings(self.trainer),
                 "evaluation": results.evaluation,
                 "last_metrics": results.metrics[-1] if results.metrics else {},
             }

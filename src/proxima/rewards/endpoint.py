@@ -1,6 +1,7 @@
 """A reward behind HTTP. In: `Samples`. Out: `Outcome`; a request that fails for good makes nan of its own samples only.
 
-POST {"prompts": [...], "completions": [...], "columns": {name: [...]}}  ->  {"rewards": [number, null or list, ...]}
+POST {"prompts": [...], "completions": [...], "ended": [true, ...], "columns": {name: [...]}}
+  ->  {"rewards": [number, null or list, ...]}
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class EndpointReward:
             batch: samples a request.
             token_env: name of the environment variable that holds a bearer token.
             allow_insecure: send the token over plain http to a host that is not this machine.
-            send_ids: also send `completion_ids` and `ended`.
+            send_ids: also send `completion_ids`.
         """
         import httpx
 
@@ -162,8 +163,9 @@ class EndpointReward:
     def _body(self, part: Samples) -> bytes:
         columns = {name: [_plain(value) for value in column] for name, column in part.columns().items()}
         body: dict[str, Any] = {"prompts": part.prompts, "completions": part.completions, "columns": columns}
+        body["ended"] = part.ended
         if self.send_ids:
-            body |= {"completion_ids": part.completion_ids, "ended": part.ended}
+            body["completion_ids"] = part.completion_ids
         return json.dumps(body, default=str).encode()
 
     def _read(self, reply: bytes, part: Samples) -> Outcome:

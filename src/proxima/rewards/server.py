@@ -3,7 +3,8 @@
     POST /score   {"prompts": [...], "completions": [...]}  ->  {"rewards": [number or null, ...]}
     GET  /health  {"name": ..., "ready": true}
 
-With `completion_ids` and `ended` in the request a reward model of this package scores those very ids, EOS included.
+`ended` in the request says which completions were finished (all, where it is left out): a model that was trained on texts with
+EOS reads one after these. With `completion_ids` too, those very ids are scored, where they are the model's own tokens.
 """
 
 import asyncio
@@ -136,7 +137,7 @@ def load_scorer(config: PPOConfig) -> Scorer:
     source, device = str(spec.source), pick_device(config.device)
     if not has_head(source):
         classifier = ClassifierSource(source, config, device, **check_options(spec, keyword_options(ClassifierSource)))
-        return lambda batch: classifier(_samples(batch)).sequence
+        return lambda batch: classifier(_sampled(batch, classifier.classifier.tokenizer)).sequence
     check_options(spec, {})
     tokenizer = load_tokenizer(config.model_name, config.trust_remote_code)
     model = load_reward(config, Backbone(load_network(config, config.model_name, device)))
@@ -145,9 +146,9 @@ def load_scorer(config: PPOConfig) -> Scorer:
     def score(batch: dict[str, Any]) -> list[float]:
         if "completion_ids" not in batch:
             return trained(_samples(batch)).sequence
-        _check_ids(batch, tokenizer)
-        tokens = tokens_of(batch["prompts"], batch["completion_ids"], batch["ended"], tokenizer, device)
-        return trained(Samples.of_tokens(tokens)).sequence
+        if not _are_tokens(batch, tokenizer):
+            raise BadRequest(422, "completion_ids are not this model's tokens for completions; leave them out")
+        return trained(_samples(batch, tokenizer)).sequence
 
     return lambda batch: score_what_fits(score, batch, tokenizer, model.backbone.context_length)
 
@@ -182,6 +183,7 @@ def read_batch(body: bytes) -> dict[str, Any]:
     }
     if "completion_ids" in batch:
         kinds["completion_ids"] = lambda item: isinstance(item, list) and all(type(token) is int for token in item)
+    if "completion_ids" in batch or "ended" in batch:
         kinds["ended"] = lambda item: isinstance(item, bool)
     for name, is_right in kinds.items():
         items = batch.get(name)
@@ -198,17 +200,33 @@ def _is_text(item: Any) -> bool:
         return False
 
 
-def _check_ids(batch: dict[str, Any], tokenizer: Any) -> None:
-    """Ids of another tokenizer would be scored as other words."""
+def _are_tokens(batch: dict[str, Any], tokenizer: Any) -> bool:
+    """Whether the ids are this tokenizer's; those of another would be scored as other words."""
     size = len(tokenizer)
-    for ids, text in zip(batch["completion_ids"], batch["completions"], strict=True):
-        if not all(0 <= token < size for token in ids) or tokenizer.decode(ids, skip_special_tokens=True) != text:
-            raise BadRequest(422, "completion_ids are not this model's tokens for completions; leave them out")
+    return all(
+        all(0 <= token < size for token in ids) and tokenizer.decode(ids, skip_special_tokens=True) == text
+        for ids, text in zip(batch["completion_ids"], batch["completions"], strict=True)
+    )
 
 
-def _samples(batch: dict[str, Any]) -> Samples:
-    count = len(batch["prompts"])
-    return Samples(batch["prompts"], batch["completions"], [[] for _ in range(count)], [True] * count)
+def _sampled(batch: dict[str, Any], tokenizer: Any) -> Samples:
+    """With ids where these are the classifier's own tokens and end with its own EOS; else as text."""
+    ids, end = batch.get("completion_ids"), tokenizer.eos_token_id
+    own = ids is not None and _are_tokens(batch, tokenizer)
+    own = own and all(row[-1:] == [end] for row, ended in zip(batch["completion_ids"], batch["ended"], strict=True) if ended)
+    return _samples(batch, tokenizer if own else None)
+
+
+def _samples(batch: dict[str, Any], tokenizer: Any = None) -> Samples:
+    """
+    Args:
+        tokenizer: what wrote `completion_ids`; None = they are not used.
+    """
+    prompts, count = batch["prompts"], len(batch["prompts"])
+    ended = batch.get("ended", [True] * count)  # a text that nobody sampled counts as ended
+    if tokenizer is not None:
+        return Samples.of_tokens(tokens_of(prompts, batch["completion_ids"], ended, tokenizer, "cpu"))
+    return Samples(prompts, batch["completions"], [[] for _ in range(count)], ended)
 
 
 async def _body(request: Any) -> bytes:

@@ -49,7 +49,8 @@ def open_reward(
         return TrainedReward(model, tokenizer, micro_batches or MicroBatches.of(config))
     if light := _open_light(spec):
         return light
-    return ClassifierSource(str(spec.source), config, model.device, **check_options(spec, keyword_options(ClassifierSource)))
+    options = check_options(spec, keyword_options(ClassifierSource))
+    return ClassifierSource(str(spec.source), config, model.device, tokenizer, **options)
 
 
 def _open_light(spec: RewardSpec) -> RewardSource | None:
