@@ -224,7 +224,7 @@ def surviving(network, folder, base) -> float:
         lower = f"base_model.model.{name.removesuffix('.weight')}.lora_A.weight"
         if lower in update:
             delta = update[lower.replace("lora_A", "lora_B")] @ update[lower]
-            kept += float(((weight.detach() - base[name].to(torch.bfloat16).float()) * delta).sum())
+            kept += float(((weight.detach() - base[name].float()) * delta).sum())
             total += float(delta.pow(2).sum())
     return kept / total
 
@@ -232,7 +232,8 @@ def surviving(network, folder, base) -> float:
 @pytest.mark.parametrize("start", ["sft", "reward", "value", "stage"])
 def test_a_small_update_survives_the_merge_into_half_precision_weights(make_config, tiny, small_update, start):
     """Every start of full fine-tuning from an adapter: policy, value from reward, value by name, and the stages."""
-    base = AutoModelForCausalLM.from_pretrained(tiny).state_dict()
+    kind = torch.float32 if start == "stage" else torch.bfloat16  # PPO's copies start from the frozen weights
+    base = AutoModelForCausalLM.from_pretrained(tiny, dtype=kind).state_dict()
     if start == "stage":
         config = StageConfig(tiny, lora_r=0, dtype="bfloat16", sft_adapter=small_update)
         network = SFTTrainer(config).backbone.network

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -65,7 +65,10 @@ class StageTrainer(ABC, Generic[Example]):
         self.config = config
         self.tokenizer = tokenizer or load_tokenizer(config.model_name, config.trust_remote_code)
         device = pick_device(config.device)
-        self.backbone = Backbone(network.to(device) if network is not None else load_network(config, config.model_name, device))
+        if network is None:  # weights that train are read as they are stored, not rounded first
+            loaded = config if config.lora_r else replace(config, dtype="float32")
+            network = load_network(loaded, config.model_name, device)
+        self.backbone = Backbone(network.to(device))
         self.skipped = 0
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(config.seed)
