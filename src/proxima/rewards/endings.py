@@ -148,7 +148,7 @@ def compare_endings(score: Score, samples: Samples) -> Ending:
         if wide[best] > CLEARLY * min(wide.values()):
             shown = f"deviation {wide['append']:.3g} with EOS, {wide['leave']:.3g} without"
             return Ending(best, f"scores of {len(samples)} samples spread wider ({shown})")
-    return Ending("append", "nothing tells how it was trained, and most reward models read one", is_guess=True)
+    return Ending("append", "a guess, nothing tells how it was trained; set eos=append or eos=leave", is_guess=True)
 
 
 def preference_pairs(samples: Samples) -> tuple[Samples, Samples] | None:

@@ -126,7 +126,10 @@ class ClassifierSource:
         if self.ending is None:
             self.ending = compare_endings(self._score_finished, samples)
         if not self._said:
-            log.info("reward %s reads %s; %s", self.source, "the sampled ids" if self.reads_ids else "the text", self.ending)
+            level = logging.WARNING if self.ending.is_guess else logging.INFO
+            log.log(
+                level, "reward %s reads %s; %s", self.source, "the sampled ids" if self.reads_ids else "the text", self.ending
+            )
             self._said = True
         return self.ending
 
