@@ -377,13 +377,29 @@ def test_a_classifier_that_reads_padding_is_found(ask, classifier, monkeypatch):
 
     def broken(config):
         trainer = real(config)
-        trainer.reward_computer.rewards[0][1].classifier.network.config.pad_token_id = 0  # not what the tokenizer pads with
+        decoder = trainer.reward_computer.rewards[0][1].classifier.decoder
+        right = decoder.scores
+        decoder.scores = lambda ids, mask: right(ids.clamp(max=9), torch.ones_like(mask))  # as if padding were text
         return trainer
 
     monkeypatch.setattr(doctor, "PPOTrainer", broken)
     found = ask(rewards=(classifier,))["padding classifier"]
     assert found.level == "fail"
     assert "the model reads padding" in found.advice
+
+
+def test_how_a_classifier_is_read_is_said_and_a_guess_is_warned_of(ask, classifier, tmp_path):
+    found = ask(rewards=(classifier,))["ending classifier"]
+    assert found.level == "ok"
+    assert "it reads the sampled ids; EOS ends a finished response: its tokenizer is the policy's" in found.text
+    tokenizer = AutoTokenizer.from_pretrained(classifier)
+    tokenizer.add_tokens(["word"])  # another vocabulary
+    tokenizer.save_pretrained(classifier)
+    found = ask(samples=2, rewards=(classifier,))["ending classifier"]  # too few to compare
+    assert found.level == "warn"
+    assert "it reads the text" in found.text
+    assert "eos=append or eos=leave" in found.advice
+    assert ask(samples=2, rewards=(f"{classifier},eos=leave",))["ending classifier"].level == "ok"
 
 
 # --- the step ---

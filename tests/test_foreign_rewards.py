@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from string import ascii_lowercase
 
@@ -136,7 +137,7 @@ def test_ids_are_cut_on_the_left_after_bos_and_fail_where_they_do_not_fit(tiny_f
     assert_close(torch.tensor(scores[1:]), direct(judge, id_rows(long)[1:]))
 
 
-def test_tokenizers_are_told_apart_by_ids_and_not_by_their_pad_token(tiny):
+def test_tokenizers_are_told_apart_by_ids_and_not_by_their_pad_token(tiny, tmp_path):
     policy = load_tokenizer(tiny)
     assert policy.pad_token != policy.eos_token
     assert same_tokenizer(policy, byte_tokenizer())
@@ -149,6 +150,8 @@ def test_tokenizers_are_told_apart_by_ids_and_not_by_their_pad_token(tiny):
     )
     assert ending("a")["input_ids"][-1] == 256
     assert same_tokenizer(policy, ending)
+    judge = make_judge(tmp_path / "judge", tiny, ending)
+    assert ClassifierSource(judge, PPOConfig(), CPU, policy).ending.how == "append"  # and a sampled EOS stays
     assert not same_tokenizer(policy, other_tokenizer(eos_token=EOS_TOKEN))
     ends_elsewhere = byte_tokenizer()
     ends_elsewhere.add_special_tokens({"eos_token": "!"})
@@ -297,7 +300,7 @@ def tokenizer_that_ends(folder, tokenizer):
         (by_openrlhf, "append", "OpenRLHF"),
         (report, "leave", "reward.json"),
         (template_with_eos, "append", "chat template ends an answer with EOS"),
-        (tokenizer_that_ends, "leave", "its tokenizer ends every text itself"),
+        (tokenizer_that_ends, "append", "its tokenizer ends every text with EOS"),
         (trained_by_a_plain_trainer, None, ""),
         (template_without, None, ""),
         (broken_records, None, ""),
@@ -314,8 +317,17 @@ def test_what_a_checkpoint_records_of_its_training_decides(tiny_folders, tmp_pat
         return
     assert source.ending.how == how
     assert why in source.ending.why
-    rows = source._text_rows(Samples.of_texts(["ab"], ["c"], tokenizer), how)
-    assert (rows[0][-1] == 0) == (record not in (report,))
+    for ended in (True, False):
+        samples = Samples(["ab"], ["c"], [[]], [ended])
+        [row] = source._text_rows(samples, how)
+        assert row.count(0) == (ended and how == "append")
+        assert (row[-1] == 0) == (ended and how == "append")
+
+
+def test_a_classifier_without_a_tokenizer_is_refused(tiny_folders, tmp_path):
+    AutoModelForSequenceClassification.from_pretrained(tiny_folders["llama"], num_labels=1).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="no tokenizer lies beside the classifier"):
+        ClassifierSource(str(tmp_path), PPOConfig(), CPU)
 
 
 def test_a_chat_template_writes_the_end_itself(tiny_folders, tmp_path, tiny):
@@ -344,18 +356,17 @@ def made_up(spreads, count=16, columns=()):
 
 
 @pytest.mark.parametrize(
-    ("spreads", "count", "labels", "how", "guess"),
+    ("spreads", "count", "how", "guess"),
     [
-        ({"append": 2.0, "leave": 1.0}, 16, 1, "append", False),
-        ({"append": 1.0, "leave": 2.0}, 16, 1, "leave", False),
-        ({"append": 1.0, "leave": 1.1}, 16, 1, "append", True),  # too close to call
-        ({"append": 1.1, "leave": 1.0}, 16, 3, "leave", True),
-        ({"append": 1.0, "leave": 2.0}, 4, 1, "append", True),  # too few
-        ({"append": float("nan"), "leave": 2.0}, 16, 1, "append", True),
+        ({"append": 2.0, "leave": 1.0}, 16, "append", False),
+        ({"append": 1.0, "leave": 2.0}, 16, "leave", False),
+        ({"append": 1.0, "leave": 1.1}, 16, "append", True),  # too close to call
+        ({"append": 1.0, "leave": 2.0}, 4, "append", True),  # too few
+        ({"append": float("nan"), "leave": 2.0}, 16, "append", True),
     ],
 )
-def test_without_a_record_the_ending_whose_scores_spread_wider_is_taken(spreads, count, labels, how, guess):
-    ending = compare_endings(*made_up(spreads, count), labels)
+def test_without_a_record_the_ending_whose_scores_spread_wider_is_taken(spreads, count, how, guess):
+    ending = compare_endings(*made_up(spreads, count))
     assert (ending.how, ending.is_guess) == (how, guess)
 
 
@@ -364,9 +375,7 @@ def test_preferences_that_prompts_carry_decide_before_any_spread():
     for chosen, how in (("good", "append"), ("bad", "leave")):
         pair = {"chosen": chosen, "rejected": "bad" if chosen == "good" else "good"}
         prompts = [Prompt(prompt, prompt.columns | pair) for prompt in samples.prompts]
-        ending = compare_endings(
-            score, Samples(prompts, *[getattr(samples, n) for n in ("completions", "completion_ids", "ended")]), 1
-        )
+        ending = compare_endings(score, replace(samples, prompts=prompts))
         assert ending.how == how
         assert "16 held-out preferences" in ending.why
 
@@ -402,7 +411,7 @@ def test_all_processes_end_texts_as_the_first_one_chose(make_config, other):
 
 
 def flip(monkeypatch, how):
-    monkeypatch.setattr(model, "compare_endings", lambda score, samples, labels: Ending(how, "compared"))
+    monkeypatch.setattr(model, "compare_endings", lambda score, samples: Ending(how, "compared"))
 
 
 @pytest.mark.parametrize("place", ["rewards", "judges"])

@@ -136,6 +136,7 @@ def test_the_request_has_the_documented_form_and_scores_come_back_in_order(serve
     assert first == {
         "prompts": ["p0", "p1", "p2"],
         "completions": ["c", "cc", "ccc"],
+        "ended": [True, True, True],
         "columns": {"answer": ["a", None, 3], "rare": [1, 2, 3]},
     }
     assert second["columns"] == {"answer": [None], "rare": [{"deep": [1]}]}

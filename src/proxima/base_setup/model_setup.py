@@ -26,7 +26,7 @@ from proxima.base_setup.loading import (
 )
 from proxima.base_setup.lora_setup import add_adapter, copy_adapter, is_adapter, load_adapter, lora_config, merge_adapter
 from proxima.base_setup.micro_batches import MicroBatches
-from proxima.base_setup.tokenizer_setup import PAD_TOKEN, eos_token_ids, own_tokenizer, same_vocabulary
+from proxima.base_setup.tokenizer_setup import PAD_TOKEN, eos_token_ids, lacks_tokenizer, own_tokenizer, same_vocabulary
 from proxima.config import PPOConfig
 from proxima.models import Backbone, PolicyModel, RewardModel, SFTModel, ValueModel
 from proxima.models.backbone import EngineSettings
@@ -219,6 +219,8 @@ def load_classifier(config: ModelSettings, name: str, device: torch.device) -> t
     network, missing = load_with_missing(config, name, device, AutoModelForSequenceClassification, labels)
     if any(not weight.startswith(network.base_model_prefix) for weight in missing):
         warnings.warn(f"{name!r} is not a sequence classifier ({architectures}); its score head is untrained", stacklevel=2)
+    if lacks_tokenizer(name):
+        raise ValueError(f"no tokenizer lies beside the classifier in {name!r}; save the one that it was trained with there")
     with explain_loading("tokenizer", name):
         tokenizer = AutoTokenizer.from_pretrained(model_path(name), trust_remote_code=config.trust_remote_code)
     tokenizer.padding_side = "right"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
@@ -21,8 +22,18 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
     return tokenizer
 
 
+def lacks_tokenizer(name: str) -> bool:
+    """Whether this is a folder without a tokenizer's files; `transformers` would make an empty tokenizer of it."""
+    folder = Path(model_path(name))
+    return folder.is_dir() and not any(
+        file.name.startswith(("tokeniz", "vocab")) or file.suffix == ".model" for file in folder.iterdir()
+    )
+
+
 def own_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
     """The tokenizer that lies beside a checkpoint's weights, as it was saved; None where there is none."""
+    if lacks_tokenizer(name):
+        return None
     try:
         return AutoTokenizer.from_pretrained(model_path(name), trust_remote_code=trust_remote_code)
     except (OSError, ValueError):

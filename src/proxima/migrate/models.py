@@ -24,7 +24,7 @@ def models(old: OldRun, new: Migration) -> None:
     else:
         new.map("the reward model", reward, rewards=[reward.value])
         new.differs.append(
-            "a classifier reads prompt and response as text, with its own tokenizer; TRL gave it the policy's ids, with EOS"
+            "a classifier reads the policy's ids, as in TRL, where it has the policy's tokenizer; else the text (option eos)"
         )
     value = old.models.get("value_model", reward)
     if value is not None and not (value.known and value.value is None):

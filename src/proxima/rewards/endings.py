@@ -32,7 +32,7 @@ TURN = "Proxima asks what follows an answer."
 
 @dataclass(frozen=True)
 class Ending:
-    """`append`: a response that ended is followed by EOS. `leave`: no EOS is read."""
+    """`append`: a response that ended is followed by EOS. `leave`: none is added, a sampled one is dropped."""
 
     how: str
     why: str
@@ -55,7 +55,10 @@ def recorded_ending(source: str, saved: Any, tokenizer: Any, chat: bool) -> Endi
         return Ending("leave", "its tokenizer has no EOS token")
     if how := _report(source):
         return Ending(how, f"its {REPORT_FILE} says so")
-    if tokenizer("x")["input_ids"][-1] in tokenizer.all_special_ids:
+    last = tokenizer("x")["input_ids"][-1]
+    if last == tokenizer.eos_token_id:
+        return Ending("append", "its tokenizer ends every text with EOS")
+    if last in tokenizer.all_special_ids:
         return Ending("leave", "its tokenizer ends every text itself")
     if _is_openrlhf(saved):
         return Ending("append", "it was trained by OpenRLHF, which ends every text with EOS")
@@ -119,17 +122,16 @@ def _turn_ends_with_eos(tokenizer: Any) -> bool:
 Score = Callable[[Samples, str], Tensor]
 
 
-def compare_endings(score: Score, samples: Samples, labels: int) -> Ending:
+def compare_endings(score: Score, samples: Samples) -> Ending:
     """The ending under which the model tells samples apart, where its checkpoint says nothing.
 
     Prompts that carry `chosen` and `rejected` answers: the ending that makes these preferences likelier, by the mean of
     log sigmoid(r(chosen) - r(rejected)). Else the one whose scores of the samples spread wider: training draws scores apart at
-    the token that it reads, and at another one they stay closer together. Without either it is a guess: a model of one label
-    is taken for a reward model, which trainers end with EOS; one of several for a text classifier, which they do not.
+    the token that it reads, and at another one they stay closer together. Where neither tells, EOS is a guess: most trainers
+    of reward models append it.
 
     Args:
         score: scores (B,) of samples under an ending, each sample taken as finished; nan where one failed.
-        labels: of the classifier.
     """
     pairs = preference_pairs(samples)
     if pairs is not None:
@@ -146,8 +148,7 @@ def compare_endings(score: Score, samples: Samples, labels: int) -> Ending:
         if wide[best] > CLEARLY * min(wide.values()):
             shown = f"deviation {wide['append']:.3g} with EOS, {wide['leave']:.3g} without"
             return Ending(best, f"scores of {len(samples)} samples spread wider ({shown})")
-    how = "append" if labels == 1 else "leave"
-    return Ending(how, f"nothing tells how it was trained, and it has {labels} label{'s' * (labels != 1)}", is_guess=True)
+    return Ending("append", "a guess, nothing tells how it was trained; set eos=append or eos=leave", is_guess=True)
 
 
 def preference_pairs(samples: Samples) -> tuple[Samples, Samples] | None:

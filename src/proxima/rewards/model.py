@@ -90,7 +90,7 @@ class ClassifierSource:
             label: index or name of the score among several labels.
             max_length: longer texts are cut on the left; 0 = a text that does not fit fails.
             chat: write prompt and completion as user and assistant turns of the tokenizer's chat template.
-            eos: `append` = EOS follows a response that ended, `leave` = no EOS is read, `auto` = as the model was trained.
+            eos: `append` = EOS follows a response that ended, `leave` = none does, `auto` = as the model was trained.
         """
         if max_length < 0:
             raise ValueError(f"max_length ({max_length}) of reward {source!r} must be 0 (off) or more")
@@ -124,9 +124,12 @@ class ClassifierSource:
         if self.ending is None and self.reads_ids and samples.tokens is not None:
             self.ending = SAMPLED
         if self.ending is None:
-            self.ending = compare_endings(self._score_finished, samples, self.classifier.network.config.num_labels)
+            self.ending = compare_endings(self._score_finished, samples)
         if not self._said:
-            log.info("reward %s reads %s; %s", self.source, "the sampled ids" if self.reads_ids else "the text", self.ending)
+            level = logging.WARNING if self.ending.is_guess else logging.INFO
+            log.log(
+                level, "reward %s reads %s; %s", self.source, "the sampled ids" if self.reads_ids else "the text", self.ending
+            )
             self._said = True
         return self.ending
 
@@ -177,9 +180,11 @@ class ClassifierSource:
         rows: list[list[int]] = tokenizer(texts, **way)["input_ids"]
         end = tokenizer.eos_token_id
         if how == "append":
-            rows = [
-                [*row, end] if ended and row and row[-1] != end else row for row, ended in zip(rows, samples.ended, strict=True)
-            ]
+            for row, ended in zip(rows, samples.ended, strict=True):
+                if ended and row and row[-1] != end:
+                    row.append(end)
+                elif not ended and row and row[-1] == end and self.classifier.decoder is not None:
+                    row.pop()  # the tokenizer's own
         return rows
 
     def _as_chats(self, samples: Samples) -> list[str]:
