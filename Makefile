@@ -18,10 +18,10 @@ docs: $(VENV)/.installed  ## the pages as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test-docs: docs  ## the site builds, and every command and every line of Python on its pages runs
-	$(BIN)/python -m pytest tests/docs -m docs -n 2
+	$(BIN)/python -m pytest tests/docs -m docs -n 2 --dist worksteal
 
 test-long: $(VENV)/.installed  ## what takes long: whole runs in a browser, over HTTP, killed, watched for secrets
-	$(BIN)/python -m pytest -m long --ignore tests/test_processes.py -n 2
+	$(BIN)/python -m pytest -m long --ignore tests/test_processes.py -n 2 --dist worksteal
 
 test-processes: $(VENV)/.installed  ## training over 1, 2 and 4 processes: equal, killed, restarted, resumed on another number
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_processes.py -m "long or not long" -n 2 --dist loadgroup
