@@ -87,8 +87,8 @@ class Harness:
     def start(self, name: str, slow: float = 0.0) -> Any:
         """A process that begins this run or goes on with it; what it prints goes to a file.
 
-        One that begins is a new interpreter with hashes of its own, unless all is to be quick. One that goes on is forked from a
-        server that has imported everything: no kill falls into the imports, which take most of a start.
+        One that begins is a new interpreter with hashes of its own, unless all is to be quick. One that goes on is forked from
+        a server that has imported everything: no kill falls into the imports, which take most of a start.
         """
         self.report.starts += 1
         self.output.unlink(missing_ok=True)

@@ -297,7 +297,7 @@ def test_a_killed_process_ends_the_run_and_resuming_goes_on(folder):
 @pytest.mark.long
 @pytest.mark.timeout(280)
 def test_a_process_that_hangs_ends_the_run_within_the_time_limit(folder):
-    command = torchrun(2, "--shutdown-timeout=3", *train("--run-name", "hung", "--process-timeout", "8", *LONG))
+    command = torchrun(2, "--shutdown-timeout=3", *train("--run-name", "hung", "--process-timeout", "20", *LONG))
     launcher = start(command, folder)
     try:
         wait_for_steps(folder, "hung", 2, launcher)
