@@ -18,21 +18,21 @@ docs: $(VENV)/.installed  ## the pages as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test-docs: docs  ## the site builds, and every command and every line of Python on its pages runs
-	$(BIN)/python -m pytest tests/docs -m docs -n 2
+	$(BIN)/python -m pytest tests/docs -m docs -n 2 --dist worksteal
 
 test-long: $(VENV)/.installed  ## what takes long: whole runs in a browser, over HTTP, killed, watched for secrets
-	$(BIN)/python -m pytest -m long --ignore tests/test_processes.py
+	$(BIN)/python -m pytest -m long --ignore tests/test_processes.py -n 2 --dist worksteal
 
 test-processes: $(VENV)/.installed  ## training over 1, 2 and 4 processes: equal, killed, restarted, resumed on another number
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_processes.py -m "long or not long"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_processes.py -m "long or not long" -n 2 --dist loadgroup
 
 test-engines: .venv-vllm/.installed  ## rollouts on real vLLM, on a CPU: in this process, on servers that are killed, the demo
-	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines -n 2 --dist loadfile
 
 .venv-vllm/.installed: pyproject.toml engines.lock.txt
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r engines.lock.txt
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	.venv-vllm/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -r engines.lock.txt
+	.venv-vllm/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -e .
 	touch $@
 
 test-gpu: $(VENV)/.installed  ## the fast engine on a GPU: equal to the plain road, and the same bits twice
@@ -43,7 +43,7 @@ bench: $(VENV)/.installed  ## how fast a PPO step is here (beside TRL where `mak
 
 peer:  ## an environment for TRL 1.12, the last release with PPO, to compare with
 	$(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check "trl==1.12.0" "torch==2.13.0" peft
+	.venv-trl/bin/python -m pip install --quiet --no-compile --disable-pip-version-check "trl==1.12.0" "torch==2.13.0" peft
 
 format: $(VENV)/.installed  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
@@ -54,7 +54,7 @@ reference: $(VENV)/.installed  ## write docs/reference anew, from the code
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
 clean:  ## remove what the other targets made

@@ -1,4 +1,7 @@
-"""Shared by all tests: one thread (two fight on two busy cores), no network, a tiny model of each architecture."""
+"""Shared by all tests: one thread (two fight on two busy cores), no network, a tiny model of each architecture.
+
+Processes that tests start have one thread too: two tests run beside each other.
+"""
 
 import os
 
@@ -6,6 +9,7 @@ import proxima  # noqa: F401 (before torch: it shortens the waits of OpenMP's th
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

@@ -80,16 +80,22 @@ class Harness:
     home: Path
     epochs: int
     choose: random.Random
-    context: Any
+    quick: bool
     say: Any
     report: Report = field(default_factory=Report)
 
     def start(self, name: str, slow: float = 0.0) -> Any:
-        """A process that begins this run or goes on with it; what it prints goes to a file."""
+        """A process that begins this run or goes on with it; what it prints goes to a file.
+
+        One that begins is a new interpreter with hashes of its own, unless all is to be quick. One that goes on is forked from
+        a server that has imported everything: no kill falls into the imports, which take most of a start.
+        """
         self.report.starts += 1
         self.output.unlink(missing_ok=True)
+        begins = not (self.home / "runs" / name).exists()
+        context: Any = multiprocessing.get_context("spawn" if begins and not self.quick else "forkserver")
         given = (str(self.home / "model"), str(self.home / "runs"), name, self.epochs, slow, str(self.output))
-        process = self.context.Process(target=child, args=given)
+        process = context.Process(target=child, args=given)
         process.start()
         return process
 
@@ -153,15 +159,13 @@ def run_kills(kills: int, home: Path, seed: int = 0, epochs: int = EPOCHS, quick
     """Kill so many times, over as many runs as that takes, let each end, and compare.
 
     Args:
-        quick: processes are forked from one that has imported everything, instead of beginning as new interpreters.
+        quick: every process is forked, also those that begin a run.
     """
     from proxima.tiny import make_tiny_model
 
     make_tiny_model(home / "model")
-    context = multiprocessing.get_context("forkserver" if quick else "spawn")
-    if quick:
-        context.set_forkserver_preload(["proxima.ppo_trainer", "tests.kill_harness"])
-    harness = Harness(home, epochs, random.Random(seed), context, say)
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["proxima.ppo_trainer"])
+    harness = Harness(home, epochs, random.Random(seed), quick, say)
     began, number = time.perf_counter(), 0
     harness.finish("whole")
     while harness.report.kills < kills:

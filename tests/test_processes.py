@@ -43,6 +43,9 @@ def finish(command: list[str], cwd: Path, timeout: float = 240, **environment: s
 # --- numbers do not depend on the number of processes ---
 
 
+TOGETHER = pytest.mark.xdist_group("outcome")  # tests that share what one process gave run in one worker
+
+
 @pytest.fixture(scope="module")
 def outcome(tiny_folders, tmp_path_factory):
     """What some cases gave on a number of processes: one launch for all that are asked for."""
@@ -84,6 +87,7 @@ def check_equal(one: dict, several: dict, count: int) -> None:
 QUICK = ("lora", "full-sharded", "failures")
 
 
+@TOGETHER
 @pytest.mark.timeout(280)
 @pytest.mark.filterwarnings("ignore")
 def test_two_processes_equal_one(outcome):
@@ -95,6 +99,7 @@ def test_two_processes_equal_one(outcome):
     assert one["failures"]["steps"][0]["numbers"]["failed_rewards"] > 0
 
 
+@TOGETHER
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")
@@ -292,7 +297,7 @@ def test_a_killed_process_ends_the_run_and_resuming_goes_on(folder):
 @pytest.mark.long
 @pytest.mark.timeout(280)
 def test_a_process_that_hangs_ends_the_run_within_the_time_limit(folder):
-    command = torchrun(2, "--shutdown-timeout=3", *train("--run-name", "hung", "--process-timeout", "8", *LONG))
+    command = torchrun(2, "--shutdown-timeout=3", *train("--run-name", "hung", "--process-timeout", "20", *LONG))
     launcher = start(command, folder)
     try:
         wait_for_steps(folder, "hung", 2, launcher)

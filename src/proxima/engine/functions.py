@@ -138,8 +138,9 @@ def with_decode_kernels(functions: Functions) -> Functions:
 
 
 COMPILED_FROM = 100_000_000
-"""Parameters. Compiling takes about 40 s at the start of a run. What it saves grows with layers x width: of a step of 2.6 s at
-0.6 B parameters a few tenths of a second, at 100 M about a tenth (400 steps repay it), at 1 M a few milliseconds."""
+"""Parameters. Compiling takes about 40 s at the start of a run, and what it saves grows with layers x width. Estimated from the
+time of the norms in a step at 0.6 B parameters (docs/performance.md): a few tenths of a second per step there, about a tenth at
+100 M, which 400 steps repay, and a few milliseconds at 1 M."""
 
 
 def worth_compiling(parameters: int) -> bool:
