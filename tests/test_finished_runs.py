@@ -18,6 +18,7 @@ from proxima.evaluation import evaluate_run
 from proxima.evaluator import win_rate
 from proxima.export import export, model_card
 from proxima.ppo_trainer import PPOTrainer
+from proxima.report.run_report import repeat_commands
 from proxima.runs import Run
 from tests.helpers import difference, weights
 
@@ -308,6 +309,7 @@ def test_functions_and_servers_are_called_only_where_the_command_line_names_them
         assert flags in refusal(["compare", run, stranger("other", **settings), "--data", "prompts.txt"], capsys)
     main(["export", run, str(tmp_path / "out")])
     main(["report", run])
+    assert f"--data HELD_OUT {flags}" in repeat_commands(Run(run)).replace("'", "")
     assert not (tmp_path / "mark").exists()
     given = ["--rewards", "ends_with_eos"] + (["--judges", "evil_rewards:score"] if "judges" in settings else [])
     main(["eval", run, "--data", "prompts.txt", *given])

@@ -231,7 +231,7 @@ def test_secrets_of_the_environment_reach_no_file_and_no_output(tmp_path, tiny):
         for command in (
             ["doctor", *flags, *sizes, "--samples", "2"],
             ["train", *flags, *sizes, "--run-name", "one", "--trackers", "tensorboard", "--debug"],
-            ["eval", "runs/one", "--data", "prompts.txt"],
+            ["eval", "runs/one", "--data", "prompts.txt", "--rewards", reward],
             ["report", "runs/one"],
             ["export", "runs/one", "exported"],
         ):

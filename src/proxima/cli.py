@@ -25,7 +25,7 @@ from proxima.config.secrets import shareable
 from proxima.config.settings import checked, read_yaml
 from proxima.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.processes import rank_and_count
-from proxima.text import LineFormatter, visible
+from proxima.text import stderr_handler, visible
 
 CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "stage": StageConfig}
 GENERAL = "--config FILE.yaml gives every flag a new default; --debug shows tracebacks."
@@ -115,14 +115,12 @@ def _short_warnings() -> Iterator[None]:
 
 @contextmanager
 def _safe_log() -> Iterator[None]:
-    """Warnings of the package on stderr, as Python shows them, but one line each, without what steers a terminal."""
+    """Warnings of the package, without what steers a terminal."""
     logger = logging.getLogger("proxima")
     if logger.hasHandlers():
         yield
         return
-    handler = logging.StreamHandler()
-    handler.setLevel(logging.WARNING)
-    handler.setFormatter(LineFormatter())
+    handler = stderr_handler()
     logger.addHandler(handler)
     try:
         yield
@@ -148,15 +146,18 @@ def parse(arguments: Sequence[str]) -> Any:
     rest, values = _take_config(_with_flags(kind, rest))
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_reward_rule)
-    return tyro.cli(
-        kind,
-        args=rest,
-        prog=f"proxima {name}",
-        description=f"{kind.__doc__}\n\nFor example{after}: {kind.example}\n\n{GENERAL}",
-        default=_defaults(kind, values),
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-        registry=registry,
-    )
+    try:
+        return tyro.cli(
+            kind,
+            args=rest,
+            prog=f"proxima {name}",
+            description=f"{kind.__doc__}\n\nFor example{after}: {kind.example}\n\n{GENERAL}",
+            default=_defaults(kind, values),
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+            registry=registry,
+        )
+    except _Unusable as error:
+        raise ValueError(str(error)) from None
 
 
 def overview() -> str:
@@ -239,6 +240,17 @@ def _in_type(name: str, value: Any, kind: Any) -> Any:
     return Path(checked(name, value, str)) if kind is Path else checked(name, value, kind)
 
 
+class _Unusable(Exception):  # noqa: N818
+    """A value that tyro must not report: it would repeat the word, which may hold a key."""
+
+
+def _reward(word: str) -> RewardSpec:
+    try:
+        return RewardSpec.of(word)
+    except ValueError as error:
+        raise _Unusable(str(error)) from None
+
+
 def _reward_rule(info: Any) -> Any:
     """On the command line a reward is one word."""
     import tyro
@@ -248,7 +260,7 @@ def _reward_rule(info: Any) -> Any:
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar="[WEIGHT*]SOURCE[,KEY=VALUE...]",
-        instance_from_str=lambda words: RewardSpec.of(words[0]),
+        instance_from_str=lambda words: _reward(words[0]),
         is_instance=lambda value: isinstance(value, RewardSpec),
         str_from_instance=lambda spec: [spec.to_text()],
     )

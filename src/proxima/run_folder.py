@@ -20,7 +20,7 @@ from proxima.checkpoint import Checkpoint, Checkpoints
 from proxima.checkpoint.folders import replace_text, sync
 from proxima.config import PPOConfig
 from proxima.environment import changed, describe_environment
-from proxima.text import LineFormatter
+from proxima.text import LineFormatter, stderr_handler
 from proxima.tracking import Tracker, open_trackers
 
 log = logging.getLogger(__name__)
@@ -203,7 +203,7 @@ def _log_file(path: Path) -> ExitStack:
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
     stack.callback(handler.close)
-    shown = [] if logger.hasHandlers() or logging.lastResort is None else [logging.lastResort]  # warnings stay on stderr
+    shown = [] if logger.hasHandlers() or logging.lastResort is None else [stderr_handler()]  # warnings stay on stderr
     for each in (handler, *shown):
         logger.addHandler(each)
         stack.callback(logger.removeHandler, each)

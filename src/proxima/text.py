@@ -39,6 +39,14 @@ class LineFormatter(logging.Formatter):
         return super().formatMessage(record)
 
 
+def stderr_handler() -> logging.Handler:
+    """Warnings on stderr, as Python shows them where nobody has set up logging, but one line each."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(LineFormatter())
+    return handler
+
+
 def is_whole(value: Any) -> bool:
     """Whether all texts in a value can be encoded: JSON can hold half of a surrogate pair, which UTF-8 cannot."""
     try:

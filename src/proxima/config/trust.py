@@ -19,12 +19,17 @@ def check_trust(source: str | Path, config: PPOConfig, given: Container[str]) ->
         source: where the settings stand, for the message.
         given: names of the settings that are replaced by others.
     """
-    flags = []
-    for name, specs in (("rewards", config.rewards), ("judges", config.judges)):
-        if name not in given and any(spec.is_function or spec.is_http for spec in specs):
-            flags.append(f"--{name} {shlex.join(spec.to_text() for spec in specs)}")
-    if flags:
+    if flags := trusted_flags(config, given):
         raise ValueError(
             f"{source} names a function or a server, which is called only where the command line names it too; "
-            f"if you trust whoever made the run, add {' '.join(flags)}"
+            f"if you trust whoever made the run, add {shlex.join(flags)}"
         )
+
+
+def trusted_flags(config: PPOConfig, given: Container[str] = ()) -> list[str]:
+    """What the command line must say to use functions and servers that these settings name."""
+    flags: list[str] = []
+    for name, specs in (("rewards", config.rewards), ("judges", config.judges)):
+        if name not in given and any(spec.is_function or spec.is_http for spec in specs):
+            flags += [f"--{name}", *(spec.to_text() for spec in specs)]
+    return flags

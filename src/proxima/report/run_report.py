@@ -8,6 +8,7 @@ from typing import Any
 
 from proxima.config import PPOConfig
 from proxima.config.secrets import shareable
+from proxima.config.trust import trusted_flags
 from proxima.report.curves import charts_by_group, constants, frontier
 from proxima.report.facts import Story, read_data, short, tell
 from proxima.report.page import Page, code, folded, heading, numbers, pairs, paragraph, settings, table, verdict
@@ -138,9 +139,19 @@ def repeat_commands(run: Run) -> str:
     if not data.get("data"):
         words += ["--data", "PROMPTS"]
         lines.append("# trained from Python: PROMPTS stands for the prompts that were given there")
-    lines.append(shlex.join(words))
-    lines.append(shlex.join(["proxima", "eval", str(run.path), "--data", "HELD_OUT"]) + "   # beside the model it started as")
+    trust = ["--trust-remote-code"] if run.config.get("trust_remote_code") is True else []
+    lines.append(shlex.join([*words, *trust]))
+    again = ["proxima", "eval", str(run.path), "--data", "HELD_OUT", *_named(run), *trust]
+    lines.append(f"{shlex.join(again)}   # beside the model it started as")
     return shareable("\n".join(lines))
+
+
+def _named(run: Run) -> list[str]:
+    """Functions and servers, which `eval` only calls where the command line names them."""
+    try:
+        return trusted_flags(PPOConfig.from_dict(run.config))
+    except (ValueError, TypeError):  # a broken run has a report too
+        return []
 
 
 def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:

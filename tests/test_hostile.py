@@ -1,0 +1,427 @@
+"""Hostile input, seen from outside: keys in addresses, terminal escapes, pipes, damaged files, halves of characters, endless
+scripts. Each is refused in words, or does no harm."""
+
+import gzip
+import json
+import logging
+import os
+import random
+import stat
+import subprocess
+import sys
+import threading
+import webbrowser
+from pathlib import Path
+
+import pytest
+
+from proxima.cli import main, parse
+from proxima.config import PPOConfig, RewardSpec
+from proxima.config.secrets import hide_address, is_secret
+from proxima.config.settings import read_yaml
+from proxima.data import BrokenData, check, open_rows, read_demonstrations, read_preferences, read_prompts
+from proxima.export import export as export_model
+from proxima.label import Item, Store, export, in_words, summarize
+from proxima.label.sampling import read_items
+from proxima.migrate import migrate
+from proxima.ppo_trainer import PPOTrainer
+from proxima.ppo_trainer.state import changed_settings
+from proxima.report import summary, write_report
+from proxima.runs import Run
+from proxima.text import mended, printable, visible
+from proxima.web import Site
+from proxima.web import server as web_server
+from tests.fake_run import write_run
+from tests.test_reward_http import Server, answer, lengths
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m"
+HALF = "\ud800"
+KEY = "sk-SECRET-41c7"
+
+
+def ends(arguments, capsys):
+    """The exit code and everything that a command prints."""
+    try:
+        main(arguments)
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    shown = capsys.readouterr()
+    return code, shown.out + shown.err
+
+
+def steers(text):
+    return any(letter in text for letter in "\x1b\x07\x9b\u202e")
+
+
+# --- keys ---
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://a.org/score", "https://a.org/score"),
+        ("https://a.org/score?api_key=K&model=m", "https://a.org/score?api_key=***&model=***"),
+        ("https://a.org/score?K", "https://a.org/score?***"),
+        ("https://a.org:8/s?a=K;b=K#K", "https://a.org:8/s?a=***;b=***#***"),
+        ("https://me:K@a.org/s", "https://***@a.org/s"),
+        ("https://[broken/?key=K", "https://[broken/?key=***"),
+    ],
+)
+def test_an_address_is_shown_without_what_may_be_a_key(address, shown):
+    assert hide_address(address) == shown
+
+
+def test_options_are_known_by_their_names():
+    assert all(
+        map(is_secret, ("api_key", "key", "hf_token", "token", "headers", "openai-api-key", "client_secret", "PASSWORD"))
+    )
+    assert not any(
+        map(is_secret, ("token_env", "send_ids", "low", "max_tokens", "eos_token", "stop_token", "keyword", "batch"))
+    )
+
+
+def test_a_key_is_used_but_reaches_nothing_that_a_run_leaves(tiny, tmp_path, monkeypatch, caplog, capfd):
+    """Config, checkpoints, logs, trackers, results, report and model card; and the run can be resumed."""
+    caplog.set_level(logging.DEBUG)
+    paths = []
+
+    def behave(handler, batch, number):
+        paths.append(handler.path)
+        answer(handler, {"rewards": lengths(batch)})
+
+    server, told = Server(behave), []
+    monkeypatch.setattr("proxima.run_folder.open_trackers", lambda names, path, settings, step: told.append(settings) or [])
+    settings = {"rewards": (f"{server.url}?api_key={KEY}&x={KEY}2", RewardSpec(with_key, options={"api_key": KEY}))}
+    shape = {"batch_size": 2, "max_new_tokens": 3, "lora_r": 2, "checkpoint_every": 1, "ppo_epochs": 1}
+    config = PPOConfig(tiny, run_dir=str(tmp_path), run_name="one", **settings, **shape, lr_schedule="constant")
+    PPOTrainer(config).train(["a", "b"], 1)
+    assert f"/score?api_key={KEY}&x={KEY}2" in paths
+    PPOTrainer(config).train(["a", "b"], 2, resume=True)
+    assert Run(tmp_path / "one").last()["step"] == 2
+    write_report(Run(tmp_path / "one"))
+    export_model(tmp_path / "one", tmp_path / "card")
+    server.close()
+    leaks = [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+    assert leaks == []
+    assert told
+    assert KEY not in str(told) + repr(config) + caplog.text + "".join(capfd.readouterr())
+    with pytest.raises(ValueError, match=r"holds \*\*\*, for a key is not written down; give the reward again"):
+        PPOTrainer(PPOConfig.from_yaml(tmp_path / "one" / "config.yaml"))
+
+
+def with_key(prompts, completions, api_key="none"):
+    assert api_key == KEY
+    return [0.0] * len(prompts)
+
+
+def test_a_checkpoint_of_an_earlier_version_that_holds_a_key_is_still_resumed():
+    address = f"http://127.0.0.1:9/score?api_key={KEY}"
+    before = {"rewards": [{"source": address, "weight": 1.0, "name": "score"}], "seed": 0}
+    assert changed_settings(before, PPOConfig(rewards=address)) == []
+    assert changed_settings(before, PPOConfig(rewards=address.replace("score?", "other?"))) == ["rewards"]
+
+
+def test_a_key_in_a_settings_file_is_taken_whole_and_messages_do_not_repeat_it(tmp_path, capsys):
+    address = f"http://127.0.0.1:9/score?api_key={KEY}"
+    (tmp_path / "run.yaml").write_text(f"rewards: ['{address}']\n")
+    assert parse(["train", "--config", str(tmp_path / "run.yaml"), "--data", "x"]).ppo.rewards[0].source == address
+    for reward in (f"nan*{address}", f"{address},timeout=none,token={KEY}", f"x*{address}"):
+        code, shown = ends(["train", "--model-name", "embedded", "--data", "no.txt", "--rewards", reward], capsys)
+        assert code == 2
+        assert KEY not in shown
+    assert KEY not in ends(["train", "--config", str(tmp_path / "run.yaml"), "--help"], capsys)[1]
+
+
+# --- terminals ---
+
+
+def test_nothing_that_steers_a_terminal_is_left_and_line_breaks_and_joiners_are():
+    assert visible("a\n\x1b[2J") == r"a\n\x1b[2J"
+    assert printable("a\n\tb\x1b[2J\r\u202e\u2028\ud800 👩\u200d🔬") == "a\n\tb\\x1b[2J\\r\\u202e\\u2028\\ud800 👩\u200d🔬"
+
+
+def test_generate_shows_escapes_instead_of_obeying_them(tiny, tmp_path, capsys):
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": f"one {ESCAPE}\nmore"}) + "\n")
+    code, shown = ends(["generate", "--model-name", tiny, "--data", str(tmp_path / "p.jsonl"), "--max-new-tokens", "4"], capsys)
+    assert code == 0
+    assert "one \\x1b]0;owned\\x07\\x1b[2J\\u202e\\x9b31m\nmore\n  -> " in shown
+    assert not steers(shown)
+
+
+@pytest.mark.parametrize("command", ["train", "reward", "data", "label"])
+def test_errors_show_escapes_of_a_file_instead_of_obeying_them(tiny, tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    Path("h.csv").write_text(f"foo{ESCAPE},bar\n1,2\n")
+    folder = Path("f")
+    folder.mkdir()
+    (folder / f"x{ESCAPE}.jsonl").write_text('{"prompt": "a"}\n{"prompt": ""}\n{"prompt": 3}\n')
+    for source in ("h.csv", "f"):
+        words = {
+            "train": ["train", "--model-name", tiny, "--data", source, "--rewards", "ends_with_eos"],
+            "reward": ["reward", "--model-name", tiny, "--data", source],
+            "data": ["data", "check", source],
+            "label": ["label", "--pairs", source],
+        }[command]
+        code, shown = ends(words, capsys)
+        assert code in (1, 2)
+        assert not steers(shown)
+        assert "\\x1b" in shown or command == "label" or (command, source) == ("reward", "f")
+
+
+def test_warnings_logs_and_summaries_show_escapes_instead_of_obeying_them(tmp_path, capsys):
+    (tmp_path / "x.jsonl").write_text('{"prompt": "a"}\n{"prompt": ""}\n')
+    folder = tmp_path / f"w{ESCAPE}"
+    folder.mkdir()
+    (tmp_path / "x.jsonl").rename(folder / "x.jsonl")
+    code, shown = ends(["generate", "--model-name", "no/such", "--data", str(folder), "--prompt", "a"], capsys)
+    assert code == 2
+    assert not steers(shown)
+    store = Store(tmp_path / "f.db")
+    store.add_items([Item("p", "a", "b", True, True, f"one{ESCAPE}", f"two{ESCAPE}")])
+    store.add_answer(1, "Ann", "1")
+    assert steers("".join(in_words(summarize(store))))
+    code, shown = ends(["label", "--db", str(tmp_path / "f.db"), "--export", str(tmp_path / "o.jsonl")], capsys)
+    assert code == 0
+    assert not steers(shown)
+
+
+def test_a_message_of_the_log_is_one_line_without_escapes(tmp_path):
+    code = (
+        "import logging, proxima.cli as cli\n"
+        "from proxima.run_folder import _log_file\n"
+        "from pathlib import Path\n"
+        f"with _log_file(Path({str(tmp_path / 'log.txt')!r})), cli._safe_log():\n"
+        f"    logging.getLogger('proxima.x').warning('a\\nb %s', {ESCAPE!r})\n"
+        "with cli._safe_log():\n"
+        f"    logging.getLogger('proxima.x').warning('c\\nd %s', {ESCAPE!r})\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "src")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    written = (tmp_path / "log.txt").read_text()
+    for text in (written, done.stderr):
+        assert not steers(text)
+    assert len(written.splitlines()) == 1
+    assert "c\\nd \\x1b" in done.stderr
+
+
+# --- halves of characters ---
+
+BAD_ROWS = [
+    (read_prompts, {"messages": [{"role": "user", "content": "a"}]}, {"messages": [{"role": "user", "content": f"a{HALF}b"}]}),
+    (read_prompts, {"prompt": [{"role": "user", "content": "a"}]}, {"prompt": [{"role": f"user{HALF}", "content": "a"}]}),
+    (
+        read_demonstrations,
+        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]},
+        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": f"y{HALF}"}]},
+    ),
+    (
+        read_preferences,
+        {"chosen": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "rejected": [
+            {"role": "user", "content": "x"}, {"role": "assistant", "content": "z"}]},
+        {"chosen": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "rejected": [
+            {"role": "user", "content": "x"}, {"role": "assistant", "content": "z", "tool_calls": [{"name": HALF}]}]},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("read", "good", "bad"), BAD_ROWS)
+def test_half_a_surrogate_pair_in_a_message_is_a_bad_row_with_its_line(chat_tokenizer, tmp_path, read, good, bad):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (good, bad, bad)))
+    with pytest.warns(UserWarning, match=r"rows.jsonl: 2 of 3 rows are left out: 2 with half of a surrogate pair .*line 2"):
+        assert len(read(path, chat_tokenizer)) == 1
+    for tokenizer in (None, chat_tokenizer):
+        report = check(path, tokenizer)
+        assert report.usable
+        left_out = report.kinds[report.main].left_out["half of a surrogate pair in the text"]
+        assert (left_out.count, left_out.first) == (2, f"{path}, line 2")
+    path.write_text(json.dumps(bad) + "\n")
+    with pytest.raises(BrokenData, match=r"half of a surrogate pair.*line 1"):
+        read(path, chat_tokenizer)
+
+
+@pytest.fixture
+def chat_tokenizer(tiny):
+    from proxima.base_setup.tokenizer_setup import load_tokenizer
+
+    tokenizer = load_tokenizer(tiny)
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+    return tokenizer
+
+
+def test_half_a_surrogate_pair_elsewhere_is_said_with_its_place(tmp_path, tiny, capsys):
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "p", "a": HALF, "b": "b"}) + "\n")
+    with pytest.raises(ValueError, match=r"pairs.jsonl, line 1: `a` holds half of a surrogate pair"):
+        read_items(tmp_path / "pairs.jsonl", "pairs")
+    (tmp_path / "s.yaml").write_text('model_name: "\\ud800"\n')
+    with pytest.raises(ValueError, match=r"s.yaml: it holds half of a surrogate pair"):
+        read_yaml(tmp_path / "s.yaml")
+    code, shown = ends(["generate", "--model-name", tiny, "--prompt", os.fsdecode(b"\xff")], capsys)
+    assert (code, "not UTF-8" in shown) == (2, True)
+
+
+def test_a_run_with_halves_of_characters_is_reported_and_compared(tmp_path, capsys):
+    """As JSON escapes, as raw bytes, in every file that a report reads."""
+    one, two = write_run(tmp_path / "one", 3), write_run(tmp_path / "two", 3)
+    for raw in (False, True):
+        for name in ("results.json", "samples.jsonl", "warnings.jsonl", "environment.json", "data.json"):
+            halves = dict.fromkeys(("prompt", "text", "kind", "message", "stop_reason", "data", "git_commit"), f"p{HALF}")
+            text = json.dumps({"step": 1, "reward": 1, **halves}, ensure_ascii=not raw)
+            (two / name).write_bytes(text.encode("utf-8", "surrogatepass") + b"\n")
+        page = write_report(Run(two))
+        assert "\ufffd" in page.read_bytes().decode()
+        assert "\\ud800" in summary(Run(two)) or HALF not in summary(Run(two))
+        main(["report", str(two)])
+        main(["compare", str(one), str(two), "--out", str(tmp_path / "c.html")])
+        (tmp_path / "c.html").read_bytes().decode()
+    assert mended(f"a{HALF}b😀") == "a\ufffdb😀"
+
+
+# --- pipes, devices, damaged files ---
+
+
+def within(seconds, function, *arguments):
+    """What it returns or raises; a test that hangs would never end, so it runs in a thread that may be left behind."""
+    outcome = []
+
+    def call():
+        try:
+            outcome.append(function(*arguments))
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert outcome, f"it still waits after {seconds} s"
+    return outcome[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.txt", "x.csv", "x.jsonl.gz", "x.parquet"])
+def test_a_pipe_or_a_device_as_data_is_refused_at_once(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    (tmp_path / "device").mkdir()
+    (tmp_path / "device" / name).symlink_to("/dev/zero")
+    for path in (tmp_path / name, tmp_path / "device" / name):
+        refusal = within(20, open_rows, path)
+        assert isinstance(refusal, ValueError)
+        assert f"{path} is a pipe or a device" in str(refusal)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_among_the_files_of_a_run_is_a_problem_and_not_a_wait(tmp_path):
+    folder = write_run(tmp_path / "r", 3)
+    names = ["metrics.jsonl", "samples.jsonl", "warnings.jsonl", "config.yaml", "results.json", "environment.json", "data.json"]
+    names += [".lock", "evaluation.json", "tokens/step-00000001.json"]
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+    run = Run(folder)
+    for look in (
+        run.metrics,
+        run.samples,
+        run.warnings,
+        run.last,
+        lambda: run.config,
+        lambda: run.state,
+        lambda: run.tokens(1),
+    ):
+        assert not isinstance(within(20, look), BaseException)
+    assert any("metrics.jsonl" in problem for problem in run.problems)
+    assert any("config.yaml" in problem and "a pipe or a device" in problem for problem in run.problems)
+    assert "holds no run" in str(within(20, lambda: parse(["report", str(folder)]).run()))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_as_settings_or_script_is_refused_but_what_the_shell_has_opened_is_read(tmp_path):
+    for name in ("s.yaml", "s.py"):
+        os.mkfifo(tmp_path / name)
+    assert "a pipe or a device" in str(within(20, read_yaml, tmp_path / "s.yaml"))
+    assert "a pipe or a device" in str(within(20, migrate, str(tmp_path / "s.py")))
+    reader, writer = os.pipe()
+    os.write(writer, b"seed: 7\n")
+    os.close(writer)
+    assert read_yaml(f"/dev/fd/{reader}") == {"seed": 7}  # as --config <(command) gives it
+    os.close(reader)
+
+
+@pytest.mark.parametrize("name", ["d.jsonl.gz", "d.json.gz", "d.csv.gz", "d.txt.gz"])
+def test_a_damaged_gz_is_named(tmp_path, name):
+    """Whichever byte is wrong, it is read as it was or refused by name."""
+    draw = random.Random(0)
+    rows = [{"prompt": str(draw.random())} for _ in range(300)]
+    plain = "".join(json.dumps(row) + "\n" for row in rows) if "jsonl" in name else json.dumps(rows)
+    plain = "prompt\n" + "\n".join(row["prompt"] for row in rows) if "csv" in name or "txt" in name else plain
+    whole, path, refused = gzip.compress(plain.encode()), tmp_path / name, 0
+    for place in range(10, len(whole) - 8, 41):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        outcome = within(60, open_rows, path)
+        if isinstance(outcome, BaseException):
+            assert isinstance(outcome, ValueError)
+            assert str(path) in str(outcome)
+            refused += 1
+    assert refused > 10
+
+
+# --- scripts without end ---
+
+SHAPES = {
+    "lists": ["a{i} = [a{j}, a{j}, a{j}, a{j}]", "lora_target_modules"],
+    "dicts": ["a{i} = {{'x': a{j}, 'y': a{j}, 'z': a{j}}}", "lora_target_modules"],
+    "sums": ["a{i} = a{j} + a{j}", "learning_rate"],
+    "mixed": ["a{i} = (a{j}, -a{j}, [a{j} * a{j}])", "learning_rate"],
+    "circle": ["a{i} = [a{j}, a0]", "learning_rate"],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_names_that_refer_to_each_other_are_read_in_little_time(tmp_path, shape):
+    line, setting = SHAPES[shape]
+    chain = "\n".join(line.format(i=i, j=i + 1) for i in range(18))
+    path = tmp_path / "old.py"
+    path.write_text(f"from trl import PPOConfig, PPOTrainer\n{chain}\na18 = 0\nc = PPOConfig({setting}=a0, kl_coef=0.25)\n")
+    found = within(60, migrate, str(path))
+    assert found.settings["kl_coef"] == 0.25
+
+
+# --- permissions, process list ---
+
+
+def test_what_label_exports_is_as_private_as_the_umask_says(tmp_path):
+    store = Store(tmp_path / "f.db")
+    store.add_items([Item("p", "a", "b")])
+    store.add_answer(1, "Ann", "1")
+    for mask, mode in ((0o077, 0o600), (0o022, 0o644), (0o027, 0o640)):
+        before = os.umask(mask)
+        try:
+            export(store, tmp_path / f"{mask}.jsonl")
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE((tmp_path / f"{mask}.jsonl").stat().st_mode) == mode
+    assert sorted(path.name for path in tmp_path.glob("*jsonl*")) == ["18.jsonl", "23.jsonl", "63.jsonl"]
+
+
+def test_opening_the_page_shows_the_token_to_nobody_else(monkeypatch):
+    """The browser is started with the name of a file that only this user can read; it leads on to the page."""
+    seen = {}
+
+    def browser(url):
+        page = Path(url.removeprefix("file://"))
+        seen.update(url=url, text=page.read_text(), modes=[stat.S_IMODE(page.parent.stat().st_mode)], page=page)
+
+    class Nothing:
+        def run(self, sockets):
+            assert seen["page"].exists()
+
+    site = Site()
+    monkeypatch.setattr(webbrowser, "open", browser)
+    monkeypatch.setattr(web_server, "_server", lambda app: Nothing())
+    web_server.serve(None, site, open_browser=True)
+    site.socket.close()
+    assert site.token not in seen["url"]
+    assert f'url={site.url}"' in seen["text"]
+    assert seen["modes"] == [0o700]
+    assert not seen["page"].exists()
