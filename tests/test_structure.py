@@ -12,7 +12,7 @@ SOURCE = ROOT / "src" / "proxima"
 
 # Each level may import from itself and from levels before it.
 LEVELS = [
-    {"errors", "glossary", "types", "ops", "sampling", "pairs", "config", "processes"},
+    {"errors", "hub", "glossary", "types", "ops", "sampling", "pairs", "config", "processes"},
     {"token_attribution", "reward_kl", "advantage", "training", "metrics", "guards"},
     {"engine"},
     {"models", "tiny", "data", "tracking", "checkpoint", "environment", "run_folder", "web", "runs"},

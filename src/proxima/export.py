@@ -12,9 +12,8 @@ from typing import Any
 import torch
 import yaml
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig
 
-from proxima.base_setup.loading import load_network, model_path, no_progress_bar, pick_device
+from proxima.base_setup.loading import load_config, load_network, model_path, no_progress_bar, pick_device
 from proxima.base_setup.lora_setup import is_adapter, load_adapter
 from proxima.base_setup.tokenizer_setup import load_tokenizer
 from proxima.config import PPOConfig, StageConfig
@@ -82,8 +81,7 @@ def _write_weights(weights: Path, to: Path, config: PPOConfig | StageConfig, mer
 def _saved_dtype(config: PPOConfig | StageConfig, name: str) -> torch.dtype:
     if name != "auto":
         return getattr(torch, name)
-    stored = AutoConfig.from_pretrained(model_path(config.model_name), trust_remote_code=config.trust_remote_code).dtype
-    return stored or torch.float32
+    return load_config(config.model_name, config.trust_remote_code).dtype or torch.float32
 
 
 def _config(run: Path) -> PPOConfig | StageConfig:

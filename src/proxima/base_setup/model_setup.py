@@ -13,9 +13,17 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from proxima.base_setup.loading import ModelSettings, explain_loading, load_network, model_path, pick_device, pick_dtype
+from proxima.base_setup.loading import (
+    ModelSettings,
+    explain_loading,
+    load_config,
+    load_network,
+    model_path,
+    pick_device,
+    pick_dtype,
+)
 from proxima.base_setup.lora_setup import add_adapter, copy_adapter, is_adapter, load_adapter, lora_config
 from proxima.base_setup.micro_batches import MicroBatches
 from proxima.base_setup.tokenizer_setup import PAD_TOKEN, eos_token_ids
@@ -199,8 +207,7 @@ def load_head(head: torch.nn.Linear, folder: str) -> None:
 
 def load_classifier(config: ModelSettings, name: str, device: torch.device) -> tuple[Any, Any]:
     """A sequence classifier with all its labels, and its own tokenizer."""
-    with explain_loading("model", name):
-        own = AutoConfig.from_pretrained(model_path(name), trust_remote_code=config.trust_remote_code)
+    own = load_config(name, config.trust_remote_code)
     architectures = own.architectures or []
     trained = any("SequenceClassification" in item for item in architectures)
     if not trained:

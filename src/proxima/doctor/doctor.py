@@ -36,6 +36,7 @@ from proxima.doctor.tokenizer_checks import (
     prompt_lengths,
 )
 from proxima.errors import RewardFailure
+from proxima.hub import hub_or_cache
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import Samples, check_rewards
 
@@ -114,8 +115,10 @@ def quick_findings(
 
 def ends_of(config: PPOConfig, tokenizer: Any, network: Any) -> tuple[int, ...]:
     """Every id that will end a response, from the files beside the weights."""
+    path = model_path(config.model_name)
     try:
-        generation: Any = GenerationConfig.from_pretrained(model_path(config.model_name))
+        with hub_or_cache(path):
+            generation: Any = GenerationConfig.from_pretrained(path)
     except OSError:
         generation = None
     return eos_token_ids(tokenizer, SimpleNamespace(config=network, generation_config=generation))
