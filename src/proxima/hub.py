@@ -1,4 +1,4 @@
-"""The Hugging Face Hub, or its absence. In: a name to load. Out: the libraries ask the Hub, or only their caches where it is down.
+"""The Hugging Face Hub, or its absence. In: a name to load. Out: libraries that ask the Hub, or only their caches.
 
 Left alone with a Hub that cannot be reached, they ask six times for every file: half a minute, and two log lines each time.
 """

@@ -22,7 +22,7 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 def adapter_tensors(peft: PeftModel, adapter: str) -> dict[str, Tensor]:
     """An adapter's weights as PEFT names them.
 
-    Told where the base came from, PEFT would ask the Hub at every save whether its vocabulary was enlarged since; ours never is.
+    Told where the base came from, PEFT would ask the Hub at every save whether the vocabulary has grown; ours never does.
     """
     config = peft.peft_config[adapter]
     name, config.base_model_name_or_path = config.base_model_name_or_path, None
