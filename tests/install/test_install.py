@@ -19,6 +19,8 @@ ROOT = Path(__file__).parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PYTHONS = [item.rpartition(" ")[2] for item in PROJECT["project"]["classifiers"] if "Python :: 3." in item]
 OF_CUDA = ("nvidia-", "cuda-", "triton")  # what comes with torch where no CPU build is at hand
+ONE_STEP = """--config my-data/ppo.yaml --data my-data/prompts.jsonl --rewards length_band,low=5,high=20 --run-name first
+    --limit 4 --batch-size 4 --minibatch-size 4 --max-new-tokens 8 --device cpu"""
 OF_PIP = {"find-links": "UV_FIND_LINKS", "index-url": "UV_DEFAULT_INDEX"}
 
 
@@ -72,9 +74,7 @@ def test_uv_sync_gives_a_command_line_that_trains(uv, tree, tmp_path):
 
     assert "proxima COMMAND" in proxima("--help")
     proxima("data", "sample", "my-data")
-    small = "--limit 4 --batch-size 4 --minibatch-size 4 --max-new-tokens 8 --device cpu --run-name first".split()
-    given = ["--data", "my-data/prompts.jsonl", "--rewards", "length_band,low=5,high=20", *small]
-    proxima("train", "--config", "my-data/ppo.yaml", *given)
+    proxima("train", *ONE_STEP.split())
     steps = (tmp_path / "runs" / "first" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(step)["step"] for step in steps] == [1]
 
