@@ -17,7 +17,7 @@ import pytest
 pytestmark = [pytest.mark.install, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PYTHONS = [item.rpartition(" ")[2] for item in PROJECT["project"]["classifiers"] if "Python :: 3." in item]
+NAMED = [item.rpartition(" ")[2] for item in PROJECT["project"]["classifiers"] if "Python :: 3." in item]
 OF_CUDA = ("nvidia-", "cuda-", "triton")  # what comes with torch where no CPU build is at hand
 ONE_STEP = """--config my-data/ppo.yaml --data my-data/prompts.jsonl --rewards length_band,low=5,high=20 --run-name first
     --limit 4 --batch-size 4 --minibatch-size 4 --max-new-tokens 8 --device cpu"""
@@ -79,8 +79,8 @@ def test_uv_sync_gives_a_command_line_that_trains(uv, tree, tmp_path):
     assert [json.loads(step)["step"] for step in steps] == [1]
 
 
-@pytest.mark.parametrize("python", PYTHONS)
-def test_the_pins_have_wheels_for_every_python_that_is_named(uv, tree, python):
+@pytest.mark.parametrize("python", [*NAMED, "3.14"])
+def test_the_pins_have_wheels_for_every_python_that_is_named_and_the_next(uv, tree, python):
     wheels = ["--only-binary", ":all:", "--python-platform", "x86_64-manylinux_2_28", "--python-version", python]
     found = uv("pip", "compile", "--quiet", "pyproject.toml", "--extra", "dev", *wheels, cwd=tree)
     assert "torch==2.13.0" in found
