@@ -98,8 +98,9 @@ def test_the_hub_is_asked_once_a_minute_and_never_for_a_folder(tmp_path, monkeyp
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub.time, "monotonic", lambda: 59.0)
     hub._ask.cache_clear()
-    with hub_or_cache(str(tmp_path)) as problem:
-        assert not problem
+    for folder in (str(tmp_path), str(tmp_path / "not-there")):
+        with hub_or_cache(folder) as problem:
+            assert not problem
     for _ in range(2):
         with hub_or_cache("some/model") as problem:
             assert problem.endswith("cannot be reached (no network)")

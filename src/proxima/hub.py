@@ -5,6 +5,7 @@ Left alone with a Hub that cannot be reached, they ask six times for every file:
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -12,13 +13,15 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+){0,2}")
+"""NAME, OWNER/NAME, and for a dataset OWNER/NAME/CONFIG."""
 FRESH = 60  # seconds for which an answer, or none, is believed
 
 
 @contextmanager
 def hub_or_cache(name: str) -> Iterator[str]:
     """Around whatever loads `name`. Gives why the Hub cannot be reached; empty where it can be, or is not needed."""
-    problem = "" if Path(name).exists() else unreachable()
+    problem = unreachable() if HUB_ID.fullmatch(name) and not Path(name).exists() else ""
     switches = [sys.modules[module] for module in ("huggingface_hub.constants", "datasets.config") if module in sys.modules]
     before = [switch.HF_HUB_OFFLINE for switch in switches]
     try:
