@@ -200,3 +200,16 @@ def test_pins_are_exact_the_same_in_both_files_and_name_no_host():
     names = {re.split("[=]", pin)[0].lower().replace("_", "-") for pin in pins}
     needed = {re.split(r"[<>=\[]", need)[0].lower() for need in project["project"]["dependencies"]}
     assert needed <= names
+
+
+def test_the_engines_are_tested_with_the_same_pins():
+    """`uv` resolves all extras together, vllm too: a pin that vLLM cannot live with would break every `uv sync`."""
+
+    def pins(file):
+        lines = [line for line in (ROOT / file).read_text().lower().replace("_", "-").splitlines() if "==" in line]
+        return dict(line.partition("+")[0].split("==") for line in lines if not line.startswith("#"))
+
+    ours, engines = pins("constraints.txt"), pins("engines.lock.txt")
+    both = ours.keys() & engines.keys()
+    assert {"torch", "transformers", "fastapi"} <= both
+    assert {name: ours[name] for name in both} == {name: engines[name] for name in both}

@@ -76,6 +76,51 @@ def test_what_is_found_in_ratings_and_without_a_model(tmp_path):
     assert "without a chat template" in shown(report)
 
 
+TURNS = [
+    {"role": "system", "content": "Be brief and kind, and never speak of the weather. " * 8},
+    {"role": "user", "content": "First " + "x" * 300},
+    {"role": "assistant", "content": "y" * 300},
+    {"role": "user", "content": "What is the capital of France?"},
+]
+ANSWERS = [{"role": "assistant", "content": text} for text in ("Paris.", "Rome.")]
+TALK = f"\n\nHuman: {'x' * 300}\n\nAssistant: {'y' * 300}\n\nHuman: What is the capital of France?\n\nAssistant:"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": TURNS},
+        {"messages": [*TURNS, ANSWERS[0]]},
+        {"prompt": TURNS, "chosen": ANSWERS[:1], "rejected": ANSWERS[1:]},
+        {"chosen": [*TURNS, ANSWERS[0]], "rejected": [*TURNS, ANSWERS[1]]},
+        {"chosen": f"{TALK} Paris.", "rejected": f"{TALK} Rome."},
+    ],
+    ids=["prompt", "messages", "preferences", "whole", "transcripts"],
+)
+@pytest.mark.parametrize("more", ["", "z" * 400], ids=["short", "long"])
+@pytest.mark.parametrize("template", ["", CHATML], ids=["plain", "chatml"])
+def test_the_last_question_of_a_conversation_is_shown(tmp_path, row, more, template):
+    """The two ends of such a prompt are the system's message and the template's own words."""
+    row = json.loads(json.dumps(row).replace("of France?", f"of France?{more}"))
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template
+    console = Console(file=StringIO(), width=2000)
+    show(check(write(tmp_path / "a.jsonl", [row]), tokenizer if template else None), console)
+    prompt = next(line for line in console.file.getvalue().splitlines() if line.startswith("  prompt"))
+    assert "What is the capital of France?" in prompt
+    assert "x" * 200 not in prompt
+    assert len(prompt) < 400
+
+
+def test_a_conversation_that_nobody_asked_is_shown_too(tmp_path):
+    rows = [{"messages": [{"role": "system", "content": "s" * 300}, ANSWERS[0]]}]
+    assert "Paris." in shown(check(write(tmp_path / "a.jsonl", rows)))
+
+
 def test_a_kind_that_breaks_on_the_way_does_not_spoil_the_others(tmp_path):
     rows = [{"prompt": f"p{i}", "completion": "c" if i < 5 else 7} for i in range(9)]
     report = check(write(tmp_path / "a.jsonl", rows))

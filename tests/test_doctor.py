@@ -283,12 +283,17 @@ def constant(prompts, texts):
     return [3.0] * len(texts)
 
 
+def rare(prompts, texts):
+    """Nothing for the prompts that are looked at first."""
+    return [0.5 * (prompt == TEXTS[5]) for prompt in prompts]
+
+
 def huge(prompts, texts):
     return [1e4 + 1e3 * len(text.encode()) for text in texts]
 
 
 def some_nan(prompts, texts):
-    return [math.nan if "many" not in prompt else float(len(text)) for prompt, text in zip(prompts, texts, strict=True)]
+    return [math.nan if "many" not in prompt else float(len(prompt)) for prompt in prompts]
 
 
 def most_nan(prompts, texts):
@@ -318,7 +323,7 @@ def wants_the_answer(prompts, completions, answer):
 @pytest.mark.parametrize(
     ("reward", "name", "level", "text"),
     [
-        (constant, "reward spread", "fail", "every sample scores 3"),
+        (constant, "reward spread", "fail", "every sample scores 3, all 128 of them"),
         (huge, "reward scale", "warn", "mean"),
         (some_nan, "reward failures", "warn", "1 of 8 samples"),
         (most_nan, "reward failures", "fail", "7 of 8 samples"),
@@ -338,6 +343,27 @@ def test_rewards_that_cannot_teach_are_found(ask, reward, name, level, text):
 def test_rewards_that_are_tamed_or_read_a_column_are_fine(ask):
     assert ask(rewards=(huge,), normalize_rewards=True)["reward scale"].level == "ok"
     assert ask(rewards=(wants_the_answer,))["reward scale"].level == "ok"
+
+
+def test_a_sparse_reward_is_sampled_until_it_shows_itself(ask):
+    found = ask(samples=2, rewards=(rare,))
+    assert "reward failures" not in found
+    assert (found["reward spread"].level, found["reward scale"].level) == ("warn", "ok")
+    assert found["reward spread"].text == "only 1 of 4 samples score other than 0"
+    assert "expect 1 in a batch of 4" in found["reward spread"].advice
+    assert found["reward scale"].text.endswith("over 4 samples, 1 of them not 0")
+
+
+def test_one_prompt_is_sampled_with_other_noise_until_a_score_differs(ask, tmp_path):
+    path, seen = tmp_path / "one.txt", []
+
+    def first_text_only(prompts, texts):
+        seen.extend(texts)
+        return [float(text != seen[0]) for text in texts]
+
+    path.write_text("One prompt\n")
+    found = ask(str(path), samples=1, **{**EMBEDDED, "rewards": (first_text_only,)})
+    assert found["reward spread"].level == "warn"
 
 
 def test_a_dead_endpoint_is_found(ask):
@@ -481,7 +507,7 @@ def test_the_command_prints_a_table_and_says_by_its_exit_code_whether_to_start(c
     assert "\x1b" not in out
     code, out, _ = call("doctor", "--samples", 4, reward="doctor_reward:same")
     assert code == 1
-    assert "every sample scores 1" in out
+    assert "every sample scores 1, all 64 of them" in out
     assert "1 of 20 checks found what would spoil a run" in out
     assert call("doctor", "--samples", 0)[0] == 2
 

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -248,3 +249,13 @@ def test_secrets_of_the_environment_reach_no_file_and_no_output(tmp_path, tiny):
     assert {"config.yaml", "metrics.jsonl", "evaluation.json", "report.html", "README.md"} <= {path.name for path in files}
     assert any("tfevents" in path.name for path in files)
     assert [str(path) for path in files if any(value.encode() in path.read_bytes() for value in SECRETS.values())] == []
+
+
+def test_nobody_is_told_to_install_our_name_from_the_package_index():
+    """There it is somebody else's package: extras are installed from the checkout, other packages by their names."""
+    files = [path for folder in ("src", "docs", "examples") for path in (ROOT / folder).rglob("*")]
+    files = [ROOT / "README.md", *(path for path in files if path.suffix in (".py", ".md", ".yaml"))]
+    texts = {path: path.read_text(encoding="utf-8") for path in files}
+    told = re.compile(r"install (?:-\S+ )*['\"]?proxima\b")
+    assert [str(path) for path, text in texts.items() if told.search(text)] == []
+    assert told.search("pip install -U 'proxima[vllm]'")

@@ -12,7 +12,21 @@ SOURCE = ROOT / "src" / "proxima"
 
 # Each level may import from itself and from levels before it.
 LEVELS = [
-    {"errors", "files", "text", "threads", "glossary", "types", "ops", "sampling", "encoding", "pairs", "config", "processes"},
+    {
+        "errors",
+        "files",
+        "text",
+        "threads",
+        "hub",
+        "glossary",
+        "types",
+        "ops",
+        "sampling",
+        "encoding",
+        "pairs",
+        "config",
+        "processes",
+    },
     {"token_attribution", "reward_kl", "advantage", "training", "metrics", "guards"},
     {"engine"},
     {"models", "tiny", "data", "tracking", "checkpoint", "environment", "run_folder", "web", "runs"},

@@ -15,9 +15,8 @@ import yaml
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig
 
-from proxima.base_setup.loading import load_network, model_path, no_progress_bar, pick_device
+from proxima.base_setup.loading import load_config, load_network, model_path, no_progress_bar, pick_device
 from proxima.base_setup.lora_setup import is_adapter, load_adapter
 from proxima.base_setup.tokenizer_setup import load_tokenizer
 from proxima.config import PPOConfig, StageConfig
@@ -109,8 +108,7 @@ def surviving_share(peft: PeftModel, adapter: str, dtype: torch.dtype) -> float:
 def _saved_dtype(config: PPOConfig | StageConfig, name: str) -> torch.dtype:
     if name != "auto":
         return getattr(torch, name)
-    stored = AutoConfig.from_pretrained(model_path(config.model_name), trust_remote_code=config.trust_remote_code).dtype
-    return stored or torch.float32
+    return load_config(config.model_name, config.trust_remote_code).dtype or torch.float32
 
 
 def _config(run: Path) -> PPOConfig | StageConfig:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import logging as progress
 
+from proxima.hub import hub_or_cache
 from proxima.threads import trouble_with_waits
 
 EMBEDDED = Path(__file__).parent.parent / "embedded"
@@ -39,20 +41,28 @@ def model_path(name: str) -> str:
 @contextmanager
 def explain_loading(what: str, name: str) -> Iterator[None]:
     """Turn a loading failure into one message: what was tried, why it failed, what to do offline."""
-    try:
-        yield
-    except (MemoryError, torch.cuda.OutOfMemoryError):
-        raise
-    except Exception as error:  # damaged files and odd settings make the libraries raise anything
-        reason = " ".join(line.strip() for line in str(error).strip().split("\n")[:2]) or type(error).__name__
-        if "trust_remote_code" in str(error):
-            reason = "it needs Python code that comes with it, which --trust-remote-code (trust_remote_code=True) would run."
-        where = "a folder on this machine" if Path(name).exists() else "no folder on this machine, so a Hugging Face id"
-        raise ValueError(
-            f"cannot load the {what} {name!r} ({where}): {reason} Offline, give `embedded` (the small model in "
-            "the package) or a local folder with config.json, *.safetensors and the tokenizer's files; HF_HUB_OFFLINE=1 uses "
-            "only what is already downloaded."
-        ) from error
+    with hub_or_cache(model_path(name)) as problem:
+        try:
+            yield
+        except (MemoryError, torch.cuda.OutOfMemoryError):
+            raise
+        except Exception as error:  # damaged files and odd settings make the libraries raise anything
+            raise ValueError(explanation(what, name, error, problem)) from error
+
+
+def explanation(what: str, name: str, error: Exception, problem: str) -> str:
+    reason = " ".join(line.strip() for line in str(error).strip().split("\n")[:2]) or type(error).__name__
+    if "trust_remote_code" in str(error):
+        reason = "it needs Python code that comes with it, which --trust-remote-code (trust_remote_code=True) would run."
+    if problem:
+        missing = isinstance(error.__cause__, LocalEntryNotFoundError)
+        reason = f"{problem}, and {'it was not downloaded before.' if missing else f'of what was downloaded before: {reason}'}"
+    where = "a folder on this machine" if Path(name).exists() else "no folder on this machine, so a Hugging Face id"
+    return (
+        f"cannot load the {what} {name!r} ({where}): {reason} Offline, give `embedded` (the small model in "
+        "the package) or a local folder with config.json, *.safetensors and the tokenizer's files; HF_HUB_OFFLINE=1 uses "
+        "only what is already downloaded."
+    )
 
 
 def pick_device(name: str) -> torch.device:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
 from transformers.pytorch_utils import Conv1D
 
 from proxima.base_setup.loading import ModelSettings, explain_loading, no_progress_bar
 from proxima.models import Backbone
-from proxima.models.weight_files import ADAPTER_FILE
+from proxima.models.weight_files import ADAPTER_FILE, adapter_tensors
 
 
 def lora_config(config: ModelSettings, backbone: Backbone) -> LoraConfig:
@@ -73,6 +73,6 @@ def copy_adapter(backbone: Backbone, source: str, name: str) -> str:
     assert backbone.peft is not None
     settings = backbone.peft.peft_config[source]
     add_adapter(backbone, name, LoraConfig(**{**settings.to_dict(), "inference_mode": False}))
-    state = get_peft_model_state_dict(backbone.peft, adapter_name=source)
+    state = adapter_tensors(backbone.peft, source)
     set_peft_model_state_dict(backbone.peft, state, adapter_name=name)
     return name

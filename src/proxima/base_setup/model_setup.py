@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from proxima.base_setup.loading import (
     ModelSettings,
     explain_loading,
+    load_config,
     load_network,
     load_with_missing,
     model_path,
@@ -212,8 +213,7 @@ def load_head(head: torch.nn.Linear, folder: str) -> None:
 
 def load_classifier(config: ModelSettings, name: str, device: torch.device) -> tuple[Any, Any, Any]:
     """A sequence classifier with all its labels, its own tokenizer, and its config as it was saved."""
-    with explain_loading("model", name):
-        own = AutoConfig.from_pretrained(model_path(name), trust_remote_code=config.trust_remote_code)
+    own = load_config(name, config.trust_remote_code)
     architectures = own.architectures or []
     labels = own.num_labels if any("SequenceClassification" in item for item in architectures) else 1
     network, missing = load_with_missing(config, name, device, AutoModelForSequenceClassification, labels)

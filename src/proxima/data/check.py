@@ -17,7 +17,7 @@ import numpy
 from tqdm import tqdm
 
 from proxima.data.chat import ChatTemplate, Message, Messages, Skip
-from proxima.data.forms import Form, columns_of
+from proxima.data.forms import ASSISTANT, HUMAN, Form, columns_of, prompt_of
 from proxima.data.read import KINDS, LeftOut, kinds_of
 from proxima.data.records import Preference, Rating
 from proxima.data.rows import BrokenData, Row, Rows
@@ -80,6 +80,8 @@ class DataReport:
     plain: bool = False
     """Conversations were put together without a model's chat template."""
     examples: list[Any] = field(default_factory=list)
+    questions: list[str] = field(default_factory=list)
+    """The last turn of the user in the prompt of each example; empty where a prompt has no turns."""
 
     @property
     def main(self) -> str:
@@ -117,9 +119,12 @@ def check(
         return report
     if report.usable:
         measures = Measures(tokenizer)
+        form = report.kinds[report.main].form
         for row in tqdm(rows, desc="measuring", unit="row", delay=2, leave=False, disable=None):
             with suppress(Skip):
-                measures.add(KINDS[report.main](row, report.kinds[report.main].form, template))
+                measures.add(KINDS[report.main](row, form, template))
+                if len(report.questions) < EXAMPLES:
+                    report.questions.append(last_turn(row, form))
         measures.write(report)
     report.plain = isinstance(template, PlainTemplate) and template.used
     return report
@@ -210,6 +215,17 @@ class Measures:
         report.duplicates = len(self._keys) - len(numpy.unique(numpy.array(self._keys)))
         report.contradictions = disagreements(numpy.array(self._topics), numpy.array(self._verdicts))
         report.empty_answers, report.examples = self._empty, self._examples
+
+
+def last_turn(row: Row, form: Form) -> str:
+    """What the user says last, in messages or in a transcript; empty in other prompts."""
+    try:
+        prompt = prompt_of(row, form)
+    except Skip:
+        return ""
+    if isinstance(prompt, str):
+        return prompt.rpartition(HUMAN)[2].removesuffix(ASSISTANT) if HUMAN in prompt else ""
+    return next((str(message.get("content", "")).strip() for message in reversed(prompt) if message["role"] == "user"), "")
 
 
 def fields_of(record: Any) -> dict[str, str]:

@@ -70,7 +70,8 @@ def details(report: DataReport, console: Any) -> None:
     for number, example in enumerate(report.examples, 1):
         console.print(f"\nexample {number}")
         values = fields_of(example) | ({"rating": f"{example.rating:g}"} if hasattr(example, "rating") else {})
-        console.print(table(None, [[f"  {name}", shorten(text)] for name, text in values.items()]))
+        kept = {"prompt": report.questions[number - 1]}
+        console.print(table(None, [[f"  {name}", shorten(text, kept.get(name, ""))] for name, text in values.items()]))
 
 
 def findings(report: DataReport) -> dict[str, int]:
@@ -99,8 +100,13 @@ def table(header: list[str] | None, rows: list[list[str]], numbers: tuple[int, .
     return grid
 
 
-def shorten(text: str) -> str:
-    """Beginning and end, on one line."""
-    if len(text) > SHOWN:
-        text = f"{text[: SHOWN * 2 // 3]} … {text[-SHOWN // 3 :]}"
-    return visible(text)
+def shorten(text: str, kept: str = "") -> str:
+    """Beginning and end, on one line, and where a long text has a part to be kept, that one too."""
+    if len(text) <= SHOWN or not kept or kept not in text:
+        return visible(ends_of(text, SHOWN))
+    before, after = text.rsplit(kept, 1)
+    return visible(ends_of(before, SHOWN // 2) + ends_of(kept, SHOWN) + ends_of(after, SHOWN // 2))
+
+
+def ends_of(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length * 2 // 3]} … {text[-length // 3 :]}"

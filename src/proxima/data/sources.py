@@ -18,6 +18,7 @@ from typing import Any
 
 from proxima.data.files import CsvRows, JsonLines, TextRows, read_json
 from proxima.data.rows import BrokenData, JoinedRows, ListRows, Rows
+from proxima.hub import hub_or_cache
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(/[\w.-]+)?")
 SPLITS = ("train", "test", "valid", "eval", "dev")
@@ -140,20 +141,26 @@ def needs_datasets(name: str) -> Iterator[Any]:
         import datasets
     except ImportError:
         raise ValueError(f"reading {name!r} needs the package datasets: pip install datasets") from None
-    try:
-        yield datasets
-    except Exception as error:
-        if isinstance(error, ValueError) and str(error).startswith(name):  # of_split's own
-            raise
-        if isinstance(error, datasets.exceptions.DatasetGenerationError) and error.__cause__:  # says only that there was one
-            error = Exception(error.__cause__)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        if Path(name).exists():
-            raise BrokenData(f"cannot read {name}: {reason}") from None
-        raise ValueError(
-            f"cannot load {name!r} (no file or folder on this machine, so a Hugging Face dataset): {reason}. "
-            f"Offline, give a local file; HF_HUB_OFFLINE=1 uses only what is already downloaded."
-        ) from None
+    with hub_or_cache(name) as problem:
+        try:
+            yield datasets
+        except Exception as error:
+            if isinstance(error, ValueError) and str(error).startswith(name):  # of_split's own
+                raise
+            if (
+                isinstance(error, datasets.exceptions.DatasetGenerationError) and error.__cause__
+            ):  # says only that there was one
+                error = Exception(error.__cause__)
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            if Path(name).exists():
+                raise BrokenData(f"cannot read {name}: {reason}") from None
+            if problem:
+                missing = isinstance(error, ConnectionError)
+                reason = f"{problem}, and {'it was not downloaded before' if missing else f'of what was downloaded: {reason}'}"
+            raise ValueError(
+                f"cannot load {name!r} (no file or folder on this machine, so a Hugging Face dataset): {reason}. "
+                f"Offline, give a local file; HF_HUB_OFFLINE=1 uses only what is already downloaded."
+            ) from None
 
 
 def read_tsv(path: Path, limit: int = 0) -> Rows:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from proxima.doctor.reward_checks import (
     check_padding,
     check_reward_model,
     check_reward_scale,
+    is_flat,
     is_reward_model,
     padded_samples,
 )
@@ -46,10 +48,12 @@ from proxima.doctor.tokenizer_checks import (
     prompt_lengths,
 )
 from proxima.errors import RewardFailure
+from proxima.hub import hub_or_cache
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import Samples, check_rewards
 from proxima.rewards.model import ClassifierSource
 
+ROUNDS = 16  # so often prompts are sampled, at most, until two scores differ
 QUICK_PROMPTS = 2048  # measured at the start of a run, which checks all of them itself
 
 
@@ -59,7 +63,8 @@ def examine(
     """Everything. What the user can mend is a finding, never an exception.
 
     Args:
-        samples: prompts of the unchanging step, drawn evenly from the data.
+        samples: prompts of the unchanging step, drawn evenly from the data; while all score the same, as many more are sampled,
+            up to 16 times.
     """
     if samples < 1:
         raise ValueError(f"samples ({samples}) must be at least 1")
@@ -82,8 +87,11 @@ def examine(
     usable = range(len(prompts)) if config.truncate_prompts else [i for i, length in enumerate(lengths) if length <= room]
     if room < 1 or not usable or any(item.level == "fail" and item.name in NEEDED for item in found):
         return found
-    chosen = [usable[i * len(usable) // min(samples, len(usable))] for i in range(min(samples, len(usable)))]
-    return found + step_findings(config, [prompts[i] for i in chosen])
+    count = min(samples, len(usable))
+    rounds = (
+        [prompts[usable[(i * len(usable) // count + turn) % len(usable)]] for i in range(count)] for turn in range(ROUNDS)
+    )
+    return found + step_findings(config, next(rounds), rounds)
 
 
 NEEDED = ("vocabulary", "memory", "reward")
@@ -130,21 +138,28 @@ def quick_findings(
 
 def ends_of(config: PPOConfig, tokenizer: Any, network: Any) -> tuple[int, ...]:
     """Every id that will end a response, from the files beside the weights."""
+    path = model_path(config.model_name)
     try:
-        generation: Any = GenerationConfig.from_pretrained(model_path(config.model_name))
+        with hub_or_cache(path):
+            generation: Any = GenerationConfig.from_pretrained(path)
     except OSError:
         generation = None
     return eos_token_ids(tokenizer, SimpleNamespace(config=network, generation_config=generation))
 
 
-def step_findings(config: PPOConfig, prompts: Sequence[str]) -> list[Finding]:
-    """What only the models can show: one PPO step on these prompts that learns nothing and writes nothing."""
+def step_findings(config: PPOConfig, prompts: Sequence[str], more: Iterable[Sequence[str]] = ()) -> list[Finding]:
+    """What only the models can show: one PPO step on these prompts that learns nothing and writes nothing.
+
+    Args:
+        more: prompts to sample as well while all scores are the same: a good reward may be rare.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what they say is found above
             trainer = PPOTrainer(unchanging(config))
         found = [check_deterministic(trainer, prompts), *padding_findings(trainer, prompts)]
         results = trainer.ppo_step(prompts)
+        scores = scores_until_two_differ(trainer, results["rewards"], more)
     except RewardFailure:
         reason = trainer.reward_computer.last_failure
         return [*found, fail("reward failures", f"no sample got a score: {reason}", "mend the reward")]
@@ -160,9 +175,20 @@ def step_findings(config: PPOConfig, prompts: Sequence[str]) -> list[Finding]:
             for spec, source in trainer.reward_computer.rewards
             if isinstance(source, ClassifierSource)
         ),
-        *check_reward_scale(results["rewards"], config),
+        *check_reward_scale(scores, config, len(prompts)),
         check_ends(results, config),
     ]
+
+
+@torch.no_grad()
+def scores_until_two_differ(trainer: PPOTrainer, scores: list[float], more: Iterable[Sequence[str]]) -> list[float]:
+    """These scores, and those of more samples for as long as no two differ and most come; every round has its own noise."""
+    found = list(scores)
+    for step, prompts in enumerate(more, trainer.step + 1):
+        if not is_flat(found) or sum(map(math.isnan, found)) > len(found) / 2:
+            break
+        found += trainer.reward_computer.score_tokens(trainer.generator.sample(prompts, step)).total.tolist()
+    return found
 
 
 @torch.no_grad()

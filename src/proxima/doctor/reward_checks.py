@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, pstdev
+from statistics import fmean, mode, pstdev
 from typing import Any
 
 import torch
@@ -46,8 +46,18 @@ def is_reward_model(spec: RewardSpec) -> bool:
     return isinstance(spec.source, str) and not spec.is_http and has_head(spec.source)
 
 
-def check_reward_scale(scores: Sequence[float], config: PPOConfig) -> list[Finding]:
-    """Failures, spread and scale of the scores of real samples, nan where one failed."""
+def is_flat(scores: Sequence[float]) -> bool:
+    """Whether no two of the scores differ; nan is none."""
+    good = [score for score in scores if not math.isnan(score)]
+    return len(good) < 2 or pstdev(good) <= FLAT * max(1.0, abs(fmean(good)))
+
+
+def check_reward_scale(scores: Sequence[float], config: PPOConfig, first: int | None = None) -> list[Finding]:
+    """Failures, spread and scale of the scores of real samples, nan where one failed.
+
+    Args:
+        first: how many were looked at before more were, because no two of them differed.
+    """
     good = [score for score in scores if not math.isnan(score)]
     failed = len(scores) - len(good)
     findings = []
@@ -59,15 +69,29 @@ def check_reward_scale(scores: Sequence[float], config: PPOConfig) -> list[Findi
     if len(good) < 2:
         return findings
     mean, deviation = fmean(good), pstdev(good)
+    others = sum(score != 0 for score in good)
     text = f"mean {mean:.4g}, deviation {deviation:.3g} over {len(good)} samples"
-    if deviation <= FLAT * max(1.0, abs(mean)):
+    text += f", {others} of them not 0" if others < len(good) else ""
+    if is_flat(good):
         advice = "a reward that cannot tell answers apart teaches nothing; mend it (or look at more with --samples)"
-        return [*findings, fail("reward spread", f"every sample scores {mean:.4g}", advice)]
+        return [*findings, fail("reward spread", f"every sample scores {mean:.4g}, all {len(good)} of them", advice)]
+    if first is not None and first < len(scores):
+        findings.append(sparse(good, config))
     tamed = config.normalize_rewards or config.clip_rewards
     if max(abs(mean), deviation) > HUGE and not tamed:
         advice = "set normalize_rewards, or scale the reward: the KL penalty and the value model expect scores of a few units"
         return [*findings, warn("reward scale", text, advice)]
     return [*findings, ok("reward scale", text)]
+
+
+def sparse(scores: Sequence[float], config: PPOConfig) -> Finding:
+    """Scores of which most are the same."""
+    common = mode(scores)
+    others = sum(not is_flat((score, common)) for score in scores)
+    text = f"only {others} of {len(scores)} samples score other than {common:.4g}"
+    rate = others / len(scores) * config.batch_size
+    advice = f"expect {rate:.2g} in a batch of {config.batch_size}: raise batch_size, or reward part of the way too"
+    return warn("reward spread", text, advice)
 
 
 def padded_samples(prompt: str, completion: list[int], tokenizer: Any, device: torch.device) -> tuple[Samples, Samples]:

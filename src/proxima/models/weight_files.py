@@ -19,9 +19,22 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
 
 
+def adapter_tensors(peft: PeftModel, adapter: str) -> dict[str, Tensor]:
+    """An adapter's weights as PEFT names them.
+
+    Told where the base came from, PEFT would ask the Hub at every save whether the vocabulary has grown; ours never does.
+    """
+    config = peft.peft_config[adapter]
+    name, config.base_model_name_or_path = config.base_model_name_or_path, None
+    try:
+        return get_peft_model_state_dict(peft, adapter_name=adapter)
+    finally:
+        config.base_model_name_or_path = name
+
+
 def save_adapter(peft: PeftModel, adapter: str, folder: Path) -> None:
     """One adapter straight into `folder` (PEFT itself would make a subfolder of the adapter's name)."""
-    save_tensors(get_peft_model_state_dict(peft, adapter_name=adapter), folder / ADAPTER_FILE)
+    save_tensors(adapter_tensors(peft, adapter), folder / ADAPTER_FILE)
     config = peft.peft_config[adapter]
     before, config.inference_mode = (config.inference_mode, config.target_modules), True
     if isinstance(config.target_modules, set):
@@ -32,7 +45,7 @@ def save_adapter(peft: PeftModel, adapter: str, folder: Path) -> None:
 
 def load_adapter_weights(peft: PeftModel, adapter: str, path: Path) -> None:
     """Into an adapter that is there already, of the same shape."""
-    state, present = load_file(path), get_peft_model_state_dict(peft, adapter_name=adapter)
+    state, present = load_file(path), adapter_tensors(peft, adapter)
     shapes = [{name: tuple(value.shape) for name, value in weights.items()} for weights in (state, present)]
     if shapes[0] != shapes[1]:
         odd = sorted(set(shapes[0].items()) ^ set(shapes[1].items()))[0][0]

@@ -74,7 +74,7 @@ class InProcess:
             from vllm import LLM
         except ImportError as error:
             raise ValueError(
-                f"engine vllm needs the package vllm here ({error}); install proxima[vllm], or give engine_urls"
+                f"engine vllm needs the package vllm here ({error}): pip install 'vllm>=0.30', or give engine_urls"
             ) from None
         _stop_others()
         with _random_state_kept(device):

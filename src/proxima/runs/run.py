@@ -228,5 +228,5 @@ def _pandas() -> Any:
     try:
         import pandas
     except ImportError:
-        raise ValueError("data frames need pandas: pip install 'proxima[pandas]'") from None
+        raise ValueError("data frames need pandas: pip install pandas pyarrow") from None
     return pandas

@@ -1,0 +1,1 @@
+"""Tests that install the package from the index."""
