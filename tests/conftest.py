@@ -1,4 +1,7 @@
-"""Shared by all tests: one thread (two fight on two busy cores), no network, a tiny model of each architecture."""
+"""Shared by all tests: no network, a tiny model of each architecture, and one thread, since two fight on two busy cores.
+
+`OMP_NUM_THREADS` asks for another number of threads (`make test-rounding`).
+"""
 
 import os
 
@@ -11,7 +14,7 @@ import torch
 from proxima.config import PPOConfig
 from proxima.tiny import ARCHITECTURES, make_tiny_model
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 PROMPTS = ["SUBREDDIT: r/a TITLE: b POST: c TL;DR:", "Why? TL;DR:", "A somewhat longer prompt, TL;DR:", "x"]
 
