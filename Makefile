@@ -15,7 +15,7 @@ test: $(VENV)/.installed  ## lint, types and the whole test suite
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 NUMERIC := tests/formulas $(addprefix tests/test_, $(addsuffix .py, \
-	bad_input buffer engine evaluator finished_runs judges learning models pairs peers replace rollouts sampling stages statistics step token_records))
+	bad_input buffer engine evaluator finished_runs judges learning models pairs peers replace sampling stages statistics step token_records))
 
 test-rounding: $(VENV)/.installed  ## the numeric tests as other CPUs round: without vector instructions; with AVX2 and MKL's portable products, on two threads
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(NUMERIC)

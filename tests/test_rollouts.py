@@ -276,7 +276,7 @@ def instead(wrong):
 FAULTS = {
     "dies": hang_up_from(2),
     "is dead": lambda *given: None,
-    "stalls": stalls(3),
+    "stalls": stalls(6),
     "fails": instead((500, "Traceback")),
     "bad JSON": instead('{"choices": [{'),
     "deep JSON": instead("[" * 100_000),
@@ -306,7 +306,8 @@ def test_another_server_completes_the_step(serve, on_servers, prompts, undisturb
     if not undisturbed:
         undisturbed["weights"] = weights(two_steps(on_servers(serve()), prompts)[0])
     bad = serve(processed=False) if FAULTS[name] == "raw" else serve(FAULTS[name])
-    trainer, outcomes = two_steps(on_servers(bad, serve(), engine_timeout=1.0), prompts)
+    patience = 4.0 if name == "stalls" else 60.0  # the good server must answer within it, on busy cores too
+    trainer, outcomes = two_steps(on_servers(bad, serve(), engine_timeout=patience), prompts)
     assert difference(weights(trainer), undisturbed["weights"]) < rounding(trainer)
     if name not in ("is dead", "two choices", "raw log-probabilities"):  # these are found out before a response is asked for
         assert sum(outcome["engine_retries"] for outcome in outcomes) > 0
