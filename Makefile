@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-docs docs reference test-long test-processes test-install test-engines test-gpu bench peer format kill learn frontier embedded clean
+.PHONY: demo test test-rounding test-docs docs reference test-long test-processes test-install test-engines test-gpu bench peer format kill learn frontier embedded clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
@@ -13,6 +13,13 @@ test: $(VENV)/.installed  ## lint, types and the whole test suite
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+NUMERIC := tests/formulas $(addprefix tests/test_, $(addsuffix .py, \
+	bad_input buffer engine evaluator finished_runs judges learning models pairs peers replace sampling stages statistics step token_records))
+
+test-rounding: $(VENV)/.installed  ## the numeric tests as other CPUs round: without vector instructions; with AVX2 and MKL's portable products, on two threads
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(NUMERIC)
+	ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2 $(BIN)/python -m pytest $(NUMERIC)
 
 docs: $(VENV)/.installed  ## the pages as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

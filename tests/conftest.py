@@ -1,5 +1,6 @@
-"""Shared by all tests: one thread (two fight on two busy cores), no network, a tiny model of each architecture.
+"""Shared by all tests: no network, a tiny model of each architecture, and one thread, since two fight on two busy cores.
 
+`OMP_NUM_THREADS` asks for another number of threads (`make test-rounding`).
 Processes that tests start have one thread too: two tests run beside each other.
 """
 
@@ -17,7 +18,7 @@ import torch
 from proxima.config import PPOConfig
 from proxima.tiny import ARCHITECTURES, make_tiny_model
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 PROMPTS = ["SUBREDDIT: r/a TITLE: b POST: c TL;DR:", "Why? TL;DR:", "A somewhat longer prompt, TL;DR:", "x"]
 

@@ -3,6 +3,9 @@
 import torch
 
 from proxima.ppo_trainer import PPOTrainer
+from proxima.ppo_trainer.model_trainer import ADAM_EPS
+
+GRADIENT_ROUNDING = 8 * 2.0**-24  # of a gradient's norm, which is clipped to 1: eight roundings of float32
 
 
 def weights(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
@@ -22,3 +25,16 @@ def shake(trainer: PPOTrainer, size: float = 0.05, seed: int = 1) -> PPOTrainer:
 
 def difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
     return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+def rounding(trainer: PPOTrainer) -> float:
+    """How far the order of sums alone may move a weight of this trainer.
+
+    Adam divides a gradient by its own size plus ADAM_EPS: each step turns an error of the gradient into at most
+    learning_rate * error / ADAM_EPS, and reaches that where the gradient itself is no larger than the error.
+    """
+    workers = trainer.model_trainer
+    states = [state for optimizer in (workers.policy_optimizer, workers.value_optimizer) for state in optimizer.state.values()]
+    steps = max(int(state["step"]) for state in states)
+    rate = max(trainer.config.learning_rate, trainer.config.value_learning_rate)
+    return steps * rate * GRADIENT_ROUNDING / ADAM_EPS

@@ -10,7 +10,7 @@ from proxima.engine import functions, supports, worth_compiling
 from proxima.models import Sampling, backbone, base_model, response_tokens
 from proxima.models.backbone import Backbone
 from proxima.ppo_trainer import PPOTrainer
-from tests.helpers import difference, shake, weights
+from tests.helpers import difference, rounding, shake, weights
 
 ARCHITECTURES = ("qwen3", "llama", "gpt2")
 PROMPTS = ["a", "the second prompt is longer", "third one", "x y z"] * 2 + ["the last is the longest of them all, by far"]
@@ -84,7 +84,7 @@ def test_a_whole_step_is_the_same_on_both_roads(roads):
     for name in ("kl", "policy_loss", "value_loss", "entropy", "grad_norm_policy", "grad_norm_value"):
         assert results[0][name] == pytest.approx(results[1][name], rel=1e-3, abs=1e-6)
     assert results[0]["first_ratio_error"] < 1e-5
-    assert difference(weights(fast), weights(plain)) < 2e-4
+    assert difference(weights(fast), weights(plain)) < rounding(plain)
 
 
 def test_every_weight_is_trained_on_both_roads_also_after_loading(roads, tmp_path):
@@ -98,7 +98,7 @@ def test_every_weight_is_trained_on_both_roads_also_after_loading(roads, tmp_pat
         assert not any(map(torch.equal, before, policy.parameters()))
         trainer.load(trainer.save(tmp_path / "saved"))
         trainer.ppo_step(PROMPTS[:4])
-    assert difference(*map(weights, both)) < 2e-4
+    assert difference(*map(weights, both)) < rounding(both[1])
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
@@ -178,7 +178,7 @@ def test_logits_in_chunks_change_neither_scores_nor_gradients(roads, monkeypatch
         trainer = roads(kl_loss_coef=0.1, entropy_coef=0.01, top_k=4, max_new_tokens=6)[0]
         trainer.ppo_step(PROMPTS[:4])
         results.append(weights(trainer))
-    assert difference(*results) < 1e-5
+    assert difference(*results) < rounding(trainer)
 
 
 def test_gradient_checkpointing_changes_nothing(roads):
@@ -187,7 +187,7 @@ def test_gradient_checkpointing_changes_nothing(roads):
         trainer = roads(gradient_checkpointing=on)[0]
         trainer.ppo_step(PROMPTS[:4])
         results.append(weights(trainer))
-    assert difference(*results) < 1e-6
+    assert difference(*results) == 0
 
 
 def test_the_base_is_not_copied(roads):
@@ -263,14 +263,14 @@ def test_out_of_memory_halves_the_micro_batch_and_repeats_the_step(make_config, 
         monkeypatch.setattr(base_model.BaseModel, "response_hidden", sometimes)
         trainer.ppo_step(prompts)
         monkeypatch.undo()
-        return weights(trainer), trainer.models.micro_batches, len(calls)
+        return trainer, len(calls)
 
-    plain, _, count = run(())
+    plain, count = run(())
     for failures in ((1,), (3,), (count // 2, count // 2 + 4), (count,)):
         with caplog.at_level("WARNING"):
-            split, budget, _ = run(failures)
-        assert difference(plain, split) < 1e-6
-        assert budget.size == 4 // 2 ** len(failures)
+            split, _ = run(failures)
+        assert difference(weights(plain), weights(split)) < rounding(plain)
+        assert split.models.micro_batches.size == 4 // 2 ** len(failures)
         assert "micro-batches are now" in caplog.text
     with pytest.raises(torch.cuda.OutOfMemoryError):
         run(range(100))

@@ -18,7 +18,7 @@ from proxima.rollouts.vllm_rollouts import sequence_seeds
 from proxima.sampling import Sampling, cover, kept_logits, sequence_keys, token_logprobs, truncate
 from proxima.tiny import make_tiny_model
 from proxima.training import importance_weights
-from tests.helpers import difference, shake, weights
+from tests.helpers import difference, rounding, shake, weights
 from tests.rollout_server import RolloutServer, is_sampling, stalls
 from tests.test_processes import finish, torchrun
 
@@ -245,7 +245,7 @@ def test_what_is_sampled_does_not_depend_on_who_answers(serve, on_servers, promp
     one, (first, _) = two_steps(on_servers(serve()), prompts)
     three, (again, _) = two_steps(on_servers(serve(), serve(), serve()), list(reversed(prompts)))
     assert first["generated_texts"] == again["generated_texts"][::-1]
-    assert difference(weights(one), weights(three)) < 1e-4
+    assert difference(weights(one), weights(three)) < rounding(one)
 
 
 def hang_up_from(count):
@@ -276,7 +276,7 @@ def instead(wrong):
 FAULTS = {
     "dies": hang_up_from(2),
     "is dead": lambda *given: None,
-    "stalls": stalls(3),
+    "stalls": stalls(6),
     "fails": instead((500, "Traceback")),
     "bad JSON": instead('{"choices": [{'),
     "deep JSON": instead("[" * 100_000),
@@ -306,8 +306,9 @@ def test_another_server_completes_the_step(serve, on_servers, prompts, undisturb
     if not undisturbed:
         undisturbed["weights"] = weights(two_steps(on_servers(serve()), prompts)[0])
     bad = serve(processed=False) if FAULTS[name] == "raw" else serve(FAULTS[name])
-    trainer, outcomes = two_steps(on_servers(bad, serve(), engine_timeout=1.0), prompts)
-    assert difference(weights(trainer), undisturbed["weights"]) < 1e-4
+    patience = 4.0 if name == "stalls" else 60.0  # the good server must answer within it, on busy cores too
+    trainer, outcomes = two_steps(on_servers(bad, serve(), engine_timeout=patience), prompts)
+    assert difference(weights(trainer), undisturbed["weights"]) < rounding(trainer)
     if name not in ("is dead", "two choices", "raw log-probabilities"):  # these are found out before a response is asked for
         assert sum(outcome["engine_retries"] for outcome in outcomes) > 0
 
@@ -334,7 +335,7 @@ def test_a_server_that_came_back_gets_the_adapter_again(serve, on_servers, promp
 
     shaken.fault = forgetful
     trainer, outcomes = two_steps(on_servers(shaken), prompts)
-    assert difference(weights(trainer), expected) < 1e-4
+    assert difference(weights(trainer), expected) < rounding(trainer)
     assert outcomes[0]["engine_retries"] > 0
 
 
