@@ -5,23 +5,28 @@ Passes take the fast road (`proxima.engine`) where the network is one it knows, 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from proxima.engine import Decoder, Generation, Layout, supports
+from proxima.engine import Decoder, Generation, Layout, knows, supports
+from proxima.models.passes import Passes
+from proxima.models.probe import probe
 from proxima.processes.sharding import Lockstep, decoder_layers, shard_network
+
+ADAPTED = (BaseTunerLayer, AuxiliaryTrainingWrapper)
+"""Modules that an adapter has a part in: LoRA layers, and whole modules or tokens that are trained with them."""
 
 
 @dataclass
@@ -41,6 +46,9 @@ class Backbone:
         self.peft: PeftModel | None = None
         self._active: str | None = None
         self.settings = EngineSettings()
+        self._known: bool | None = None
+        self._passes: Passes | None = None
+        self._beyond_trunk = False
         self._supported: bool | None = None
         self._parameters: dict[str, list[nn.Parameter]] = {}
         self._decoder: Decoder | None = None
@@ -53,7 +61,7 @@ class Backbone:
 
     @property
     def hidden_size(self) -> int:
-        return self.network.config.get_text_config().hidden_size
+        return self.passes.width
 
     @property
     def context_length(self) -> int | None:
@@ -69,10 +77,12 @@ class Backbone:
         self._parameters.clear()
         self.network.eval()
         self._switch(None)
+        within = set(self.passes.trunk.modules())
+        self._beyond_trunk = any(isinstance(layer, ADAPTED) and layer not in within for layer in self.network.modules())
 
     def _switch(self, adapter: str | None) -> None:
         for layer in self.network.modules():
-            if isinstance(layer, BaseTunerLayer):
+            if isinstance(layer, ADAPTED):
                 if adapter is not None:
                     layer.set_adapter(adapter)
                 layer.enable_adapters(adapter is not None)
@@ -95,7 +105,7 @@ class Backbone:
             return self._parameters[adapter]
         found: list[nn.Parameter] = []
         for layer in self.network.modules():
-            if isinstance(layer, BaseTunerLayer):
+            if isinstance(layer, ADAPTED):
                 for name in layer.adapter_layer_names:
                     group = getattr(layer, name)
                     if adapter in group:
@@ -142,19 +152,29 @@ class Backbone:
         with self.using(adapter):
             return self.plain_hidden(ids, layout)
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits (M, V) of hidden states (M, D)."""
-        config = self.network.config.get_text_config()
-        logits = self.network.get_output_embeddings()(hidden)
-        if getattr(config, "logit_scale", None):
-            logits = logits * config.logit_scale
-        if getattr(config, "logits_scaling", None):
-            logits = logits / config.logits_scaling
-        if cap := getattr(config, "final_logit_softcapping", None):
-            logits = cap * torch.tanh(logits / cap)
-        return logits
+    def head(self, hidden: Tensor, adapter: str | None) -> Tensor:
+        """Logits (M, V) of hidden states (M, D), with one adapter on."""
+        if self.known and not self._beyond_trunk:
+            return self.network.get_output_embeddings()(hidden)
+        with self.using(adapter) if self._beyond_trunk else nullcontext():
+            return self.passes.logits(hidden)
 
     # --- `transformers`' own forward pass ---
+
+    @property
+    def passes(self) -> Passes:
+        """How the network's own forward pass is called; found out when first asked for, before layers are spread."""
+        if self._passes is None:
+            with self.using(None):
+                self._passes = Passes.known(self.network) if self.known else probe(self.network)
+        return self._passes
+
+    @property
+    def known(self) -> bool:
+        """Whether this is an architecture that the fast path knows, whatever adapters are on it."""
+        if self._known is None:
+            self._known = knows(self.network)
+        return self._known
 
     def plain_hidden(self, ids: Tensor, layout: Layout) -> Tensor:
         """`hidden` with the adapter that is on. Sequences are moved to begin in the first column: with padding in front some
@@ -163,21 +183,9 @@ class Backbone:
         moved = ids.new_zeros(len(layout.lengths), layout.longest)
         mask = torch.zeros_like(moved, dtype=torch.bool)
         moved[cells], mask[cells] = ids.flatten()[layout.source], True
-        decoder = self.network.base_model
         self.begin_pass()
-        hidden = decoder(**self.inputs(decoder, moved, mask)).last_hidden_state  # (B, longest, D)
+        hidden = self.passes.hidden(moved, mask)  # (B, longest, D)
         return hidden[layout.rows[layout.read], layout.positions[layout.read]]
-
-    def inputs(self, module: nn.Module, ids: Tensor, mask: Tensor) -> dict[str, Any]:
-        """Arguments for a whole-sequence pass. Pad ids never reach the network: where the mask is off it reads token 0."""
-        given: dict[str, Any] = {
-            "input_ids": ids.masked_fill(~mask, 0),
-            "attention_mask": mask.long(),
-            "use_cache": False,
-        }
-        if "position_ids" in inspect.signature(module.forward).parameters:
-            given["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
-        return given
 
     def checkpoint_layers(self) -> None:
         """Compute each layer again in the backward pass instead of keeping its inside; for `transformers`' own forward pass."""
@@ -195,7 +203,7 @@ class Backbone:
         """Spread the layers over processes; adapters stay whole. From then on every pass is one of all processes."""
         adapters = [p for name in (self.peft.peft_config if self.peft else ()) for p in self.adapter_parameters(name)]
         device = self.network.device if mesh.device_type == "cpu" else torch.device(mesh.device_type)
-        shard_network(self.network, self.network.base_model, mesh, adapters)
+        shard_network(self.network, self.passes.trunk, mesh, adapters)
         for tensor in (*self.network.parameters(), *self.network.buffers()):
             if not isinstance(tensor, DTensor):
                 tensor.data = tensor.data.to(device)
@@ -207,9 +215,9 @@ class Backbone:
 
     def single_token_pass(self, adapter: str | None, backward: bool) -> None:
         """A pass that changes nothing, for the sake of the other processes."""
-        decoder, ids = self.network.base_model, torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         with self.using(adapter):
-            hidden = decoder(**self.inputs(decoder, ids, ids == 0)).last_hidden_state
+            hidden = self.passes.hidden(ids, ids == 0)
             if backward:
                 (0 * hidden.sum()).backward()
 
