@@ -70,9 +70,9 @@ def _check_weights(folder: Path) -> None:
 def _write_weights(weights: Path, to: Path, config: PPOConfig | StageConfig, merge: bool, dtype: str) -> None:
     if is_adapter(weights) and merge:
         backbone = Backbone(load_network(replace(config, dtype="float32"), config.model_name, pick_device("cpu")))
-        load_adapter(backbone, "policy", str(weights))
+        adapter = load_adapter(backbone, "policy", str(weights))
         assert backbone.peft is not None
-        with backbone.using("policy"), no_progress_bar():
+        with backbone.using(adapter), no_progress_bar():
             backbone.peft.merge_and_unload().to(_saved_dtype(config, dtype)).save_pretrained(to)
         load_tokenizer(config.model_name, config.trust_remote_code).save_pretrained(to)
     else:

@@ -26,7 +26,15 @@ from proxima.doctor.reward_checks import (
     padded_samples,
 )
 from proxima.doctor.settings_checks import check_batches, check_learning_rates, check_remote_code, check_rewards_given
-from proxima.doctor.step_checks import check_deterministic, check_ends, check_kl, check_ratio, tolerance_of, unchanging
+from proxima.doctor.step_checks import (
+    check_deterministic,
+    check_ends,
+    check_gap,
+    check_kl,
+    check_ratio,
+    tolerance_of,
+    unchanging,
+)
 from proxima.doctor.tokenizer_checks import (
     check_chat_template,
     check_context,
@@ -139,6 +147,7 @@ def step_findings(config: PPOConfig, prompts: Sequence[str]) -> list[Finding]:
         *found,
         check_kl(results, tolerance),
         check_ratio(results, tolerance),
+        check_gap(results, config, tolerance),
         *check_reward_scale(results["rewards"], config),
         check_ends(results, config),
     ]

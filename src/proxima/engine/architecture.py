@@ -29,6 +29,8 @@ def supports(network: Any) -> bool:
 def knows(network: Any) -> bool:
     """Whether this is an architecture, with settings, that the decoder computes; adapters aside."""
     config = network.config.get_text_config()
+    if config is not network.config:  # the language model is a part of something larger
+        return False
     if config.model_type == "gpt2":
         usual = not config.scale_attn_by_inverse_layer_idx and not config.add_cross_attention
         usual = usual and config.activation_function in ACTIVATIONS

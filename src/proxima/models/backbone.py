@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import AuxiliaryTrainingWrapper
+from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -48,7 +48,8 @@ class Backbone:
         self.settings = EngineSettings()
         self._known: bool | None = None
         self._passes: Passes | None = None
-        self._beyond_trunk = False
+        self.adapts_head = False
+        """Whether an adapter has a part in what comes after the layers, such as the output embeddings."""
         self._supported: bool | None = None
         self._parameters: dict[str, list[nn.Parameter]] = {}
         self._decoder: Decoder | None = None
@@ -78,7 +79,19 @@ class Backbone:
         self.network.eval()
         self._switch(None)
         within = set(self.passes.trunk.modules())
-        self._beyond_trunk = any(isinstance(layer, ADAPTED) and layer not in within for layer in self.network.modules())
+        self.adapts_head = any(isinstance(layer, ADAPTED) and layer not in within for layer in self.network.modules())
+        self._untie()
+
+    def _untie(self) -> None:
+        """An adapter on one of two tied embeddings changes that one alone; merged into a weight of both it would change both."""
+        config, (one, other) = self.network.config, (self.network.get_input_embeddings(), self.network.get_output_embeddings())
+        adapted = isinstance(one, BaseTunerLayer) != isinstance(other, BaseTunerLayer)
+        if any(isinstance(layer, ModulesToSaveWrapper) for layer in (one, other)):
+            config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = one.weight is other.weight
+        elif adapted and one.weight is other.weight:
+            base = other.get_base_layer() if isinstance(other, BaseTunerLayer) else other
+            base.weight = nn.Parameter(base.weight.detach().clone(), requires_grad=False)
+            config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
 
     def _switch(self, adapter: str | None) -> None:
         for layer in self.network.modules():
@@ -103,16 +116,15 @@ class Backbone:
     def adapter_parameters(self, adapter: str) -> list[nn.Parameter]:
         if adapter in self._parameters:
             return self._parameters[adapter]
-        found: list[nn.Parameter] = []
+        found: dict[int, nn.Parameter] = {}
         for layer in self.network.modules():
             if isinstance(layer, ADAPTED):
-                for name in layer.adapter_layer_names:
-                    group = getattr(layer, name)
-                    if adapter in group:
-                        item = group[adapter]
-                        found += [item] if isinstance(item, nn.Parameter) else list(item.parameters())
-        self._parameters[adapter] = found
-        return found
+                groups = [getattr(layer, name) for name in layer.adapter_layer_names if "." not in name]
+                for item in (group[adapter] for group in groups if adapter in group):
+                    own = [item] if isinstance(item, nn.Parameter) else list(item.parameters())
+                    found |= {id(parameter): parameter for parameter in own}
+        self._parameters[adapter] = list(found.values())
+        return self._parameters[adapter]
 
     # --- passes ---
 
@@ -154,9 +166,9 @@ class Backbone:
 
     def head(self, hidden: Tensor, adapter: str | None) -> Tensor:
         """Logits (M, V) of hidden states (M, D), with one adapter on."""
-        if self.known and not self._beyond_trunk:
+        if self.known and not self.adapts_head:
             return self.network.get_output_embeddings()(hidden)
-        with self.using(adapter) if self._beyond_trunk else nullcontext():
+        with self.using(adapter) if self.adapts_head else nullcontext():
             return self.passes.logits(hidden)
 
     # --- `transformers`' own forward pass ---

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from proxima.models.passes import Decoding, Passes, accepted, owner_of, read
 
-LONG, SHORT, AFTER = 9, 5, 2  # tokens of the two sequences, and how many of them are sampled one at a time
+LONG, SHORT, AFTER = 80, 5, 2  # tokens of two sequences (many layers work in chunks of 64), and of these read one at a time
 SAME = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 """Two ways to compute the same logits differ by at most this share of their size."""
 REFUSED = {torch.float16: 0.5, torch.bfloat16: 0.5}
@@ -48,15 +48,19 @@ def probe(network: Any) -> Passes:
 
 
 def probe_ids(network: Any, count: int) -> Tensor:
-    """Different ordinary tokens: none that the config gives a meaning of its own."""
+    """Ordinary tokens: none that the config gives a meaning of its own."""
     config = network.config.get_text_config()
     vocabulary = network.get_input_embeddings().weight.shape[0]
     values = {**network.config.to_dict(), **config.to_dict()}
     special = {value for name, value in values.items() if "token" in name and isinstance(value, int)}
-    ordinary = [token for token in range(min(vocabulary, 4096)) if token not in special][-count * 5 :: 5]
-    if len(ordinary) < count:
+    ordinary = [token for token in range(min(vocabulary, 4096)) if token not in special]
+    if len(ordinary) < 2 * SHORT:
         raise refusal(network, f"its vocabulary of {vocabulary} tokens is too small to look at")
-    return torch.tensor(ordinary[:count], device=network.device)
+    limit = getattr(config, "max_position_embeddings", None) or 0
+    count = min(count, limit // 2) if limit > 0 else count
+    return torch.tensor(
+        [ordinary[(7 * place + place // SHORT) % len(ordinary)] for place in range(count)], device=network.device
+    )
 
 
 def _watched(network: Any, ids: Tensor) -> tuple[nn.Module, Tensor]:
