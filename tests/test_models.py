@@ -10,6 +10,7 @@ from proxima.base_setup import BaseSetup
 from proxima.config import StageConfig
 from proxima.engine import pack_mask
 from proxima.models import SFTModel
+from proxima.models.passes import Passes
 from proxima.models.weight_files import HEAD_FILE
 from proxima.ppo_trainer import PPOTrainer
 from proxima.stages import SFTTrainer
@@ -329,9 +330,8 @@ def test_by_transformers_own_pass_no_position_is_left_without_one_to_look_at(mak
     trainer = PPOTrainer(make_config(engine="plain"))
     tokens = trainer.generator.sample([prompts[0], prompts[0] * 3])
     masks = []
-    backbone = trainer.models.policy.backbone
-    given = backbone.inputs
-    monkeypatch.setattr(backbone, "inputs", lambda module, ids, mask: masks.append(mask) or given(module, ids, mask))
+    given = Passes.inputs
+    monkeypatch.setattr(Passes, "inputs", lambda passes, part, ids, mask: masks.append(mask) or given(passes, part, ids, mask))
     alone = [trainer.models.policy.response_hidden(tokens.select(torch.tensor([row]))) for row in (0, 1)]
     both = trainer.models.policy.response_hidden(tokens)
     assert torch.allclose(both, torch.cat(alone), atol=1e-4)

@@ -78,16 +78,16 @@ def _check_weights(folder: Path) -> None:
 def _write_weights(weights: Path, to: Path, config: PPOConfig | StageConfig, merge: bool, dtype: str) -> None:
     if is_adapter(weights) and merge:
         backbone = Backbone(load_network(replace(config, dtype="float32"), config.model_name, pick_device("cpu")))
-        load_adapter(backbone, "policy", str(weights))
+        adapter = load_adapter(backbone, "policy", str(weights))
         assert backbone.peft is not None
         kind = _saved_dtype(config, dtype)
-        if (share := surviving_share(backbone.peft, "policy", kind)) < ENOUGH:
+        if (share := surviving_share(backbone.peft, adapter, kind)) < ENOUGH:
             warnings.warn(
                 f"only {share:.0%} of what was trained is left once the merged weights are rounded to "
                 f"{str(kind).removeprefix('torch.')}; merge with --dtype float32, or export the adapter, without --merge",
                 stacklevel=2,
             )
-        with backbone.using("policy"), no_progress_bar():
+        with backbone.using(adapter), no_progress_bar():
             backbone.peft.merge_and_unload().to(kind).save_pretrained(to)
         load_tokenizer(config.model_name, config.trust_remote_code).save_pretrained(to)
     else:

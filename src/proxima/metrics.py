@@ -8,6 +8,9 @@ from torch import Tensor
 from proxima.ops import explained_variance, masked_mean
 from proxima.pairs import SAPairs
 
+ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
+"""A token's log-probability may differ so much between two ways to compute it in this type."""
+
 UPDATE_MEANS = ("policy_loss", "value_loss", "clip_fraction", "approx_kl", "grad_norm_policy", "grad_norm_value")
 
 

@@ -2,32 +2,70 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from typing import Any
 
-from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+from safetensors.torch import load_file
+from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from proxima.base_setup.loading import ModelSettings, explain_loading, no_progress_bar
 from proxima.models import Backbone
-from proxima.models.weight_files import ADAPTER_FILE, adapter_tensors
+from proxima.models.weight_files import ADAPTER_FILE, adapter_tensors, fill_adapter
+
+MAMBAS, MAMBA_PARTS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), ("out_proj", "conv1d")
+"""Architectures and the parts of them that PEFT refuses to adapt: their kernels read these weights past the adapter."""
 
 
 def lora_config(config: ModelSettings, backbone: Backbone) -> LoraConfig:
     targets: str | list[str] = config.lora_targets
     if targets != "all-linear":
         targets = [name.strip() for name in config.lora_targets.split(",")]
-    return LoraConfig(
+    made = LoraConfig(
         r=config.lora_r,
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
         target_modules=targets,
+        exclude_modules=_odd_linears(backbone.network) if targets == "all-linear" else None,
         task_type="CAUSAL_LM" if backbone.network.can_generate() else None,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in backbone.network.modules()),
     )
+    if made.lora_dropout and _adapts_experts(made, backbone):
+        made.lora_dropout = 0.0  # PEFT's adapter on the weights of experts, which are one tensor, has none
+    return made
+
+
+def _odd_linears(network: Any) -> list[str] | None:
+    """Linear layers that "all-linear" leaves out: no adapter can stand beside them."""
+    odd = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and _is_odd(type(module))]
+    return [*odd, *(MAMBA_PARTS if network.config.model_type in MAMBAS else ())] or None
+
+
+def _is_odd(kind: type[nn.Linear]) -> bool:
+    """A linear layer of one architecture that multiplies in a way of its own."""
+    return kind.forward is not nn.Linear.forward and kind.__module__.startswith("transformers.models.")
+
+
+def _adapts_experts(settings: LoraConfig, backbone: Backbone) -> bool:
+    trial = copy.deepcopy(settings)
+    convert_peft_config_for_transformers(trial, backbone.network, None)
+    return bool(trial.target_parameters)
+
+
+def free_name(backbone: Backbone, name: str) -> str:
+    """A name for an adapter that no part of the network has: PEFT tells weights of adapters from others by it alone."""
+    parts = {part for path, _ in backbone.network.named_modules() for part in path.split(".")}
+    while name in parts:
+        name += "_adapter"
+    return name
 
 
 def add_adapter(backbone: Backbone, name: str, settings: LoraConfig) -> str:
-    """A fresh adapter: it changes nothing until it is trained."""
+    """A fresh adapter: it changes nothing until it is trained. The name it got."""
+    name = free_name(backbone, name)
     if backbone.peft is None:
         backbone.attach(get_peft_model(backbone.network, settings, adapter_name=name))
     else:
@@ -41,7 +79,7 @@ def is_adapter(folder: str | Path) -> bool:
 
 
 def load_adapter(backbone: Backbone, name: str, folder: str) -> str:
-    """An adapter from a folder; safetensors only."""
+    """An adapter from a folder; safetensors only. The name it got."""
     if not is_adapter(folder):
         if not Path(folder).exists():
             raise ValueError(f"there is no adapter {folder!r}, seen from {Path.cwd()}")
@@ -50,12 +88,17 @@ def load_adapter(backbone: Backbone, name: str, folder: str) -> str:
         raise ValueError(f"{folder!r} holds no LoRA adapter (no adapter_config.json){hint}")
     if not (Path(folder) / ADAPTER_FILE).is_file():
         raise ValueError(f"{folder!r} has no {ADAPTER_FILE}; pickled adapters are not loaded")
+    name = free_name(backbone, name)
     with explain_loading("adapter", folder):
         if backbone.peft is None:
             backbone.attach(PeftModel.from_pretrained(backbone.network, folder, adapter_name=name))
         else:
             backbone.peft.load_adapter(folder, adapter_name=name)
             backbone.attach(backbone.peft)
+        assert backbone.peft is not None
+        state = load_file(Path(folder) / ADAPTER_FILE)
+        if state.keys() == adapter_tensors(backbone.peft, name).keys():  # else an older form: PEFT's work
+            fill_adapter(backbone.peft, name, state)
     return name
 
 
@@ -72,7 +115,6 @@ def copy_adapter(backbone: Backbone, source: str, name: str) -> str:
     """A new adapter that starts as a copy of another on the same backbone."""
     assert backbone.peft is not None
     settings = backbone.peft.peft_config[source]
-    add_adapter(backbone, name, LoraConfig(**{**settings.to_dict(), "inference_mode": False}))
-    state = adapter_tensors(backbone.peft, source)
-    set_peft_model_state_dict(backbone.peft, state, adapter_name=name)
+    name = add_adapter(backbone, name, LoraConfig(**{**settings.to_dict(), "inference_mode": False}))
+    fill_adapter(backbone.peft, name, adapter_tensors(backbone.peft, source))
     return name

@@ -80,9 +80,10 @@ def build_models(config: PPOConfig, tokenizer: Any) -> ModelSet:
         role.backbone.settings = EngineSettings(
             fast=config.engine != "plain", compiled=config.compile_layers, checkpointing=config.gradient_checkpointing
         )
-    if config.gradient_checkpointing and (mesh is not None or config.engine == "plain"):
+    if config.gradient_checkpointing:
         for backbone in {id(role.backbone): role.backbone for role in (policy, value)}.values():
-            backbone.checkpoint_layers()
+            if mesh is not None or backbone.decoder is None:
+                backbone.checkpoint_layers()
     if mesh is not None:
         _shard([policy, sft, value, reward], processes, mesh)
     ends, passes = eos_token_ids(tokenizer, base.network), MicroBatches.of(config)
@@ -148,7 +149,7 @@ def _value(
     if config.value_model != "adapter":
         return _value_checkpoint(config, base, tokenizer)
     if reward.source != "untrained" and not reward.adapter:  # a whole network: the value model starts as a copy of it
-        return _on_network(config, load_network(config, reward.source, base.device), head)
+        return _on_network(config, Backbone(load_network(config, reward.source, base.device)), head)
     if config.lora_r == 0:
         return ValueModel(_trainable_copy(config, reward.source if reward.adapter else config.sft_adapter), None, head)
     if start:
@@ -160,13 +161,13 @@ def _value_checkpoint(config: PPOConfig, base: Backbone, tokenizer: Any) -> Valu
     """A separate network with the policy's vocabulary: a causal LM, or a one-score classifier, whose head is taken over."""
     name = config.value_model
     network, missing = load_with_missing(config, name, base.device, AutoModelForSequenceClassification)
-    head = scalar_head(network.config.get_text_config().hidden_size, 0.0, base.device)
+    backbone = Backbone(network.base_model)
+    head = scalar_head(backbone.hidden_size, 0.0, base.device)
     score = getattr(network, "score", None)
     if has_head(name):
         load_head(head, name)
     elif isinstance(score, torch.nn.Linear) and "score.weight" not in missing:
         head.load_state_dict(pick_row(score, 0).state_dict())
-    backbone = Backbone(network.base_model)
     need, have = (item.network.get_input_embeddings().num_embeddings for item in (base, backbone))
     if have < need:
         raise ValueError(f"value_model {name!r} has {have} embeddings, the policy {need}; they must share a tokenizer")
@@ -176,14 +177,13 @@ def _value_checkpoint(config: PPOConfig, base: Backbone, tokenizer: Any) -> Valu
             f"value_model {name!r} has another vocabulary than the policy {config.model_name!r}, so that ids would mean other "
             "words; give a checkpoint of the same family, or leave value_model out"
         )
-    return _on_network(config, backbone.network, head)
+    return _on_network(config, backbone, head)
 
 
-def _on_network(config: PPOConfig, network: Any, head: torch.nn.Linear) -> ValueModel:
+def _on_network(config: PPOConfig, backbone: Backbone, head: torch.nn.Linear) -> ValueModel:
     """A value model on a network of its own, trained through an adapter or in full."""
-    backbone = Backbone(network)
     if config.lora_r == 0:
-        network.float().requires_grad_(True)
+        backbone.network.float().requires_grad_(True)
         return ValueModel(backbone, None, head)
     return ValueModel(backbone, add_adapter(backbone, "value", lora_config(config, backbone)), head)
 

@@ -36,7 +36,15 @@ from proxima.doctor.settings_checks import (
     check_remote_code,
     check_rewards_given,
 )
-from proxima.doctor.step_checks import check_deterministic, check_ends, check_kl, check_ratio, tolerance_of, unchanging
+from proxima.doctor.step_checks import (
+    check_deterministic,
+    check_ends,
+    check_gap,
+    check_kl,
+    check_ratio,
+    tolerance_of,
+    unchanging,
+)
 from proxima.doctor.tokenizer_checks import (
     check_chat_template,
     check_context,
@@ -170,6 +178,7 @@ def step_findings(config: PPOConfig, prompts: Sequence[str], more: Iterable[Sequ
         *found,
         check_kl(results, tolerance),
         check_ratio(results, tolerance),
+        check_gap(results, config, tolerance),
         *(
             check_ending(spec, source)
             for spec, source in trainer.reward_computer.rewards

@@ -14,11 +14,9 @@ import torch
 
 from proxima.config import PPOConfig
 from proxima.doctor.finding import Finding, fail, ok, warn
+from proxima.metrics import ROUNDING
 from proxima.ops import masked_mean
 from proxima.ppo_trainer import PPOTrainer
-
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
-"""A token's log-probability may differ so much between two ways to compute it."""
 
 
 def unchanging(config: PPOConfig) -> PPOConfig:
@@ -36,7 +34,7 @@ def unchanging(config: PPOConfig) -> PPOConfig:
 
 
 def tolerance_of(trainer: PPOTrainer) -> float:
-    return TOLERANCE.get(trainer.models.sft.backbone.network.dtype, 1e-3)
+    return ROUNDING.get(trainer.models.sft.backbone.network.dtype, 1e-3)
 
 
 def check_deterministic(trainer: PPOTrainer, prompts: Sequence[str]) -> Finding:
@@ -65,6 +63,20 @@ def check_kl(results: Mapping[str, Any], tolerance: float) -> Finding:
         "KL at the start",
         f"policy and reference differ by {off:.3g} nats a token before anything is learned",
         "check sft_adapter and dtype; set engine to plain to see whether the fast engine is the cause",
+    )
+
+
+def check_gap(results: Mapping[str, Any], config: PPOConfig, tolerance: float) -> Finding:
+    """The probabilities that tokens were sampled with are those that training computes."""
+    gap = results["sampling_gap"]
+    if config.engine == "vllm":  # its own arithmetic: importance weights make up for it
+        return ok("sampled as scored", f"vLLM's log-probabilities differ by {gap:.1g} nats per token")
+    if not gap > tolerance:
+        return ok("sampled as scored", f"log-probabilities agree within {gap:.1g} nats per token")
+    return fail(
+        "sampled as scored",
+        f"sampling and scoring differ by {gap:.3g} nats per token, more than rounding can",
+        "check dtype; set engine to plain to see whether the fast engine is the cause",
     )
 
 

@@ -6,10 +6,10 @@ A pass: `layout` (where tokens lie), `architecture` and `weights` (what is multi
 `functions` and `attention`; `graphed_passes` and `graphs` on a GPU. Sampling: `generation`, on the buffers of `slots`.
 """
 
-from proxima.engine.architecture import supports
+from proxima.engine.architecture import knows, supports
 from proxima.engine.decoder import Decoder
 from proxima.engine.functions import worth_compiling
 from proxima.engine.generation import Generation
 from proxima.engine.layout import Layout, pack, pack_mask
 
-__all__ = ["Decoder", "Generation", "Layout", "pack", "pack_mask", "supports", "worth_compiling"]
+__all__ = ["Decoder", "Generation", "Layout", "knows", "pack", "pack_mask", "supports", "worth_compiling"]

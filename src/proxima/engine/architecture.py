@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from peft.tuners.lora import LoraLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -18,7 +19,18 @@ LLAMA_LIKE = ("llama", "qwen2", "qwen3", "mistral")
 
 def supports(network: Any) -> bool:
     """Whether this is an architecture, with settings and adapters, that the decoder computes as `transformers` does."""
+    if any(isinstance(module, AuxiliaryTrainingWrapper) for module in network.modules()):
+        return False
+    layers = [module for module in network.modules() if isinstance(module, LoraLayer)]
+    adapted_head = isinstance(network.get_output_embeddings(), LoraLayer)
+    return knows(network) and not adapted_head and not any(_is_special(layer) for layer in layers)
+
+
+def knows(network: Any) -> bool:
+    """Whether this is an architecture, with settings, that the decoder computes; adapters aside."""
     config = network.config.get_text_config()
+    if config is not network.config:  # the language model is a part of something larger
+        return False
     if config.model_type == "gpt2":
         usual = not config.scale_attn_by_inverse_layer_idx and not config.add_cross_attention
         usual = usual and config.activation_function in ACTIVATIONS
@@ -29,9 +41,7 @@ def supports(network: Any) -> bool:
         usual = rope in ("default", "linear", "llama3", "yarn") and windows and config.hidden_act == "silu"
     else:
         return False
-    layers = [module for module in network.modules() if isinstance(module, LoraLayer)]
-    adapted_head = isinstance(network.get_output_embeddings(), LoraLayer)
-    return usual and not adapted_head and not any(_is_special(layer) for layer in layers)
+    return usual
 
 
 def _is_special(layer: Any) -> bool:

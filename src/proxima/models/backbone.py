@@ -5,23 +5,28 @@ Passes take the fast road (`proxima.engine`) where the network is one it knows, 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from proxima.engine import Decoder, Generation, Layout, supports, worth_compiling
+from proxima.engine import Decoder, Generation, Layout, knows, supports, worth_compiling
+from proxima.models.passes import Passes
+from proxima.models.probe import probe
 from proxima.processes.sharding import Lockstep, decoder_layers, shard_network
+
+ADAPTED = (BaseTunerLayer, AuxiliaryTrainingWrapper)
+"""Modules that an adapter has a part in: LoRA layers, and whole modules or tokens that are trained with them."""
 
 
 @dataclass
@@ -41,6 +46,10 @@ class Backbone:
         self.peft: PeftModel | None = None
         self._active: str | None = None
         self.settings = EngineSettings()
+        self._known: bool | None = None
+        self._passes: Passes | None = None
+        self.adapts_head = False
+        """Whether an adapter has a part in what comes after the layers, such as the output embeddings."""
         self._supported: bool | None = None
         self._parameters: dict[str, list[nn.Parameter]] = {}
         self._decoder: Decoder | None = None
@@ -53,7 +62,7 @@ class Backbone:
 
     @property
     def hidden_size(self) -> int:
-        return self.network.config.get_text_config().hidden_size
+        return self.passes.width
 
     @property
     def context_length(self) -> int | None:
@@ -69,10 +78,24 @@ class Backbone:
         self._parameters.clear()
         self.network.eval()
         self._switch(None)
+        within = set(self.passes.trunk.modules())
+        self.adapts_head = any(isinstance(layer, ADAPTED) and layer not in within for layer in self.network.modules())
+        self._untie()
+
+    def _untie(self) -> None:
+        """An adapter on one of two tied embeddings changes that one alone; merged into a weight of both it would change both."""
+        config, (one, other) = self.network.config, (self.network.get_input_embeddings(), self.network.get_output_embeddings())
+        adapted = isinstance(one, BaseTunerLayer) != isinstance(other, BaseTunerLayer)
+        if any(isinstance(layer, ModulesToSaveWrapper) for layer in (one, other)):
+            config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = one.weight is other.weight
+        elif adapted and one.weight is other.weight:
+            base = other.get_base_layer() if isinstance(other, BaseTunerLayer) else other
+            base.weight = nn.Parameter(base.weight.detach().clone(), requires_grad=False)
+            config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
 
     def _switch(self, adapter: str | None) -> None:
         for layer in self.network.modules():
-            if isinstance(layer, BaseTunerLayer):
+            if isinstance(layer, ADAPTED):
                 if adapter is not None:
                     layer.set_adapter(adapter)
                 layer.enable_adapters(adapter is not None)
@@ -93,16 +116,15 @@ class Backbone:
     def adapter_parameters(self, adapter: str) -> list[nn.Parameter]:
         if adapter in self._parameters:
             return self._parameters[adapter]
-        found: list[nn.Parameter] = []
+        found: dict[int, nn.Parameter] = {}
         for layer in self.network.modules():
-            if isinstance(layer, BaseTunerLayer):
-                for name in layer.adapter_layer_names:
-                    group = getattr(layer, name)
-                    if adapter in group:
-                        item = group[adapter]
-                        found += [item] if isinstance(item, nn.Parameter) else list(item.parameters())
-        self._parameters[adapter] = found
-        return found
+            if isinstance(layer, ADAPTED):
+                groups = [getattr(layer, name) for name in layer.adapter_layer_names if "." not in name]
+                for item in (group[adapter] for group in groups if adapter in group):
+                    own = [item] if isinstance(item, nn.Parameter) else list(item.parameters())
+                    found |= {id(parameter): parameter for parameter in own}
+        self._parameters[adapter] = list(found.values())
+        return self._parameters[adapter]
 
     # --- passes ---
 
@@ -143,19 +165,29 @@ class Backbone:
         with self.using(adapter):
             return self.plain_hidden(ids, layout)
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits (M, V) of hidden states (M, D)."""
-        config = self.network.config.get_text_config()
-        logits = self.network.get_output_embeddings()(hidden)
-        if getattr(config, "logit_scale", None):
-            logits = logits * config.logit_scale
-        if getattr(config, "logits_scaling", None):
-            logits = logits / config.logits_scaling
-        if cap := getattr(config, "final_logit_softcapping", None):
-            logits = cap * torch.tanh(logits / cap)
-        return logits
+    def head(self, hidden: Tensor, adapter: str | None) -> Tensor:
+        """Logits (M, V) of hidden states (M, D), with one adapter on."""
+        if self.known and not self.adapts_head:
+            return self.network.get_output_embeddings()(hidden)
+        with self.using(adapter) if self.adapts_head else nullcontext():
+            return self.passes.logits(hidden)
 
     # --- `transformers`' own forward pass ---
+
+    @property
+    def passes(self) -> Passes:
+        """How the network's own forward pass is called; found out when first asked for, before layers are spread."""
+        if self._passes is None:
+            with self.using(None):
+                self._passes = Passes.known(self.network) if self.known else probe(self.network)
+        return self._passes
+
+    @property
+    def known(self) -> bool:
+        """Whether this is an architecture that the fast path knows, whatever adapters are on it."""
+        if self._known is None:
+            self._known = knows(self.network)
+        return self._known
 
     def plain_hidden(self, ids: Tensor, layout: Layout) -> Tensor:
         """`hidden` with the adapter that is on. Sequences are moved to begin in the first column: with padding in front some
@@ -164,21 +196,9 @@ class Backbone:
         moved = ids.new_zeros(len(layout.lengths), layout.longest)
         mask = torch.zeros_like(moved, dtype=torch.bool)
         moved[cells], mask[cells] = ids.flatten()[layout.source], True
-        decoder = self.network.base_model
         self.begin_pass()
-        hidden = decoder(**self.inputs(decoder, moved, mask)).last_hidden_state  # (B, longest, D)
+        hidden = self.passes.hidden(moved, mask)  # (B, longest, D)
         return hidden[layout.rows[layout.read], layout.positions[layout.read]]
-
-    def inputs(self, module: nn.Module, ids: Tensor, mask: Tensor) -> dict[str, Any]:
-        """Arguments for a whole-sequence pass. Pad ids never reach the network: where the mask is off it reads token 0."""
-        given: dict[str, Any] = {
-            "input_ids": ids.masked_fill(~mask, 0),
-            "attention_mask": mask.long(),
-            "use_cache": False,
-        }
-        if "position_ids" in inspect.signature(module.forward).parameters:
-            given["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
-        return given
 
     def checkpoint_layers(self) -> None:
         """Compute each layer again in the backward pass instead of keeping its inside; for `transformers`' own forward pass."""
@@ -196,7 +216,7 @@ class Backbone:
         """Spread the layers over processes; adapters stay whole. From then on every pass is one of all processes."""
         adapters = [p for name in (self.peft.peft_config if self.peft else ()) for p in self.adapter_parameters(name)]
         device = self.network.device if mesh.device_type == "cpu" else torch.device(mesh.device_type)
-        shard_network(self.network, self.network.base_model, mesh, adapters)
+        shard_network(self.network, self.passes.trunk, mesh, adapters)
         for tensor in (*self.network.parameters(), *self.network.buffers()):
             if not isinstance(tensor, DTensor):
                 tensor.data = tensor.data.to(device)
@@ -208,9 +228,9 @@ class Backbone:
 
     def single_token_pass(self, adapter: str | None, backward: bool) -> None:
         """A pass that changes nothing, for the sake of the other processes."""
-        decoder, ids = self.network.base_model, torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         with self.using(adapter):
-            hidden = decoder(**self.inputs(decoder, ids, ids == 0)).last_hidden_state
+            hidden = self.passes.hidden(ids, ids == 0)
             if backward:
                 (0 * hidden.sum()).backward()
 

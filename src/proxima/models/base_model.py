@@ -64,8 +64,11 @@ class BaseModel:
 
     def response_logits(self, tokens: Tokens) -> Tensor:
         """Logits (B, R, V) that chose each response token, 0 on padding. All at once: for looking, not for training."""
-        logits = self.backbone.head(self.response_hidden(tokens))
-        return unpack(logits, tokens)
+        return unpack(self.logits(self.response_hidden(tokens)), tokens)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (M, V) of this role's hidden states (M, D)."""
+        return self.backbone.head(hidden, self.adapter)
 
     def parameters(self) -> list[nn.Parameter]:
         """What training this role may change."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from proxima.models.base_model import BaseModel
-from proxima.sampling import Sampling, choose, hash_words, truncate
+from proxima.sampling import Sampling, choose, hash_words, token_logprobs, truncate
 from proxima.types import KeptSet, Tokens
 
 
@@ -30,37 +28,41 @@ class PolicyModel(BaseModel):
     @torch.no_grad()
     def generate_plainly(self, prompts: Tokens, sampling: Sampling) -> Tokens:
         """The same through `transformers`' own forward pass and cache, for any architecture."""
-        network = self.backbone.network
+        if self.backbone.passes.decoding != "grouped":
+            return self._sample(prompts, sampling)
+        sizes = prompts.prompt_sizes
+        groups = [(sizes == size).nonzero().flatten() for size in sizes.unique()]
+        sampled = Tokens.cat([self._sample(prompts.select(rows), sampling) for rows in groups])
+        return sampled.select(torch.cat(groups).argsort())
+
+    def _sample(self, prompts: Tokens, sampling: Sampling) -> Tokens:
         eos = torch.tensor(sampling.eos_ids, device=self.device, dtype=torch.long)
-        mask, ids = prompts.prompt_mask, prompts.prompt_ids.masked_fill(~prompts.prompt_mask, 0)
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        accepted = inspect.signature(network.forward).parameters
-        running = torch.ones(len(ids), dtype=torch.bool, device=self.device)
-        chosen, real, kept, cache = [], [], [], None
+        running = torch.ones(len(prompts.prompts), dtype=torch.bool, device=self.device)
+        chosen, real, kept, logprobs = [], [], [], []
         with self.active():
+            steps = self.backbone.passes.steps(prompts.prompt_ids, prompts.prompt_mask, self.backbone.begin_pass)
+            logits = next(steps)  # (B, V)
             for position in range(sampling.max_new_tokens):
-                given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask.long(), "past_key_values": cache}
-                if "position_ids" in accepted:
-                    given["position_ids"] = positions
-                if "logits_to_keep" in accepted:
-                    given["logits_to_keep"] = 1
-                self.backbone.begin_pass()
-                output = network(**given, use_cache=True)
-                cache = output.past_key_values
-                scaled = output.logits[:, -1].float() / sampling.temperature  # (B, V)
+                scaled = logits.float() / sampling.temperature
                 kept_here = truncate(scaled, sampling.top_k, sampling.top_p)
                 token = choose(scaled, kept_here, hash_words(prompts.keys, sampling.seed, sampling.step, position))
                 chosen.append(token)
                 real.append(running)
                 kept.append(kept_here)
+                logprobs.append(token_logprobs(scaled.unsqueeze(1), token.unsqueeze(1), kept_here, 1.0))
                 running = running & ~torch.isin(token, eos)
-                if not running.any():
+                if position + 1 == sampling.max_new_tokens or not running.any():
                     break
-                ids, positions = token.unsqueeze(1), positions[:, -1:] + 1
-                mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
-        response_mask = torch.stack(real, 1)  # (B, R): True up to and including the first EOS
-        response_ids = torch.stack(chosen, 1).masked_fill(~response_mask, 0)
-        return replace(prompts, response_ids=response_ids, mask=response_mask, ended=~running, kept=_join(kept))
+                logits = steps.send(token)
+        mask = torch.stack(real, 1)  # (B, R): True up to and including the first EOS
+        return replace(
+            prompts,
+            response_ids=torch.stack(chosen, 1).masked_fill(~mask, 0),
+            mask=mask,
+            ended=~running,
+            kept=_join(kept),
+            sampled_logprobs=torch.cat(logprobs, 1).masked_fill(~mask, 0),
+        )
 
 
 def _join(kept: list[KeptSet | None]) -> KeptSet | None:

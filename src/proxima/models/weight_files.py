@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+import torch
+from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -45,12 +46,20 @@ def save_adapter(peft: PeftModel, adapter: str, folder: Path) -> None:
 
 def load_adapter_weights(peft: PeftModel, adapter: str, path: Path) -> None:
     """Into an adapter that is there already, of the same shape."""
-    state, present = load_file(path), adapter_tensors(peft, adapter)
+    fill_adapter(peft, adapter, load_file(path))
+
+
+@torch.no_grad()
+def fill_adapter(peft: PeftModel, adapter: str, state: dict[str, Tensor]) -> None:
+    """Exactly these weights, by the names under which they are saved (PEFT's loader takes some of them for older ones, renames
+    them, and leaves the adapter as it was)."""
+    present = adapter_tensors(peft, adapter)
     shapes = [{name: tuple(value.shape) for name, value in weights.items()} for weights in (state, present)]
     if shapes[0] != shapes[1]:
         odd = sorted(set(shapes[0].items()) ^ set(shapes[1].items()))[0][0]
         raise ValueError(f"it was made with other LoRA settings or for another model ({odd} differs)")
-    set_peft_model_state_dict(peft, state, adapter_name=adapter)
+    for name, tensor in present.items():
+        tensor.copy_(state[name])
 
 
 def load_sharded(network: nn.Module, path: Path) -> None:

@@ -179,13 +179,13 @@ class SequenceGenerator:
         """Size and type of the kept sets that whatever sampled did not name."""
         if tokens.kept is not None:
             return None
-        rows = self.models.policy.backbone.network.get_output_embeddings().weight.shape[0]
+        rows = self.models.policy.backbone.passes.vocabulary
         shape = kept_shape(self.config.top_k, self.config.top_p, rows)
         return (shape[0] + 1, shape[1]) if shape is not None and shape[1] == torch.int32 else shape  # `cover` may add a token
 
     def _measure(self, hidden: Tensor, ref_hidden: Tensor, ids: Tensor, kept: KeptSet | None) -> tuple[Tensor, ...]:
         """Numbers (M,) of each response token, from its hidden states."""
-        logits, ref_logits = self.models.policy.backbone.head(hidden), self.models.sft.backbone.head(ref_hidden)
+        logits, ref_logits = self.models.policy.logits(hidden), self.models.sft.logits(ref_hidden)
         config = self.config
         found: tuple[Tensor, ...] = ()
         if kept is None and (named := truncate(logits.float() / config.temperature, config.top_k, config.top_p)) is not None:

@@ -152,13 +152,13 @@ class ModelTrainer:
         """Log-probabilities (m,), and the loss terms that need whole distributions."""
         *ref_hidden, ids, kept = given
         config = self.config
-        logits = self.models.policy.backbone.head(hidden).unsqueeze(1)
+        logits = self.models.policy.logits(hidden).unsqueeze(1)
         logprobs = token_logprobs(logits, ids.unsqueeze(1), kept, config.temperature)
         extra = torch.zeros_like(logprobs)
         if config.entropy_coef > 0:
             extra = extra - config.entropy_coef * entropy(kept_logits(logits.float() / config.temperature, kept))
         if ref_hidden:
-            ref_logits = self.models.sft.backbone.head(ref_hidden[0]).unsqueeze(1)
+            ref_logits = self.models.sft.logits(ref_hidden[0]).unsqueeze(1)
             kl = exact_kl(logits.float() / config.temperature, ref_logits.float() / config.temperature)
             extra = extra + config.kl_loss_coef * kl
         return logprobs.squeeze(1), extra.squeeze(1)

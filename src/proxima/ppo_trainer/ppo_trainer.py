@@ -18,7 +18,7 @@ from proxima.config import PPOConfig
 from proxima.errors import RewardFailure
 from proxima.evaluator import Evaluator
 from proxima.experience_buffer import BatchedData, ExperienceBuffer
-from proxima.metrics import advantage_metrics, rollout_metrics, sampling_gap, score_metrics, update_metrics
+from proxima.metrics import ROUNDING, advantage_metrics, rollout_metrics, sampling_gap, score_metrics, update_metrics
 from proxima.ops import masked_mean, whiten
 from proxima.pairs import SAPairs, rejoin
 from proxima.ppo_trainer.generator import SequenceGenerator
@@ -114,6 +114,7 @@ class PPOTrainer:
             **clock.seconds(),
         }
         self.adapt_kl(metrics["kl"], rollout.batch_size)
+        self.compare_with_sampling(metrics["sampling_gap"])
         return {
             "generated_texts": texts,
             "rewards": scores.total.tolist(),
@@ -122,6 +123,16 @@ class PPOTrainer:
             "sa_pairs": pairs,
             **metrics,
         }
+
+    def compare_with_sampling(self, gap: float) -> None:
+        """Warn where the built-in sampling and the scoring pass differ by more than rounding (vLLM's is weighed instead)."""
+        limit = ROUNDING.get(self.models.sft.backbone.network.dtype, 1e-3)
+        if self.generator.rollouts is None and gap > limit:
+            warnings.warn(
+                f"tokens were sampled with log-probabilities that are {gap:.3g} nats per token off those they are trained "
+                f"with, where rounding explains {limit:g}; run `proxima doctor`, and try engine: plain",
+                stacklevel=2,
+            )
 
     def weigh(self, rollout: SAPairs) -> tuple[SAPairs, dict[str, float]]:
         """Importance weights, where vLLM's probabilities differ from the training side's by more than rounding may."""

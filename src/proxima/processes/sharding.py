@@ -29,12 +29,11 @@ def make_mesh(processes: Processes, kind: str) -> DeviceMesh:
 
 
 def decoder_layers(network: nn.Module) -> list[nn.Module]:
-    """The longest list of modules of one kind in a network: its layers."""
+    """The largest list of modules in a network: its layers, which need not be of one kind."""
     lists = [module for module in network.modules() if isinstance(module, nn.ModuleList) and len(module)]
-    same = [module for module in lists if len({type(layer) for layer in module}) == 1]
-    if not same:
-        raise ValueError(f"shard_base: {type(network).__name__} has no list of decoder layers to shard")
-    return list(max(same, key=lambda module: sum(p.numel() for layer in module for p in layer.parameters())))
+    if not lists:
+        raise ValueError(f"{type(network).__name__} has no list of decoder layers to shard or to compute again")
+    return list(max(lists, key=lambda module: sum(p.numel() for layer in module for p in layer.parameters())))
 
 
 def shard_network(network: nn.Module, decoder: nn.Module, mesh: DeviceMesh, whole: Iterable[nn.Parameter]) -> None:

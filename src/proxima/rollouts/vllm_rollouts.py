@@ -47,6 +47,11 @@ class VllmRollouts:
         network = models.policy.backbone.network
         text = network.config.get_text_config()
         check_settings(config, text)
+        if models.policy.adapter and models.policy.backbone.adapts_head:
+            raise ValueError(
+                "engine vllm cannot follow an adapter on the output embeddings (or modules_to_save in an SFT adapter); "
+                "take lm_head out of lora_targets, or use engine auto"
+            )
         self.models, self._retries = models, 0
         self.dtype = pick_dtype(config.dtype, models.device)
         self.tolerance = TIGHT_TOLERANCE if self.dtype == torch.float32 and not config.engine_urls else TOLERANCE

@@ -37,7 +37,8 @@ class SFTTrainer(StageTrainer[Demonstration]):
 
     def loss(self, rows: Sequence[Row]) -> Tensor:
         batch = collate(rows, self.role.device)
-        logits = self.backbone.head(self.backbone.hidden(batch.ids, batch.layout, self.role.adapter))  # (M, V)
+        hidden = self.backbone.hidden(batch.ids, batch.layout, self.role.adapter)
+        logits = self.backbone.head(hidden, self.role.adapter)  # (M, V)
         return -token_logprobs(logits, batch.response_ids, None, 1.0).sum()
 
     def measure(self, rows: Sequence[Row]) -> dict[str, float]:

@@ -1,0 +1,212 @@
+"""`probe`: a few tokens through a network, once, to learn how it must be called. In: a network. Out: its `Passes`, or why not.
+
+The measure of everything is the network by itself: one sequence, no padding, no cache, no arguments but the ids. A network is
+refused by name where no way of calling it gives the same log-probabilities, for then PPO's ratios would mean nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxima.models.passes import Decoding, Passes, accepted, owner_of, read
+
+LONG, SHORT, AFTER = 80, 5, 2  # tokens of two sequences (many layers work in chunks of 64), and of these read one at a time
+SAME = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
+"""Two ways to compute the same logits differ by at most this share of their size."""
+REFUSED = {torch.float16: 0.5, torch.bfloat16: 0.5}
+"""Where rounding is coarse a network is refused only for what rounding cannot explain."""
+
+
+def refusal(network: Any, reason: str) -> ValueError:
+    """An error that names the architecture."""
+    return ValueError(f"the architecture {network.config.model_type} ({type(network).__name__}) cannot be trained: {reason}")
+
+
+@torch.no_grad()
+def probe(network: Any) -> Passes:
+    """How to call this network; an error that names it where no way is right."""
+    long = probe_ids(network, LONG)
+    rows = [long, long.flip(0)[:SHORT]]
+    with _explained(network, "it does not run on token ids alone"):
+        trunk, own = _watched(network, rows[0])
+        expected = [own, _alone(network, rows[1])]
+    _check_shape(network, own, len(long))
+    if not all(item.isfinite().any(-1).all() for item in expected):
+        raise refusal(network, "its logits are not numbers")
+    _check_repeatable(network, long, own)
+    _check_causal(network, long, own)
+    passes = _scoring(network, trunk, rows, expected)
+    if passes.owner is None:
+        return passes
+    return passes.but(decoding=_decoding(passes, rows, expected))
+
+
+def probe_ids(network: Any, count: int) -> Tensor:
+    """Ordinary tokens: none that the config gives a meaning of its own."""
+    config = network.config.get_text_config()
+    vocabulary = network.get_input_embeddings().weight.shape[0]
+    values = {**network.config.to_dict(), **config.to_dict()}
+    special = {value for name, value in values.items() if "token" in name and isinstance(value, int)}
+    ordinary = [token for token in range(min(vocabulary, 4096)) if token not in special]
+    if len(ordinary) < 2 * SHORT:
+        raise refusal(network, f"its vocabulary of {vocabulary} tokens is too small to look at")
+    limit = getattr(config, "max_position_embeddings", None) or 0
+    count = min(count, limit // 2) if limit > 0 else count
+    return torch.tensor(
+        [ordinary[(7 * place + place // SHORT) % len(ordinary)] for place in range(count)], device=network.device
+    )
+
+
+def _watched(network: Any, ids: Tensor) -> tuple[nn.Module, Tensor]:
+    """The module that the network itself calls for hidden states (itself where it has no head), and its logits (T, V)."""
+    inside: list[nn.Module] = []
+    found: list[tuple[nn.Module, Tensor]] = []
+
+    def enter(module: nn.Module, *_: Any) -> None:
+        inside.append(module)
+
+    def leave(module: nn.Module, _: Any, output: Any) -> None:
+        inside.pop()
+        first = output[0] if isinstance(output, (tuple, dict)) and len(output) else None
+        if not inside and isinstance(first, Tensor) and first.dim() == 3:
+            found.append((module, first))
+
+    parts = [module for module in network.modules() if module is not network]
+    handles = [part.register_forward_pre_hook(enter) for part in parts]
+    handles += [part.register_forward_hook(leave) for part in parts]
+    try:
+        output = _bare(network, ids)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if getattr(output, "logits", None) is None:
+        return network, output[0][0]
+    trunks = [module for module, first in found if first is not output.logits]
+    if len(trunks) != 1:
+        raise ValueError("its layers and its head cannot be told apart")
+    return trunks[0], output.logits[0]
+
+
+def _bare(network: Any, ids: Tensor) -> Any:
+    """The network by itself."""
+    return network(**accepted(network, {"input_ids": ids[None], "use_cache": False}))
+
+
+def _alone(network: Any, ids: Tensor) -> Tensor:
+    return read(_bare(network, ids))[0]
+
+
+def _check_shape(network: Any, own: Tensor, tokens: int) -> None:
+    if own.dim() != 2 or len(own) != tokens:
+        raise refusal(network, f"for {tokens} tokens it gives logits of shape {tuple(own.shape)}, not one row per token")
+
+
+def _check_repeatable(network: Any, ids: Tensor, own: Tensor) -> None:
+    if _gap(_alone(network, ids), own) > _refused(network):
+        raise refusal(network, "the same tokens give other logits each time")
+
+
+def _check_causal(network: Any, ids: Tensor, own: Tensor) -> None:
+    """What it says at a token may not depend on later ones."""
+    changed = torch.cat([ids[:SHORT], ids[SHORT:].flip(0)])
+    if _gap(_alone(network, changed)[:SHORT], own[:SHORT]) <= _refused(network):
+        return
+    hint = ""
+    if getattr(network.config, "is_decoder", None) is False:
+        hint = "; set is_decoder to true in its config.json if it was trained from left to right"
+    raise refusal(network, f"what it predicts at a token depends on the tokens after it{hint}")
+
+
+def _scoring(network: Any, trunk: nn.Module, rows: list[Tensor], expected: list[Tensor]) -> Passes:
+    """Hidden states of a batch, padded on the right, and the network's head on them: with positions given, or without."""
+    owner, name = (None, "") if trunk is network else owner_of(network, trunk)
+    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    mask = torch.arange(ids.shape[1], device=ids.device) < torch.tensor([[len(row)] for row in rows], device=ids.device)
+    gap, problem = math.inf, ""
+    for gives_positions in (True, False):
+        try:
+            passes = Passes(network, trunk, owner, name, 0, expected[0].shape[-1], gives_positions)
+            hidden = passes.hidden(ids, mask)
+            logits = hidden[mask] if owner is None else passes.logits(hidden[mask])
+        except (torch.cuda.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:  # a network may fail in any way
+            problem = problem or _first_line(error)
+            continue
+        gap = _gap(logits, torch.cat(expected))
+        if gap <= _refused(network):
+            return passes.but(width=hidden.shape[-1])
+    why = problem if gap == math.inf else f"off by {gap:.2g} of their size"
+    raise refusal(network, f"its logits cannot be had from its last hidden states ({why})")
+
+
+def _decoding(passes: Passes, rows: list[Tensor], expected: list[Tensor]) -> Decoding:
+    """The fastest way to sample that gives the network's own logits."""
+    ways: tuple[Decoding, ...] = ("padded", "grouped")
+    for way in ways:
+        try:
+            if _sampling_gap(passes.but(decoding=way), rows, expected) <= _same(passes.network):
+                return way
+        except (torch.cuda.OutOfMemoryError, MemoryError):
+            raise
+        except Exception:  # a network may fail in any way; then the next one is tried
+            continue
+    return "whole"
+
+
+def _sampling_gap(passes: Passes, rows: list[Tensor], expected: list[Tensor]) -> float:
+    """How far the logits of tokens read one by one are from those of the whole sequences."""
+    prompts = [row[:-AFTER] for row in rows]
+    together = passes.decoding == "padded"
+    worst = 0.0
+    for group in [[0, 1]] if together else [[0], [1]]:
+        widest = max(len(prompts[row]) for row in group)
+        ids = torch.stack([nn.functional.pad(prompts[row], (widest - len(prompts[row]), 0)) for row in group])
+        sizes = torch.tensor([[len(prompts[row])] for row in group], device=ids.device)
+        mask = torch.arange(widest, device=ids.device) >= widest - sizes
+        steps = passes.steps(ids, mask)
+        logits = [next(steps)]
+        for place in range(-AFTER, 0):
+            logits.append(steps.send(torch.stack([rows[row][place] for row in group])))
+        wanted = torch.stack([expected[row][-AFTER - 1 :] for row in group], 1)
+        worst = max(worst, _gap(torch.stack(logits), wanted))
+    return worst
+
+
+def _gap(logits: Tensor, expected: Tensor) -> float:
+    """Root mean square of the difference over that of the expected, both centred: a share of their size."""
+    one, other = (item.double() for item in (logits, expected))
+    real = one.isfinite() & other.isfinite()
+    if one.shape != other.shape or not torch.equal(one.isfinite(), other.isfinite()):
+        return math.inf
+    one, other = (item.masked_fill(~real, 0) for item in (one, other))
+    one, other = (item - item.sum(-1, keepdim=True) / real.sum(-1, keepdim=True) for item in (one, other))
+    return float(((one - other) * real).norm() / (other * real).norm().clamp(min=1e-12))
+
+
+def _same(network: Any) -> float:
+    return SAME.get(network.dtype, 1e-3)
+
+
+def _refused(network: Any) -> float:
+    return REFUSED.get(network.dtype, _same(network))
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:120]}"
+
+
+@contextmanager
+def _explained(network: Any, reason: str) -> Iterator[None]:
+    try:
+        yield
+    except (torch.cuda.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # a network may fail in any way
+        raise refusal(network, f"{reason} ({_first_line(error)})") from error

@@ -1,0 +1,57 @@
+"""Every causal language model of the installed transformers passes or is refused by name with a reason, as docs/families.md says.
+
+`make test-families` tries them all; the quick form, one of each kind, is part of the suite.
+"""
+
+import pytest
+import torch
+import transformers
+
+from proxima.models.probe import probe
+from tests.families.check import check
+from tests.families.networks import causal_configs, tiny_network
+from tests.families.table import PAGE, read_table, render
+
+TABLE = read_table(PAGE.read_text(encoding="utf-8"))
+QUICK = ("llama", "falcon_h1", "hyperclovax", "modernbert-decoder", "mamba", "bert", "roberta", "bart", "openai-gpt", "qwen3_moe",
+         "opt", "llama4_text", "reformer", "xlnet")  # fmt: skip
+FAMILIES = sorted(causal_configs())
+SLOW = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in FAMILIES]
+
+
+@pytest.mark.parametrize("family", SLOW)
+@pytest.mark.filterwarnings("ignore")
+def test_every_architecture_passes_or_is_refused_as_the_docs_say(family, tmp_path):
+    assert check(family, tmp_path) == TABLE[family]
+
+
+def test_the_table_has_every_architecture_and_its_counts_are_right():
+    text = PAGE.read_text(encoding="utf-8")
+    if f"transformers {transformers.__version__} " in text:
+        assert sorted(TABLE) == FAMILIES
+    assert render(list(TABLE.values())).splitlines()[2:] == [line for line in text.splitlines() if line.startswith("|")]
+    assert f"registers {len(TABLE)} causal language models" in text
+    assert all(outcome.reason for outcome in TABLE.values() if outcome.status != "passes")
+    assert {outcome.status for outcome in TABLE.values()} == {"passes", "refused", "not built"}
+
+
+def test_a_network_that_reads_both_ways_is_refused_by_name_and_told_what_to_do():
+    with pytest.raises(
+        ValueError, match=r"the architecture bert \(BertLMHeadModel\) cannot be trained.*set is_decoder to true"
+    ):
+        probe(tiny_network("bert", is_decoder=False))
+
+
+def test_a_network_with_noise_is_refused():
+    network = tiny_network("granite")
+    network.model.norm.register_forward_hook(lambda module, given, output: output + torch.randn_like(output))
+    with pytest.raises(ValueError, match="the same tokens give other logits each time"):
+        probe(network)
+
+
+def test_a_network_whose_logits_are_not_its_hidden_states_alone_is_refused():
+    network, seen = tiny_network("granite"), {}
+    network.model.layers[0].register_forward_hook(lambda module, given, output: seen.update(scale=output.abs().mean()))
+    network.lm_head.register_forward_hook(lambda module, given, output: output * seen.pop("scale"))
+    with pytest.raises(ValueError, match="its logits cannot be had from its last hidden states"):
+        probe(network)
