@@ -1,8 +1,8 @@
 """The policy learns, and strays from the reference only as far as the coefficient allows.
 
 How one run ends depends on its seed, and on rounding as on another seed: after a dozen steps a difference in the last bit is
-another token, a few steps later every response is another. What is asserted is therefore the mean over seeds, far both from what
-it is when PPO learns and from what it is when it does not.
+another token, a few steps later every response is another. What is asserted is the mean over
+seeds, far from what it is when PPO learns and from what it is when it does not.
 """
 
 import statistics
