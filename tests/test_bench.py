@@ -118,7 +118,7 @@ def test_steps_alone_and_beside_busy_processes_take_turns(monkeypatch):
     found = beside._in_turn(trainer, SMALL, count=2, steps=3)
     assert load == [1, 3, 1, 3, 1, 3, 1]
     assert found["ratio"] == 3.0
-    assert "beside 2 busy processes" in beside_line("test", found)
+    assert "test, batch 4, 2 busy processes beside it" in beside_line("test", found)
     assert "1.50 s per step, alone 0.50 s: 3.0 times as long" in beside_line("test", found)
 
 
@@ -182,6 +182,7 @@ def test_the_command_writes_its_numbers(monkeypatch, tmp_path, capsys):
     written, slowed = json.loads((tmp_path / "b.json").read_text())
     assert written["machine"]["flops"] > 0
     found = slowed["beside"]
+    assert (found["processes"], found["batch"]) == (1, 1)
     assert found["ratio"] == pytest.approx(found["beside"] / found["alone"])
     assert f"{found['ratio']:.1f} times as long" in shown
     assert [process.returncode for process in started] == [-signal.SIGKILL]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -37,7 +38,11 @@ def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def run_beside(case: Case, count: int, steps: int = 3, folder: str | None = None, **settings: Any) -> dict[str, Any]:
-    """Time `steps` pairs of PPO steps, one alone and one beside `count` busy processes; the median of each."""
+    """Time `steps` pairs of PPO steps, one alone and one beside `count` busy processes; the median of each.
+
+    A quarter of the case's batch will do: the ratio is wanted, and soon.
+    """
+    case = replace(case, batch=max(1, case.batch // 4))
     return measured(case, lambda trainer: _in_turn(trainer, case, count, steps), folder, **settings)
 
 
@@ -52,6 +57,7 @@ def _in_turn(trainer: PPOTrainer, case: Case, count: int, steps: int) -> dict[st
             beside.append(trainer.ppo_step(prompts)["seconds"])
     return {
         "processes": count,
+        "batch": case.batch,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "alone": median(alone),
@@ -63,6 +69,6 @@ def _in_turn(trainer: PPOTrainer, case: Case, count: int, steps: int) -> dict[st
 
 def beside_line(name: str, found: dict[str, Any]) -> str:
     return (
-        f"{name}, beside {found['processes']} busy processes on {found['cores']} cores ({found['threads']} threads): "
+        f"{name}, batch {found['batch']}, {found['processes']} busy processes beside it on {found['cores']} cores: "
         f"{found['beside']:.2f} s per step, alone {found['alone']:.2f} s: {found['ratio']:.1f} times as long"
     )

@@ -23,7 +23,8 @@ class Bench:
     scaling: bool = False
     """Also time the first case at half and twice its batch, prompt and response: how the time grows, as numbers and a page."""
     beside: int = 0
-    """Also time the first case beside so many busy processes, and alone in turn: how much a busy machine slows a step."""
+    """Also time the first case, with a quarter of its batch, alone and beside so many busy processes in turn: how much a busy
+    machine slows a step."""
     peer: Literal["", "trl"] = ""
     """Also time TRL 1.12 on the same shapes where all prompts are of one length, in an environment of its own (`make peer`)."""
     output: Path = Path("bench.json")
