@@ -55,8 +55,8 @@ def make_app(site: Site, folder: Path, **pages: Path) -> FastAPI:
             behind: App = super().__call__
             await site.guard(behind, scope, receive, send)
 
-    quiet = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
-    app = GuardedApp(docs_url=None, redoc_url=None, openapi_url=None, telemetry=quiet)  # type: ignore[arg-type]
+    quiet: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+    app = GuardedApp(docs_url=None, redoc_url=None, openapi_url=None, telemetry=quiet)  # which older ones lack
     files = {path.name: path for place in (SHARED, *pages.values(), folder) for path in place.iterdir()}
     files |= {f"{name}.html": place / "index.html" for name, place in pages.items()}
     contents = {name: (path.read_bytes(), TYPES[path.suffix]) for name, path in files.items() if path.suffix in TYPES}
