@@ -254,11 +254,25 @@ def test_half_a_surrogate_pair_elsewhere_is_said_with_its_place(tmp_path, tiny, 
     (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "p", "a": HALF, "b": "b"}) + "\n")
     with pytest.raises(ValueError, match=r"pairs.jsonl, line 1: `a` holds half of a surrogate pair"):
         read_items(tmp_path / "pairs.jsonl", "pairs")
-    (tmp_path / "s.yaml").write_text('model_name: "\\ud800"\n')
-    with pytest.raises(ValueError, match=r"s.yaml: it holds half of a surrogate pair"):
-        read_yaml(tmp_path / "s.yaml")
     code, shown = ends(["generate", "--model-name", tiny, "--prompt", os.fsdecode(b"\xff")], capsys)
     assert (code, "not UTF-8" in shown) == (2, True)
+
+
+def test_a_folder_whose_name_is_no_text_can_be_worked_with(tmp_path):
+    """Names of files are bytes; what cannot be printed is shown, after the work is done."""
+    folder = write_run(tmp_path / os.fsdecode(b"r\xff"), 3)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "src"), "PYTHONIOENCODING": "ascii"}
+    for words in (["report", folder], ["compare", folder, write_run(tmp_path / "two", 3), "--out", folder / "c.html"]):
+        command = [sys.executable, "-m", "proxima", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "\\udcff" in done.stdout
+    assert {"report.html", "c.html"} <= {path.name for path in folder.iterdir()}
+
+
+def test_settings_are_a_small_file(tmp_path):
+    (tmp_path / "s.yaml").write_text("seed: " + "1:" * 200_000 + "1\n")  # a number to the base 60 that takes minutes
+    assert "that is no file of settings" in str(within(20, read_yaml, tmp_path / "s.yaml"))
 
 
 def test_a_run_with_halves_of_characters_is_reported_and_compared(tmp_path, capsys):

@@ -6,6 +6,7 @@ Flags are made by tyro from the dataclasses themselves. `--config FILE.yaml` giv
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
 import os
 import re
@@ -35,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command. What the user can mend is one line on stderr and exit code 2, what nobody expected is exit code 1;
     `--debug` shows the traceback instead."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a letter that the terminal's encoding lacks, or half a one, stops nothing
+        sys.stdout.reconfigure(errors="backslashreplace")
     debug, first = "--debug" in given, rank_and_count()[0] == 0
     try:
         with nullcontext() if debug else _short_warnings(), _safe_log():

@@ -23,6 +23,7 @@ from proxima.config import PPOConfig, StageConfig
 from proxima.models import Backbone
 from proxima.models.weight_files import HEAD_FILE
 from proxima.runs import Run
+from proxima.text import mended
 
 ENOUGH = 0.9  # share of an update that a merged model must keep without a warning
 RESULTS = ("avg_reward", "kl", "response_length", "eos_rate", "validation/reward")
@@ -54,7 +55,7 @@ def export(run: str | Path, to: str | Path, merge: bool = False, dtype: str = "a
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.") as folder:  # so that `to` is whole or not there
         part = Path(folder) / "part"
         _write_weights(weights, part, replace(config, trust_remote_code=trust_remote_code), merge, dtype)
-        (part / "README.md").write_text(card, encoding="utf-8")
+        (part / "README.md").write_text(mended(card), encoding="utf-8")
         part.replace(to)
     return to
 

@@ -32,6 +32,7 @@ def read_file(path: str | Path) -> bytes:
         return file.read()
 
 
-def read_given(path: str | Path) -> bytes:
-    """A file that the user named: also what the shell has opened, `<(command)` or /dev/stdin."""
-    return Path(path).read_bytes() if str(path).startswith(OPEN_ALREADY) else read_file(path)
+def read_given(path: str | Path, most: int = -1) -> bytes:
+    """A file that the user named, or its first so many bytes: also what the shell has opened, `<(command)` or /dev/stdin."""
+    with open(path, "rb") if str(path).startswith(OPEN_ALREADY) else open_file(path) as file:
+        return file.read(most)

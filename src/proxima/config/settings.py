@@ -12,7 +12,8 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from proxima.config.reward_spec import RewardSpec
 from proxima.files import read_given
-from proxima.text import is_whole
+
+LARGEST_FILE = 2**18  # bytes; some numbers of YAML take time that grows with the square of their length
 
 
 @dataclass
@@ -58,9 +59,10 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
             return super().compose_node(parent, index)
 
     try:
-        values = WithoutAliases(read_given(path).decode()).get_single_data()
-        if not is_whole(values):
-            raise ValueError("it holds half of a surrogate pair")
+        content = read_given(path, LARGEST_FILE + 1)
+        if len(content) > LARGEST_FILE:
+            raise ValueError(f"it has more than {LARGEST_FILE:,} bytes: that is no file of settings")
+        values = WithoutAliases(content.decode()).get_single_data()
     except RecursionError:
         raise ValueError(f"cannot read the settings in {path}: it is nested too deeply") from None
     except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:  # values of a wrong form raise many kinds

@@ -142,6 +142,7 @@ class Store:
         try:
             db.row_factory = sqlite3.Row
             db.execute("PRAGMA foreign_keys = ON")
+            db.execute("PRAGMA trusted_schema = OFF")  # the file may be a stranger's
             db.execute("PRAGMA synchronous = FULL")
             yield db
         finally:
