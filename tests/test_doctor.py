@@ -405,7 +405,7 @@ def test_a_classifier_that_reads_padding_is_found(ask, classifier, monkeypatch):
         trainer = real(config)
         decoder = trainer.reward_computer.rewards[0][1].classifier.decoder
         right = decoder.scores
-        decoder.scores = lambda ids, mask: right(ids.clamp(max=9), torch.ones_like(mask))  # as if padding were text
+        decoder.scores = lambda ids, mask: right(ids.clamp(max=256), torch.ones_like(mask))  # as if padding were text
         return trainer
 
     monkeypatch.setattr(doctor, "PPOTrainer", broken)

@@ -54,7 +54,7 @@ def make_judge(folder, base, tokenizer=None, labels=1, **config):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         network = AutoModelForSequenceClassification.from_pretrained(base, num_labels=labels)
-        nn.init.normal_(network.score.weight)
+        nn.init.normal_(network.score.weight, std=0.1)
     for name, value in config.items():
         setattr(network.config, name, value)
     network.save_pretrained(folder)

@@ -555,7 +555,7 @@ def judge(tiny_folders, tmp_path_factory):
 
 
 def classify(judge, prompts, completions, **options):
-    source = open_reward(RewardSpec(judge, options=options), FakeModel, None, PPOConfig(micro_batch_size=2))
+    source = open_reward(RewardSpec(judge, options={"eos": "leave", **options}), FakeModel, None, PPOConfig(micro_batch_size=2))
     tokenizer = AutoTokenizer.from_pretrained(judge)
     return source(Samples.of_texts(prompts, completions, tokenizer)).sequence
 
