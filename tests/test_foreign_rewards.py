@@ -470,7 +470,7 @@ def serve(monkeypatch):
     def start(config, **options):
         server = RewardServer("judge", lambda: load_scorer(config))
         server._scorer = server._load()
-        client, requests = TestClient(server.app()), []
+        client, requests = TestClient(server.app(), "http://127.0.0.1"), []
 
         async def post(self, _, body):
             requests.append(json.loads(body))

@@ -683,9 +683,10 @@ def test_a_trained_model_reads_no_more_than_its_context(tiny_folders, tmp_path, 
     app = client(PPOConfig(model_name=tiny_folders[kind], rewards=(str(tmp_path / "judge"),)))
     prompts = ["x " * context, "short", "x" * 3000]
     ids = [tokenizer(" y")["input_ids"]] * 2
-    alone = app.post("/score", json={"prompts": ["short"], "completions": [" y"], "columns": {"a": [1]}}).json()["rewards"]
+    request = {"prompts": ["short"], "completions": [" y"], "ended": [False], "columns": {"a": [1]}}
+    alone = app.post("/score", json=request).json()["rewards"]
     with_ids = {"completion_ids": [*ids, [ids[0][0]] * 4000], "ended": [False] * 3}
-    for more in ({}, with_ids):
+    for more in ({"ended": [False] * 3}, with_ids):
         completions = [" y", " y", tokenizer.decode([ids[0][0]] * 4000)]
         reply = app.post("/score", json={"prompts": prompts, "completions": completions, **more})
         assert reply.status_code == 200

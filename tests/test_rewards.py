@@ -31,7 +31,7 @@ TEXTS = [
     ("a:f,name=g", RewardSpec("a:f", 1.0, "g")),
     ("0.5*length_band,low=5,high=40,name=size", RewardSpec("length_band", 0.5, "size", {"low": 5, "high": 40})),
     ("http://127.0.0.1:8000/score,timeout=5", RewardSpec("http://127.0.0.1:8000/score", options={"timeout": 5})),
-    ("https://h/p?a=1,2,timeout=2.5", RewardSpec("https://h/p?a=1,2", options={"timeout": 2.5})),
+    ("https://h/a,b,timeout=2.5", RewardSpec("https://h/a,b", options={"timeout": 2.5})),
     (r"regex,pattern=^a.*: \d+$,mode=fullmatch", RewardSpec("regex", options={"pattern": r"^a.*: \d+$", "mode": "fullmatch"})),
     ("regex,pattern=[abc]{2}", RewardSpec("regex", options={"pattern": "[abc]{2}"})),
     (

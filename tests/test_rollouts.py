@@ -197,7 +197,7 @@ def test_without_the_package_it_is_said_what_to_install(make_config):
     try:
         import vllm  # noqa: F401
     except ImportError:
-        with pytest.raises(ValueError, match=r"install proxima\[vllm\]"):
+        with pytest.raises(ValueError, match=r"pip install 'vllm>=0.30'"):
             PPOTrainer(make_config(engine="vllm"))
 
 

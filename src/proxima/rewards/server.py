@@ -159,7 +159,9 @@ def score_what_fits(score: Scorer, batch: dict[str, Any], tokenizer: Any, contex
         pairs = zip(tokenizer(batch["prompts"], verbose=False)["input_ids"], batch["completion_ids"], strict=True)
         lengths = [len(prompt) + len(completion) for prompt, completion in pairs]
     else:
-        lengths = [len(row) for row in tokenizer(_samples(batch).full_texts, verbose=False)["input_ids"]]
+        samples = _samples(batch)
+        rows = tokenizer(samples.full_texts, verbose=False)["input_ids"]
+        lengths = [len(row) + ended for row, ended in zip(rows, samples.ended, strict=True)]  # a finished one gets an EOS
     fits = [context is None or length <= context for length in lengths]
     kept = {name: [item for item, fit in zip(column, fits, strict=True) if fit] for name, column in batch.items()}
     scores = iter(score(kept) if any(fits) else [])
