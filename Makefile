@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-rounding test-docs docs reference test-long test-processes test-install test-engines test-gpu bench peer format kill learn frontier embedded clean
+.PHONY: demo test test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu bench peer format kill learn frontier embedded clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
@@ -28,13 +28,16 @@ test-docs: docs  ## the site builds, and every command and every line of Python 
 	$(BIN)/python -m pytest tests/docs -m docs -n 2 --dist worksteal
 
 test-long: $(VENV)/.installed  ## what takes long: whole runs in a browser, over HTTP, killed, watched for secrets
-	$(BIN)/python -m pytest -m long --ignore tests/test_processes.py -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m long --ignore tests/test_processes.py --ignore tests/families -n 2 --dist worksteal
 
 test-processes: $(VENV)/.installed  ## training over 1, 2 and 4 processes: equal, killed, restarted, resumed on another number
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_processes.py -m "long or not long" -n 2 --dist loadgroup
 
 test-install: $(VENV)/.installed  ## `uv sync` in an empty folder, then the command line from it; wheels for every Python
 	$(BIN)/python -m pytest tests/install -m install
+
+test-families: $(VENV)/.installed  ## every causal language model of transformers, tiny: it passes or is refused, as docs/families.md says
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/families -m "long or not long" -n 2
 
 test-engines: .venv-vllm/.installed  ## rollouts on real vLLM, on a CPU: in this process, on servers that are killed, the demo
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines -n 2 --dist loadfile

@@ -85,9 +85,13 @@ def why_refused(message: str) -> str:
     raise AssertionError(message)
 
 
-def run_twice(trainer: PPOTrainer) -> None:
-    """Two PPO steps: all log-probabilities agree, before and after the first update, and the update is seen in the second."""
-    own = AutoModelForCausalLM.from_pretrained(trainer.config.model_name, dtype=torch.float32).eval()
+def run_twice(trainer: PPOTrainer, own: Any = None) -> None:
+    """Two PPO steps: all log-probabilities agree, before and after the first update, and the update is seen in the second.
+
+    Args:
+        own: what the reference must be; by default the base as `transformers` loads it.
+    """
+    own = own or AutoModelForCausalLM.from_pretrained(trainer.config.model_name, dtype=torch.float32).eval()
     for step in range(2):
         results = trainer.ppo_step(PROMPTS)
         pairs = results["sa_pairs"]

@@ -33,11 +33,7 @@ def render(outcomes: Sequence[Outcome]) -> str:
 
 def read_table(text: str) -> dict[str, Outcome]:
     """The rows that `render` wrote, by architecture."""
-    rows = [
-        line.strip("| ").split(" |")
-        for line in text.split(BEGIN)[1].split(END, maxsplit=1)[0].splitlines()
-        if line.startswith("| ")
-    ]
+    rows = [line.strip("| ").split(" |") for line in text.partition(BEGIN)[2].splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in row] + [""] * (5 - len(row)) for row in rows[1:]]
     return {row[0]: Outcome(*row[:5]) for row in cells}
 

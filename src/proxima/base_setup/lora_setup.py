@@ -6,10 +6,11 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from proxima.base_setup.loading import ModelSettings, explain_loading, no_progress_bar
@@ -40,13 +41,22 @@ def lora_config(config: ModelSettings, backbone: Backbone) -> LoraConfig:
 
 def _odd_linears(network: Any) -> list[str] | None:
     """Linear layers that "all-linear" leaves out: no adapter can stand beside them."""
-    odd = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and _is_odd(type(module))]
+    odd = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and _is_odd(module)]
     return [*odd, *(MAMBA_PARTS if network.config.model_type in MAMBAS else ())] or None
 
 
-def _is_odd(kind: type[nn.Linear]) -> bool:
-    """A linear layer of one architecture that multiplies in a way of its own."""
-    return kind.forward is not nn.Linear.forward and kind.__module__.startswith("transformers.models.")
+@torch.no_grad()
+def _is_odd(module: nn.Linear) -> bool:
+    """A linear layer that an architecture wrote for itself, and that gives something else than a linear layer."""
+    kind = type(module)
+    if kind.forward is nn.Linear.forward or not kind.__module__.startswith("transformers.models."):
+        return False
+    x = torch.ones(1, module.in_features, dtype=module.weight.dtype, device=module.weight.device)
+    try:
+        output = module(x)
+    except (RuntimeError, ValueError):  # it wants another shape
+        return True
+    return not isinstance(output, Tensor) or not torch.allclose(output, nn.functional.linear(x, module.weight, module.bias))
 
 
 def _adapts_experts(settings: LoraConfig, backbone: Backbone) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ class Backbone:
         self._untie()
 
     def _untie(self) -> None:
-        """An adapter on one of two tied embeddings changes that one alone; merged into a weight of both it would change both."""
+        """An adapter on one of two tied embeddings changes that one alone; merged into their one weight it changes both."""
         config, (one, other) = self.network.config, (self.network.get_input_embeddings(), self.network.get_output_embeddings())
         adapted = isinstance(one, BaseTunerLayer) != isinstance(other, BaseTunerLayer)
         if any(isinstance(layer, ModulesToSaveWrapper) for layer in (one, other)):
@@ -96,9 +97,10 @@ class Backbone:
     def _switch(self, adapter: str | None) -> None:
         for layer in self.network.modules():
             if isinstance(layer, ADAPTED):
-                if adapter is not None:
+                here = adapter is not None and any(adapter in group for group in _groups(layer))
+                if here:
                     layer.set_adapter(adapter)
-                layer.enable_adapters(adapter is not None)
+                layer.enable_adapters(here)
         self._active = adapter
 
     @contextmanager
@@ -119,8 +121,7 @@ class Backbone:
         found: dict[int, nn.Parameter] = {}
         for layer in self.network.modules():
             if isinstance(layer, ADAPTED):
-                groups = [getattr(layer, name) for name in layer.adapter_layer_names if "." not in name]
-                for item in (group[adapter] for group in groups if adapter in group):
+                for item in (group[adapter] for group in _groups(layer) if adapter in group):
                     own = [item] if isinstance(item, nn.Parameter) else list(item.parameters())
                     found |= {id(parameter): parameter for parameter in own}
         self._parameters[adapter] = list(found.values())
@@ -233,6 +234,11 @@ class Backbone:
             hidden = self.passes.hidden(ids, ids == 0)
             if backward:
                 (0 * hidden.sum()).backward()
+
+
+def _groups(layer: Any) -> list[Any]:
+    """The parts of a layer that belong to adapters, each by adapter."""
+    return [attrgetter(name)(layer) for name in layer.adapter_layer_names]
 
 
 def _computed_again(forward: Callable[..., Any]) -> Callable[..., Any]:
