@@ -508,7 +508,7 @@ def test_the_command_prints_a_table_and_says_by_its_exit_code_whether_to_start(c
     code, out, _ = call("doctor", "--samples", 4, reward="doctor_reward:same")
     assert code == 1
     assert "every sample scores 1, all 64 of them" in out
-    assert "1 of 20 checks found what would spoil a run" in out
+    assert "1 of 22 checks found what would spoil a run" in out
     assert call("doctor", "--samples", 0)[0] == 2
 
 
