@@ -5,6 +5,7 @@ import torch
 from proxima.ppo_trainer import PPOTrainer
 from proxima.ppo_trainer.model_trainer import ADAM_EPS
 
+LOGPROB_ROUNDING = 16 * 64 * 2.0**-24  # logits of a tiny model, over a temperature of 0.6, reach 12: 64 roundings of float32
 GRADIENT_ROUNDING = 8 * 2.0**-24  # of a gradient's norm, which is clipped to 1: eight roundings of float32
 
 

@@ -15,7 +15,7 @@ from proxima.models.weight_files import HEAD_FILE
 from proxima.ppo_trainer import PPOTrainer
 from proxima.stages import SFTTrainer
 from proxima.tiny import ARCHITECTURES
-from tests.helpers import difference, shake, weights
+from tests.helpers import LOGPROB_ROUNDING, difference, shake, weights
 
 WAYS = [{}, {"lora_r": 0}, {"value_model": "policy"}, {"lora_r": 0, "value_model": "policy"}]
 
@@ -28,8 +28,8 @@ def test_the_road_runs_on_every_architecture(make_config, prompts, tiny_folders,
     results = trainer.ppo_step(prompts)
     trainer.ppo_step(prompts)
     after = weights(trainer)
-    assert results["first_ratio_error"] < 1e-5
-    assert results["kl_exact"] == pytest.approx(0, abs=1e-5)
+    assert results["first_ratio_error"] < LOGPROB_ROUNDING
+    assert results["kl_exact"] == pytest.approx(0, abs=LOGPROB_ROUNDING)
     assert results["kl"] == pytest.approx(results["truncation_cost"], abs=1e-4)
     assert all(not torch.equal(before[role], after[role]) for role in before)
     assert torch.equal(frozen, frozen_weights(trainer))
