@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +18,8 @@ class Added(NamedTuple):
     after: list[int]
 
 
-@lru_cache(maxsize=8)
 def added_ids(tokenizer: Any) -> Added:
-    """What this tokenizer adds to a text by itself; looked up once."""
+    """What this tokenizer adds to a text by itself."""
     bare, whole = (tokenizer(PROBE, add_special_tokens=added)["input_ids"] for added in (False, True))
     for start in range(len(whole) - len(bare) + 1):
         if bare and whole[start : start + len(bare)] == bare:
@@ -35,6 +33,9 @@ def encode_prompts(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
     An EOS there would stand between prompt and answer: after EOS a model begins another text.
     """
     rows: list[list[int]] = tokenizer(list(prompts), verbose=False)["input_ids"]
+    special = set(tokenizer.all_special_ids)
+    if not any(row and row[-1] in special for row in rows):  # no need to ask what is added, which takes a while
+        return rows
     after = added_ids(tokenizer).after
     return [row[: -len(after)] if after and row[-len(after) :] == after else row for row in rows]
 
