@@ -33,6 +33,9 @@ def encode_prompts(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
     An EOS there would stand between prompt and answer: after EOS a model begins another text.
     """
     rows: list[list[int]] = tokenizer(list(prompts), verbose=False)["input_ids"]
+    special = set(tokenizer.all_special_ids)
+    if not any(row and row[-1] in special for row in rows):  # no need to ask what is added, which takes a while
+        return rows
     after = added_ids(tokenizer).after
     return [row[: -len(after)] if after and row[-len(after) :] == after else row for row in rows]
 
