@@ -31,7 +31,7 @@ TEXTS = [
     ("a:f,name=g", RewardSpec("a:f", 1.0, "g")),
     ("0.5*length_band,low=5,high=40,name=size", RewardSpec("length_band", 0.5, "size", {"low": 5, "high": 40})),
     ("http://127.0.0.1:8000/score,timeout=5", RewardSpec("http://127.0.0.1:8000/score", options={"timeout": 5})),
-    ("https://h/p?a=1,2,timeout=2.5", RewardSpec("https://h/p?a=1,2", options={"timeout": 2.5})),
+    ("https://h/p,2,timeout=2.5", RewardSpec("https://h/p,2", options={"timeout": 2.5})),
     (r"regex,pattern=^a.*: \d+$,mode=fullmatch", RewardSpec("regex", options={"pattern": r"^a.*: \d+$", "mode": "fullmatch"})),
     ("regex,pattern=[abc]{2}", RewardSpec("regex", options={"pattern": "[abc]{2}"})),
     (
@@ -54,6 +54,12 @@ def test_a_spec_is_the_same_as_text_mapping_yaml_and_on_the_command_line(tmp_pat
     assert parse(["train", "--data", "x", "--rewards", text]).ppo.rewards == (spec,)
     assert parse(["train", "--data", "x", "--config", str(tmp_path / "c.yaml")]).ppo.rewards == (named,)
     assert hash(spec) == hash(RewardSpec.of(text))
+
+
+def test_an_address_is_read_with_its_query_and_written_without_the_values():
+    spec = RewardSpec.of("https://h/p?a=1,2,timeout=2.5")
+    assert spec == RewardSpec("https://h/p?a=1,2", options={"timeout": 2.5})
+    assert spec.to_dict() == {"source": "https://h/p?a=***", "weight": 1.0, "name": "p", "options": {"timeout": 2.5}}
 
 
 def test_numbers_keep_their_value_in_a_specs_text():
