@@ -199,7 +199,8 @@ ENGINE = {
     "sampling_gap": Metric(
         "Mean |log-probability when sampled - in the scoring pass| a token: how the engine that samples rounds.",
         "About 1e-7 with the built-in engine in float32, up to a few hundredths in bfloat16. nan: the engine did not say.",
-        "Above 0.001 with vLLM importance weights correct it. Growing: look at `dtype` and docs/engines.md.",
+        "Above 0.001 with vLLM importance weights correct it. More than rounding with the built-in engine is warned of: run "
+        "`proxima doctor`. Growing: look at `dtype` and docs/engines.md.",
     ),
     "outside_kept": Metric(
         "Tokens outside the kept set that the training side computed for an engine that names none (vLLM).",

@@ -3,6 +3,7 @@
 One list of small sizes serves all; `ODD` holds what an architecture needs besides, because its sizes must fit each other.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -41,8 +42,11 @@ ASSISTED = {
     "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
     "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
 }  # fmt: skip
-AUDIO = {"text_encoder": {"model_type": "t5"}, "audio_encoder": {"model_type": "encodec"}, "decoder": {}}
-NEEDED = {"musicgen": AUDIO, "musicgen_melody": AUDIO}
+AUDIO = {"text_encoder": {"model_type": "t5"}, "audio_encoder": {"model_type": "encodec"}}
+NEEDED = {
+    "musicgen": {**AUDIO, "decoder": {"model_type": "musicgen_decoder"}},
+    "musicgen_melody": {**AUDIO, "decoder": {"model_type": "musicgen_melody_decoder"}},
+}
 """What a config cannot be made without."""
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 ODD: dict[str, dict[str, Any]] = {
@@ -81,14 +85,14 @@ ODD: dict[str, dict[str, Any]] = {
 
 def tiny_config(kind: Any, **changes: Any) -> Any:
     """A config of this class with small sizes, those of its parts too."""
-    plain = kind(**NEEDED.get(kind.model_type, {}))
+    plain = kind(**copy.deepcopy(NEEDED.get(kind.model_type, {})))
     known = set(plain.to_dict()) | set(kind.attribute_map)
     sizes = {name: value for name, value in SMALL.items() if name in known}
     sizes |= _layers(plain) if "layer_types" in plain.to_dict() else {}
     if "qk_rope_head_dim" in known:  # keys and queries of two parts, and as many of either
         sizes |= {"head_dim": SMALL["qk_rope_head_dim"], "num_key_value_heads": SMALL["num_attention_heads"]}
     parts = {name: tiny_config(type(part)) for name in kind.sub_configs if (part := getattr(plain, name, None)) is not None}
-    return kind(**{**sizes, **parts, **ODD.get(kind.model_type, {}), **changes})
+    return kind(**{**sizes, **parts, **copy.deepcopy(ODD.get(kind.model_type, {})), **changes})
 
 
 def _layers(plain: Any) -> dict[str, Any]:

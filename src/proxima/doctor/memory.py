@@ -99,19 +99,29 @@ def network_size(network: Any, targets: str = "all-linear") -> NetworkSize:
     names = [name.strip() for name in targets.split(",")]
     widths = {name: sum(part.weight.shape) for name, part in maps.items()}
     adapted = [width for name, width in widths.items() if targets == "all-linear" or name.split(".")[-1] in names]
-    text = network.get_text_config()
-    heads = text.num_attention_heads
-    head = getattr(text, "head_dim", None) or text.hidden_size // heads
+    text, layers = network.get_text_config(), decoder_layers(built)
+    hidden = _number(text, "hidden_size") or built.get_input_embeddings().weight.shape[1]
+    heads = _number(text, "num_attention_heads")
+    keys = (_number(text, "num_key_value_heads") or heads) * (_number(text, "head_dim") or hidden // max(1, heads))
     return NetworkSize(
         parameters=count_weights(built),
-        in_layers=sum(count_weights(layer) for layer in decoder_layers(built)),
+        in_layers=sum(count_weights(layer) for layer in layers),
         widths=sum(widths.values()),
         adapted=sum(adapted),
-        layers=text.num_hidden_layers,
-        hidden=text.hidden_size,
-        cached=2 * text.num_hidden_layers * (getattr(text, "num_key_value_heads", None) or heads) * head,
+        layers=len(layers),
+        hidden=hidden,
+        cached=2 * len(layers) * keys,
         vocabulary=text.vocab_size,
     )
+
+
+def _number(config: Any, name: str) -> int:
+    """A size of all layers alike; 0 where the architecture has none, or one for each layer."""
+    try:
+        value = getattr(config, name, None)
+    except (ValueError, RuntimeError):  # transformers refuses to say one number where layers differ
+        return 0
+    return value if isinstance(value, int) else 0
 
 
 def estimate_memory(

@@ -68,7 +68,8 @@ class Backbone:
     @property
     def context_length(self) -> int | None:
         """Most tokens the network can read; None where its architecture names no limit."""
-        return getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
+        limit = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
+        return None if limit is None else limit - (self.passes.first_position or 0)
 
     # --- adapters ---
 

@@ -31,7 +31,7 @@ class Passes:
     name: str  # of the trunk in its owner
     width: int  # of a hidden state
     vocabulary: int  # logits per position
-    gives_positions: bool = True
+    first_position: int | None = 0  # of a sequence; None: the network counts by itself
     decoding: Decoding = "padded"
 
     @staticmethod
@@ -48,9 +48,12 @@ class Passes:
     def inputs(self, module: nn.Module, ids: Tensor, mask: Tensor) -> dict[str, Any]:
         """Arguments for a whole-sequence pass. Pad ids never reach the network: where the mask is off it reads token 0."""
         given: dict[str, Any] = {"input_ids": ids.masked_fill(~mask, 0), "attention_mask": mask.long(), "use_cache": False}
-        if self.gives_positions:
-            given["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+        if self.first_position is not None:
+            given["position_ids"] = self._positions(mask)
         return accepted(module, given)
+
+    def _positions(self, mask: Tensor) -> Tensor:
+        return (mask.cumsum(1) - 1).clamp(min=0) + (self.first_position or 0)
 
     def hidden(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Last hidden states (B, T, D)."""
@@ -80,13 +83,13 @@ class Passes:
         yield from step(ids.masked_fill(~mask, 0), mask, begin)
 
     def _cached_steps(self, ids: Tensor, mask: Tensor, begin: Callable[[], None]) -> Generator[Tensor, Tensor, None]:
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        positions = self._positions(mask)
         cache: dict[str, Any] = {}
         while True:
             given: dict[str, Any] = {"input_ids": ids, "use_cache": True, "logits_to_keep": 1, **cache}
             if self.decoding == "padded":
                 given["attention_mask"] = mask.long()
-            if self.gives_positions:
+            if self.first_position is not None:
                 given["position_ids"] = positions
             begin()
             output = self.network(**accepted(self.network, given))

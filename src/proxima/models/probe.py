@@ -41,10 +41,10 @@ def probe(network: Any) -> Passes:
         raise refusal(network, "its logits are not numbers")
     _check_repeatable(network, long, own)
     _check_causal(network, long, own)
-    passes = _scoring(network, trunk, rows, expected)
+    passes, noise = _scoring(network, trunk, rows, expected)
     if passes.owner is None:
         return passes
-    return passes.but(decoding=_decoding(passes, rows, expected))
+    return passes.but(decoding=_decoding(passes, rows, expected, noise))
 
 
 def probe_ids(network: Any, count: int) -> Tensor:
@@ -123,15 +123,18 @@ def _check_causal(network: Any, ids: Tensor, own: Tensor) -> None:
     raise refusal(network, f"what it predicts at a token depends on the tokens after it{hint}")
 
 
-def _scoring(network: Any, trunk: nn.Module, rows: list[Tensor], expected: list[Tensor]) -> Passes:
-    """Hidden states of a batch, padded on the right, and the network's head on them: with positions given, or without."""
+def _scoring(network: Any, trunk: nn.Module, rows: list[Tensor], expected: list[Tensor]) -> tuple[Passes, float]:
+    """Hidden states of a batch, padded on the right, and the network's head on them; and what rounding makes of its logits.
+
+    Positions are given where they may be: from 0, or from where networks begin that count their padding token too."""
     owner, name = (None, "") if trunk is network else owner_of(network, trunk)
     ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
     mask = torch.arange(ids.shape[1], device=ids.device) < torch.tensor([[len(row)] for row in rows], device=ids.device)
     gap, problem = math.inf, ""
-    for gives_positions in (True, False):
+    pad = getattr(network.config.get_text_config(), "pad_token_id", None)
+    for first_position in (0, *([] if pad is None else [pad + 1]), None):
         try:
-            passes = Passes(network, trunk, owner, name, 0, expected[0].shape[-1], gives_positions)
+            passes = Passes(network, trunk, owner, name, 0, expected[0].shape[-1], first_position)
             hidden = passes.hidden(ids, mask)
             logits = hidden[mask] if owner is None else passes.logits(hidden[mask])
         except (torch.cuda.OutOfMemoryError, MemoryError):
@@ -141,17 +144,19 @@ def _scoring(network: Any, trunk: nn.Module, rows: list[Tensor], expected: list[
             continue
         gap = _gap(logits, torch.cat(expected))
         if gap <= _refused(network):
-            return passes.but(width=hidden.shape[-1])
+            return passes.but(width=hidden.shape[-1]), gap
     why = problem if gap == math.inf else f"off by {gap:.2g} of their size"
     raise refusal(network, f"its logits cannot be had from its last hidden states ({why})")
 
 
-def _decoding(passes: Passes, rows: list[Tensor], expected: list[Tensor]) -> Decoding:
-    """The fastest way to sample that gives the network's own logits."""
+def _decoding(passes: Passes, rows: list[Tensor], expected: list[Tensor], noise: float) -> Decoding:
+    """The fastest way to sample that gives the network's own logits, but for rounding."""
+    least = 200 * torch.finfo(passes.network.dtype).eps
+    limit = min(_same(passes.network), max(least, 10 * noise))
     ways: tuple[Decoding, ...] = ("padded", "grouped")
     for way in ways:
         try:
-            if _sampling_gap(passes.but(decoding=way), rows, expected) <= _same(passes.network):
+            if _sampling_gap(passes.but(decoding=way), rows, expected) <= limit:
                 return way
         except (torch.cuda.OutOfMemoryError, MemoryError):
             raise
