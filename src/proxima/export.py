@@ -14,6 +14,7 @@ import torch
 import yaml
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from safetensors import SafetensorError, safe_open
 
 from proxima.base_setup.loading import load_config, load_network, model_path, no_progress_bar, pick_device
@@ -100,7 +101,8 @@ def surviving_share(peft: PeftModel, adapter: str, dtype: torch.dtype) -> float:
     kept = total = 0.0
     for layer in peft.modules():
         if isinstance(layer, LoraLayer) and adapter in layer.lora_A:
-            base, update = layer.get_base_layer().weight.detach(), layer.get_delta_weight(adapter).detach()
+            weight = layer.get_param() if isinstance(layer, ParamWrapper) else layer.get_base_layer().weight
+            base, update = weight.detach(), layer.get_delta_weight(adapter).detach()
             stored = (base + update).to(dtype).float() - base.to(dtype).float()
             kept, total = kept + float((stored * update).sum()), total + float(update.pow(2).sum())
     return kept / total if total else 1.0
