@@ -14,8 +14,9 @@ test: $(VENV)/.installed  ## lint, types and the whole test suite
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-NUMERIC := tests/formulas $(addprefix tests/test_, $(addsuffix .py, \
-	bad_input buffer engine evaluator finished_runs judges learning models pairs peers replace sampling stages statistics step token_records))
+NUMERIC := $(addprefix tests/, core advantage reward_kl training models experience_buffer evaluator/test_evaluator.py \
+	evaluator/test_finished_runs.py evaluator/test_judges.py evaluator/test_statistics.py finetuning runtime/test_engine.py \
+	$(addprefix ppo_trainer/test_, bad_input.py learning.py peers.py replace.py step.py token_records.py))
 
 test-rounding: $(VENV)/.installed  ## the numeric tests as other CPUs round: without vector instructions; with AVX2 and MKL's portable products, on two threads
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(NUMERIC)
@@ -28,10 +29,10 @@ test-docs: docs  ## the site builds, and every command and every line of Python 
 	$(BIN)/python -m pytest tests/docs -m docs -n 2 --dist worksteal
 
 test-long: $(VENV)/.installed  ## what takes long: whole runs in a browser, over HTTP, killed, watched for secrets
-	$(BIN)/python -m pytest -m long --ignore tests/test_processes.py --ignore tests/families -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m long --ignore tests/runtime/test_processes.py --ignore tests/families -n 2 --dist worksteal
 
 test-processes: $(VENV)/.installed  ## training over 1, 2 and 4 processes: equal, killed, restarted, resumed on another number
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_processes.py -m "long or not long" -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/runtime/test_processes.py -m "long or not long" -n 2 --dist loadgroup
 
 test-install: $(VENV)/.installed  ## `uv sync` in an empty folder, then the command line from it; wheels for every Python
 	$(BIN)/python -m pytest tests/install -m install
@@ -74,13 +75,13 @@ clean:  ## remove what the other targets made
 	rm -rf $(VENV) .venv-trl .venv-vllm runs .mypy_cache .ruff_cache .hypothesis build dist site
 
 learn: $(VENV)/.installed  ## the long proof: five seeds to convergence (within an hour on two cores)
-	$(BIN)/python -m proxima.demo.learn
+	$(BIN)/python -m proxima.world.demo.learn
 
 frontier: $(VENV)/.installed  ## gold and reward-model score against KL, for KL coefficients from 0 to 0.3
-	$(BIN)/python -m proxima.demo.learn --frontier
+	$(BIN)/python -m proxima.world.demo.learn --frontier
 
 kill: $(VENV)/.installed  ## kill -9 a training run 30 times, resume, compare every bit (log: runs/kill.log)
 	$(BIN)/python -m tests.kill_harness --kills 30 --log runs/kill.log
 
 embedded: $(VENV)/.installed  ## build the shipped model, tokenizer and preferences anew (20 minutes on two cores)
-	$(BIN)/python -m proxima.world.build
+	$(BIN)/python -m proxima.world.build_embedded

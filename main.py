@@ -1,4 +1,7 @@
-"""`python main.py` runs the main job: the demo, offline. `python main.py train …` and the other verbs work too."""
+"""`python main.py` runs the main job: the demo, offline.
+
+`python main.py train …` and the other verbs work too.
+"""
 
 import sys
 from pathlib import Path

@@ -3,8 +3,8 @@
 
 from proxima import PPOConfig, PPOTrainer, Run
 from proxima.data import read_prompts
-from proxima.evaluation import evaluate_run
-from proxima.report import summary, write_report
+from proxima.evaluator.finished_run import evaluate_run
+from proxima.pages.report import summary, write_report
 
 
 def mentions(prompts, completions, answer):

@@ -1,5 +1,8 @@
 # python examples/replace_a_part.py
-"""One part by itself, then one of your own in its place. State-action pairs read as plain dicts, one a token."""
+"""One part by itself, then one of your own in its place.
+
+State-action pairs read as plain dicts, one a token.
+"""
 
 from proxima import GAEAdvantage, PPOConfig, PPOTrainer
 from proxima.data import read_prompts
@@ -22,4 +25,7 @@ class RewardLessValue:
 trainer = PPOTrainer(PPOConfig("embedded", rewards=["length_band,low=4,high=12"], max_new_tokens=20))
 trainer.gae_advantage = RewardLessValue()
 results = trainer.ppo_step(read_prompts("examples/prompts.jsonl"))
-print(f"a step with it: mean reward {sum(results['rewards']) / len(results['rewards']):.2f}, loss {results['policy_loss']:.4f}")
+print(
+    f"a step with it: mean reward {sum(results['rewards']) / len(results['rewards']):.2f}, loss "
+    f"{results['policy_loss']:.4f}"
+)

@@ -1,4 +1,5 @@
-"""Shared by all tests: no network, a tiny model of each architecture, and one thread, since two fight on two busy cores.
+"""Shared by all tests: no network, a tiny model of each architecture, and one thread, since two fight on two
+busy cores.
 
 `OMP_NUM_THREADS` asks for another number of threads (`make test-rounding`).
 Processes that tests start have one thread too: two tests run beside each other.
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from proxima.config import PPOConfig
-from proxima.tiny import ARCHITECTURES, make_tiny_model
+from proxima.world.tiny_models import ARCHITECTURES, make_tiny_model
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 

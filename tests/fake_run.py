@@ -1,4 +1,7 @@
-"""Run folders without training, quick for any number of steps: `write_run`. Numbers are smooth, and the same every time."""
+"""Run folders without training, quick for any number of steps: `write_run`.
+
+Numbers are smooth, and the same every time.
+"""
 
 import json
 import math
@@ -7,10 +10,22 @@ from pathlib import Path
 from proxima.config import PPOConfig
 
 HOSTILE = (
-    '</script><script>document.title="taken"</script><img src=x onerror="document.title=\'taken\'"><b id="taken">b</b>'
+    '</script><script>document.title="taken"</script><img src=x onerror="document.title=\'taken\'"><b '
+    'id="taken">b</b>'
     " \u202e right to left \u2028 <!-- {{7*7}} & \" ' \\ \x00\x1b[31m"
 )
-COLUMNS = ("logprob", "logprob_ref", "kl", "reward", "value", "td_error", "advantage", "return", "ratio", "clipped")
+COLUMNS = (
+    "logprob",
+    "logprob_ref",
+    "kl",
+    "reward",
+    "value",
+    "td_error",
+    "advantage",
+    "return",
+    "ratio",
+    "clipped",
+)
 
 
 def metrics_at(step: int, steps: int = 100) -> dict[str, float]:
@@ -67,7 +82,12 @@ def validation_at(step: int, steps: int) -> dict[str, float]:
     return {"validation/reward": 1.5 * done, "validation/kl": 5 * done, "validation/eos_rate": 0.9}
 
 
-def token_sample(step: int, kind: str = "followed", text: str = "my coworker owes me rent, should i look for help?", prompt=""):
+def token_sample(
+    step: int,
+    kind: str = "followed",
+    text: str = "my coworker owes me rent, should i look for help?",
+    prompt="",
+):
     """One token record as a run writes it; its numbers follow from step and place."""
     words = text.split(" ")
     pieces = [word if place == 0 else f" {word}" for place, word in enumerate(words)]
@@ -83,7 +103,8 @@ def token_sample(step: int, kind: str = "followed", text: str = "my coworker owe
         del columns["ratio"], columns["clipped"]
     return {
         "kind": kind,
-        "prompt": prompt or "SUBREDDIT: r/roommates\nTITLE: please help\nPOST: my coworker owes me rent.\nTL;DR:",
+        "prompt": prompt
+        or "SUBREDDIT: r/roommates\nTITLE: please help\nPOST: my coworker owes me rent.\nTL;DR:",
         "text": text,
         "reward": round(math.sin(step / 10), 4),
         "rewards": {"gold": round(math.sin(step / 10), 4)},
@@ -108,13 +129,29 @@ def append_step(folder: Path, step: int, steps: int = 100, **changes) -> None:
 
 
 def write_run(
-    folder: Path, steps: int = 50, eval_every: int = 10, samples: bool = True, finished: bool = True, hostile: bool = False
+    folder: Path,
+    steps: int = 50,
+    eval_every: int = 10,
+    samples: bool = True,
+    finished: bool = True,
+    hostile: bool = False,
 ) -> Path:
-    """A run folder of so many steps; unfinished ones have no results. `hostile` puts text that attacks a page everywhere."""
+    """A run folder of so many steps; unfinished ones have no results.
+
+    `hostile` puts text that attacks a page everywhere.
+    """
     folder.mkdir(parents=True)
-    config = PPOConfig(model_name="embedded", rewards=("length_band,low=5,high=20",), run_name=folder.name, batch_size=64)
+    config = PPOConfig(
+        model_name="embedded", rewards=("length_band,low=5,high=20",), run_name=folder.name, batch_size=64
+    )
     config.to_yaml(folder / "config.yaml")
-    environment = {"proxima": "0.1.0", "python": "3.11.9", "packages": {"torch": "2.13.0"}, "git_commit": "0" * 40, "gpus": []}
+    environment = {
+        "proxima": "0.1.0",
+        "python": "3.11.9",
+        "packages": {"torch": "2.13.0"},
+        "git_commit": "0" * 40,
+        "gpus": [],
+    }
     (folder / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
     logged = [step for step in range(1, steps + 1) if step % eval_every == 0 or step == steps]
     text = f"{HOSTILE} " + "x" * 100_000 if hostile else "my coworker owes me rent, should i look for help?"
@@ -135,13 +172,21 @@ def write_run(
                     one = token_sample(step, kind, text, prompt)
                     kept = {"step": step, "prompt": one["prompt"], "text": text, "reward": one["reward"]}
                     file.write(json.dumps(kept, ensure_ascii=False) + "\n")
-                write_tokens(folder, step, [token_sample(step, kind, text, prompt) for kind in ("followed", "trained")])
+                write_tokens(
+                    folder, step, [token_sample(step, kind, text, prompt) for kind in ("followed", "trained")]
+                )
     for step in logged[-2:]:
         place = folder / "checkpoints" / f"step-{step:08d}"
         place.mkdir(parents=True)
         (place / "state.json").write_text(json.dumps({"step": step, "verdict": step / 10}), encoding="utf-8")
     if finished:
         last = metrics_at(steps, steps) if steps else {}
-        results = {"stop_reason": "all epochs done", "steps": steps, "best_step": steps, "last_metrics": last, "evaluation": {}}
+        results = {
+            "stop_reason": "all epochs done",
+            "steps": steps,
+            "best_step": steps,
+            "last_metrics": last,
+            "evaluation": {},
+        }
         (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
     return folder

@@ -5,18 +5,24 @@ import torch
 from proxima.ppo_trainer import PPOTrainer
 from proxima.ppo_trainer.model_trainer import ADAM_EPS
 
-LOGPROB_ROUNDING = 16 * 64 * 2.0**-24  # logits of a tiny model, over a temperature of 0.6, reach 12: 64 roundings of float32
+LOGPROB_ROUNDING = (
+    16 * 64 * 2.0**-24
+)  # logits of a tiny model, over a temperature of 0.6, reach 12: 64 roundings of float32
 GRADIENT_ROUNDING = 8 * 2.0**-24  # of a gradient's norm, which is clipped to 1: eight roundings of float32
 
 
 def weights(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
     """All that training may change, as one vector a role."""
     roles = {"policy": trainer.models.policy, "value": trainer.models.value}
-    return {name: torch.cat([p.detach().flatten().clone() for p in role.parameters()]) for name, role in roles.items()}
+    return {
+        name: torch.cat([p.detach().flatten().clone() for p in role.parameters()])
+        for name, role in roles.items()
+    }
 
 
 def shake(trainer: PPOTrainer, size: float = 0.05, seed: int = 1) -> PPOTrainer:
-    """Move adapters and heads away from their start, so that roles differ from each other and from the base."""
+    """Move adapters and heads away from their start, so that roles differ from each other and from the
+    base."""
     generator = torch.Generator().manual_seed(seed)
     for role in (trainer.models.policy, trainer.models.value):
         for parameter in role.parameters():
@@ -31,11 +37,16 @@ def difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) ->
 def rounding(trainer: PPOTrainer) -> float:
     """How far the order of sums alone may move a weight of this trainer.
 
-    Adam divides a gradient by its own size plus ADAM_EPS: each step turns an error of the gradient into at most
-    learning_rate * error / ADAM_EPS, and reaches that where the gradient itself is no larger than the error.
+    Adam divides a gradient by its own size plus ADAM_EPS: each step turns an error of the gradient into at
+    most learning_rate * error / ADAM_EPS, and reaches that where the gradient itself is no larger than the
+    error.
     """
     workers = trainer.model_trainer
-    states = [state for optimizer in (workers.policy_optimizer, workers.value_optimizer) for state in optimizer.state.values()]
+    states = [
+        state
+        for optimizer in (workers.policy_optimizer, workers.value_optimizer)
+        for state in optimizer.state.values()
+    ]
     steps = max(int(state["step"]) for state in states)
     rate = max(trainer.config.learning_rate, trainer.config.value_learning_rate)
     return steps * rate * GRADIENT_ROUNDING / ADAM_EPS

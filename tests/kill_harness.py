@@ -1,10 +1,12 @@
-"""The kill test. In: a number of kills. Out: whether runs that were killed so often equal one that never was, bit for bit.
+"""The kill test. In: a number of kills. Out: whether runs that were killed so often equal one that never was,
+bit for bit.
 
-`python -m tests.kill_harness --kills 30 --log FILE` (or `make kill`) trains a tiny model in processes of its own, kills them
-with SIGKILL at random moments, resumes until the run ends, and compares weights, metrics and samples with an undisturbed run.
+`python -m tests.kill_harness --kills 30 --log FILE` (or `make kill`) trains a tiny model in processes of its
+own, kills them with SIGKILL at random moments, resumes until the run ends, and compares weights, metrics and
+samples with an undisturbed run.
 
-Half of the processes are made slow where a checkpoint is written (each flush to the disk waits first, by a change made in
-that process, not in the product), so that many kills fall inside a write.
+Half of the processes are made slow where a checkpoint is written (each flush to the disk waits first, by a
+change made in that process, not in the product), so that many kills fall inside a write.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ SETTINGS: dict[str, Any] = {
 
 
 def child(model: str, runs: str, name: str, epochs: int, slow: float, output: str) -> None:
-    """The process that is killed: begin the run or go on with it; where asked, wait before every flush to the disk."""
+    """The process that is killed: begin the run or go on with it; where asked, wait before every flush to
+    the disk."""
     number = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(number, stream)
@@ -87,8 +90,9 @@ class Harness:
     def start(self, name: str, slow: float = 0.0) -> Any:
         """A process that begins this run or goes on with it; what it prints goes to a file.
 
-        One that begins is a new interpreter with hashes of its own, unless all is to be quick. One that goes on is forked from
-        a server that has imported everything: no kill falls into the imports, which take most of a start.
+        One that begins is a new interpreter with hashes of its own, unless all is to be quick. One that goes
+        on is forked from a server that has imported everything: no kill falls into the imports, which take
+        most of a start.
         """
         self.report.starts += 1
         self.output.unlink(missing_ok=True)
@@ -130,7 +134,11 @@ class Harness:
             if not self.kill(self.start(name, slow), aim, self.choose.uniform(0, 3 if slow else 1.5)):
                 break  # it ended first
             report.kills += 1
-            left = [path for path in [*run.glob(".*"), *(run / "checkpoints").glob(".*")] if path.suffix in (".part", ".gone")]
+            left = [
+                path
+                for path in [*run.glob(".*"), *(run / "checkpoints").glob(".*")]
+                if path.suffix in (".part", ".gone")
+            ]
             report.in_a_write += bool(left)
             steps = sorted(path.name for path in (run / "checkpoints").glob("step-*"))
             half = f", half-written: {left[0].name}" if left else ""
@@ -138,7 +146,9 @@ class Harness:
         self.finish(name)
         same = compare(self.home / "runs" / "whole", run)
         report.same &= same
-        self.say(f"{name} ended: {'the same bits' if same else 'NOT THE SAME'} as the run that was never killed")
+        self.say(
+            f"{name} ended: {'the same bits' if same else 'NOT THE SAME'} as the run that was never killed"
+        )
 
 
 def compare(left: Path, right: Path) -> bool:
@@ -146,22 +156,32 @@ def compare(left: Path, right: Path) -> bool:
 
     def metrics(run: Path) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        return [{key: value for key, value in line.items() if not key.startswith("seconds")} for line in lines]
+        return [
+            {key: value for key, value in line.items() if not key.startswith("seconds")} for line in lines
+        ]
 
     exact = ["samples.jsonl", "warnings.jsonl"]
-    exact += [str(path.relative_to(left)) for role in ("policy", "value") for path in sorted((left / role).iterdir())]
-    token_files = [{path.name: path.read_bytes() for path in (run / "tokens").iterdir()} for run in (left, right)]
+    exact += [
+        str(path.relative_to(left))
+        for role in ("policy", "value")
+        for path in sorted((left / role).iterdir())
+    ]
+    token_files = [
+        {path.name: path.read_bytes() for path in (run / "tokens").iterdir()} for run in (left, right)
+    ]
     same = metrics(left) == metrics(right) and token_files[0] == token_files[1]
     return same and all((left / name).read_bytes() == (right / name).read_bytes() for name in exact)
 
 
-def run_kills(kills: int, home: Path, seed: int = 0, epochs: int = EPOCHS, quick: bool = False, say: Any = print) -> Report:
+def run_kills(
+    kills: int, home: Path, seed: int = 0, epochs: int = EPOCHS, quick: bool = False, say: Any = print
+) -> Report:
     """Kill so many times, over as many runs as that takes, let each end, and compare.
 
     Args:
         quick: every process is forked, also those that begin a run.
     """
-    from proxima.tiny import make_tiny_model
+    from proxima.world.tiny_models import make_tiny_model
 
     make_tiny_model(home / "model")
     multiprocessing.get_context("forkserver").set_forkserver_preload(["proxima.ppo_trainer"])
@@ -191,7 +211,8 @@ def main() -> None:
 
         report = run_kills(given.kills, Path(home), given.seed, quick=given.quick, say=say)
         say(
-            f"{report.kills} kills, {report.in_a_write} of them with something half-written on disk, {report.starts} starts, "
+            f"{report.kills} kills, {report.in_a_write} of them with something half-written on disk, "
+            f"{report.starts} starts, "
             f"{report.seconds:.0f} s: {'every run the same bits' if report.same else 'DIFFERENT'}"
         )
     raise SystemExit(0 if report.same else 1)

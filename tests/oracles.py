@@ -1,10 +1,11 @@
-"""Slow references for every formula of PPO on language models: plain Python floats in, plain Python floats out.
+"""Slow references for every formula of PPO on language models: plain Python floats in, plain Python floats
+out.
 
-Written from the papers, never from the package, so that both can only agree by being right. One sequence is a list of
-floats, one per real token; there is no padding here. The value after the last real token is 0.
+Written from the papers, never from the package, so that both can only agree by being right. One sequence is a
+list of floats, one per real token; there is no padding here. The value after the last real token is 0.
 
-Sources: Schulman et al. 2016 (GAE), Schulman et al. 2017 (PPO-clip), Ziegler et al. 2019 (KL in the reward, adaptive
-coefficient), Ye et al. 2020 (dual clip).
+Sources: Schulman et al. 2016 (GAE), Schulman et al. 2017 (PPO-clip), Ziegler et al. 2019 (KL in the reward,
+adaptive coefficient), Ye et al. 2020 (dual clip).
 """
 
 import math
@@ -61,15 +62,19 @@ def ratio(logprob: float, old_logprob: float) -> float:
 
 
 def policy_loss(ratio: float, advantage: float, clip_epsilon: float, dual_clip: float = 0.0) -> float:
-    """-min(r A, clip(r, 1 - eps, 1 + eps) A); dual clip bounds that objective from below by c A where A < 0."""
+    """-min(r A, clip(r, 1 - eps, 1 + eps) A); dual clip bounds that objective from below by c A where A <
+    0."""
     objective = min(ratio * advantage, clip(ratio, 1 - clip_epsilon, 1 + clip_epsilon) * advantage)
     if dual_clip > 0 and advantage < 0:
         objective = max(objective, dual_clip * advantage)
     return -objective
 
 
-def policy_loss_gradient(ratio: float, advantage: float, clip_epsilon: float, dual_clip: float = 0.0) -> float:
-    """d loss / d logprob away from the kinks: -r A, and 0 wherever the ratio has left the trust region for gain."""
+def policy_loss_gradient(
+    ratio: float, advantage: float, clip_epsilon: float, dual_clip: float = 0.0
+) -> float:
+    """d loss / d logprob away from the kinks: -r A, and 0 wherever the ratio has left the trust region for
+    gain."""
     too_good = advantage > 0 and ratio > 1 + clip_epsilon
     too_low = advantage < 0 and ratio < 1 - clip_epsilon
     too_bad = advantage < 0 and 0 < dual_clip < ratio
@@ -77,7 +82,8 @@ def policy_loss_gradient(ratio: float, advantage: float, clip_epsilon: float, du
 
 
 def value_loss(value: float, target: float, old_value: float | None = None, value_clip: float = 0.0) -> float:
-    """(v - R)^2, without a factor 1/2; clipped: the larger of it and the error of v held within value_clip of v_old."""
+    """(v - R)^2, without a factor 1/2; clipped: the larger of it and the error of v held within value_clip
+    of v_old."""
     if old_value is None or value_clip == 0:
         return (value - target) ** 2
     held = old_value + clip(value - old_value, -value_clip, value_clip)

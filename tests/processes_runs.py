@@ -1,6 +1,8 @@
-"""What each process of `tests/test_processes.py` does. In: cases by name. Out: what the first process saw of each, as JSON.
+"""What each process of `tests/runtime/test_processes.py` does. In: cases by name. Out: what the first process
+saw of each, as JSON.
 
-`torchrun --nproc_per_node=N tests/processes_runs.py MODELS OUT CASE...`; by itself it is the run on one process.
+`torchrun --nproc_per_node=N tests/processes_runs.py MODELS OUT CASE...`; by itself it is the run on one
+process.
 """
 
 from __future__ import annotations
@@ -67,8 +69,8 @@ def run_case(models: Path, name: str) -> dict[str, Any]:
     import torch
 
     from proxima.config import PPOConfig
-    from proxima.glossary import is_defined
     from proxima.ppo_trainer import PPOTrainer
+    from proxima.runs.glossary import is_defined
 
     settings = {
         "rewards": (count_e,),
@@ -87,13 +89,25 @@ def run_case(models: Path, name: str) -> dict[str, Any]:
     for step in range(STEPS):
         batch = [PROMPTS[(step * count + i) % len(PROMPTS)] for i in range(count)]
         outcome = trainer.ppo_step(batch)
-        numbers = {key: value for key, value in outcome.items() if is_defined(key) and not key.startswith("seconds")}
+        numbers = {
+            key: value for key, value in outcome.items() if is_defined(key) and not key.startswith("seconds")
+        }
         assert outcome["sa_pairs"].tokens is not None
         tokens = [row[mask].tolist() for row, mask in zip(*_columns(outcome["sa_pairs"]), strict=True)]
-        steps.append({"numbers": numbers, "texts": outcome["generated_texts"], "rewards": outcome["rewards"], "tokens": tokens})
-    weights = [p.detach() for role in (trainer.models.policy, trainer.models.value) for p in role.parameters()]
+        steps.append(
+            {
+                "numbers": numbers,
+                "texts": outcome["generated_texts"],
+                "rewards": outcome["rewards"],
+                "tokens": tokens,
+            }
+        )
+    weights = [
+        p.detach() for role in (trainer.models.policy, trainer.models.value) for p in role.parameters()
+    ]
     held = sum(
-        (p.to_local() if hasattr(p, "to_local") else p).numel() for p in trainer.models.sft.backbone.network.parameters()
+        (p.to_local() if hasattr(p, "to_local") else p).numel()
+        for p in trainer.models.sft.backbone.network.parameters()
     )
     whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in weights]
     digest = hashlib.sha256(b"".join(p.contiguous().numpy().tobytes() for p in whole)).hexdigest()
@@ -109,7 +123,7 @@ def _columns(pairs: Any) -> tuple[Any, Any]:
 def main(models: str, out: str, *names: str) -> None:
     import torch
 
-    from proxima.processes.meeting import meet
+    from proxima.runtime.distributed.rendezvous import meet
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -1,4 +1,5 @@
-"""A small server that speaks as vLLM's does, with `transformers` and PEFT behind it; and that can be told to misbehave."""
+"""A small server that speaks as vLLM's does, with `transformers` and PEFT behind it; and that can be told
+to misbehave."""
 
 import json
 import threading
@@ -9,14 +10,17 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from proxima.sampling import kept_logits, truncate
+from proxima.core.sampling import kept_logits, truncate
 
 
 class RolloutServer:
-    """Real answers, unless `fault(server, path, asked, answer)` returns something else: an answer, text, or None to hang up."""
+    """Real answers, unless `fault(server, path, asked, answer)` returns something else: an answer, text,
+    or None to hang up."""
 
     def __init__(self, model, fault=None, processed=True):
-        self.base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)  # here: loading in two threads fails
+        self.base = AutoModelForCausalLM.from_pretrained(
+            model, dtype=torch.float32
+        )  # here: loading in two threads fails
         self.model, self.fault, self.processed = None, fault, processed
         self.loaded, self.paths, self.asked, self.unloaded = {}, {}, [], []
         self._lock = threading.Lock()
@@ -99,7 +103,9 @@ class RolloutServer:
         for _ in range(asked["max_tokens"]):
             scaled = raw[-1:] / asked["temperature"]
             logits = scaled.unsqueeze(1)
-            if (kept := truncate(scaled, asked["top_k"], asked["top_p"])) is not None and kept.ids is not None:
+            if (
+                kept := truncate(scaled, asked["top_k"], asked["top_p"])
+            ) is not None and kept.ids is not None:
                 cut = torch.ones_like(logits, dtype=torch.bool)
                 cut[0, 0, kept.ids[kept.ids >= 0].long()] = False
                 logits = logits.masked_fill(cut, -torch.inf)

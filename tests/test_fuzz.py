@@ -1,4 +1,5 @@
-"""Every parser on hostile input: it parses, or raises a ValueError or OSError in words; nothing else, and it ends."""
+"""Every parser on hostile input: it parses, or raises a ValueError or OSError in words; nothing else, and
+it ends."""
 
 import gzip
 import json
@@ -15,22 +16,26 @@ from hypothesis import strategies as st
 from proxima.base_setup import BaseSetup
 from proxima.cli import parse
 from proxima.config import PPOConfig, RewardSpec, StageConfig
-from proxima.config.settings import RANGES
+from proxima.config.settings_base import RANGES
 from proxima.data import read_demonstrations, read_preferences, read_prompts, read_ratings
-from proxima.data.check import check
-from proxima.data.show import show
-from proxima.label.sampling import read_items
+from proxima.data.data_check import check
+from proxima.data.show_data import show
 from proxima.models.reward_model import reward_warning
+from proxima.pages.label.label_items import read_items
 from proxima.ppo_trainer import PPOTrainer
-from proxima.rewards.endpoint import Unusable, check_status, read_reply, retry_after
-from proxima.rewards.outcome import Outcome
-from proxima.rewards.samples import Samples
-from proxima.rewards.server import BadRequest, read_batch
+from proxima.rewards.http_reward import Unusable, check_status, read_reply, retry_after
+from proxima.rewards.reward_outcome import Outcome
+from proxima.rewards.reward_samples import Samples
+from proxima.rewards.reward_server import BadRequest, read_batch
 
 quick = settings(
     max_examples=100,
     deadline=2000,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+    ],
     derandomize=True,
 )
 
@@ -53,7 +58,9 @@ NUMBERS = st.one_of(
 TEXT = st.text(st.characters(codec=None), max_size=30)  # lone surrogates too
 SCALARS = st.one_of(NUMBERS, TEXT, st.booleans(), st.none())
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXT, inner, max_size=4)), max_leaves=8
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXT, inner, max_size=4)),
+    max_leaves=8,
 )
 
 
@@ -67,7 +74,11 @@ FIELDS = sorted(PPOConfig().to_dict())
 def test_settings_from_any_mapping(values):
     config = parses_or_says_why(lambda: PPOConfig.from_dict(values))
     if config is not None:
-        assert all(math.isfinite(getattr(config, name)) for name in RANGES if isinstance(getattr(config, name, None), float))
+        assert all(
+            math.isfinite(getattr(config, name))
+            for name in RANGES
+            if isinstance(getattr(config, name, None), float)
+        )
         again = PPOConfig.from_dict(config.to_dict())
         assert again.to_dict() == config.to_dict()
     parses_or_says_why(lambda: StageConfig.from_dict(values))
@@ -75,7 +86,9 @@ def test_settings_from_any_mapping(values):
 
 YAML_TEXT = st.one_of(
     st.binary(max_size=80),
-    st.builds(lambda name, value: f"{name}: {value}\n".encode(errors="surrogatepass"), st.sampled_from(FIELDS), TEXT),
+    st.builds(
+        lambda name, value: f"{name}: {value}\n".encode(errors="surrogatepass"), st.sampled_from(FIELDS), TEXT
+    ),
     st.builds(
         lambda name, tag, value: f"{name}: !!{tag} {value}\n".encode(),
         st.sampled_from(FIELDS),
@@ -106,15 +119,29 @@ def test_settings_from_any_yaml(tmp_path, content):
     parses_or_says_why(lambda: StageConfig.from_yaml(path))
 
 
-LATER = ["trackers", "seed", "run_dir", "patience", "eval_every", "dual_clip", "value_clip", "warmup_steps", "kl_stop", "dtype"]
+LATER = [
+    "trackers",
+    "seed",
+    "run_dir",
+    "patience",
+    "eval_every",
+    "dual_clip",
+    "value_clip",
+    "warmup_steps",
+    "kl_stop",
+    "dtype",
+]
 
 
 @pytest.mark.parametrize(
     "content",
     [
         "batch_size: " + "[" * 100_000,
-        "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij")),
-        "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise(["x", *LATER])).replace("*x", "x")
+        "a: &a [x, x]\n"
+        + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij")),
+        "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise(["x", *LATER])).replace(
+            "*x", "x"
+        )
         + f"model_name: *{LATER[-1]}\n",
         "batch_size: &a [*a]\n",
         "batch_size: " + "9" * 10_000,
@@ -141,7 +168,11 @@ def test_bombs_and_oddities_in_yaml_are_refused_in_words(tmp_path, monkeypatch, 
 
 
 @quick
-@given(st.one_of(TEXT, st.from_regex(r"\A[0-9.eE+*-]{0,6}[a-z:/\[\]]{0,9}(,[a-z]{1,3}=[-'\"\\0-9a-z_:.~]{0,8}){0,3}\Z")))
+@given(
+    st.one_of(
+        TEXT, st.from_regex(r"\A[0-9.eE+*-]{0,6}[a-z:/\[\]]{0,9}(,[a-z]{1,3}=[-'\"\\0-9a-z_:.~]{0,8}){0,3}\Z")
+    )
+)
 def test_reward_texts(text):
     spec = parses_or_says_why(lambda: RewardSpec.of(text))
     if spec is not None:
@@ -157,7 +188,8 @@ def test_reward_values(value):
 
 
 PLAIN = st.text(
-    st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"], exclude_characters="\ufeff"), max_size=12
+    st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"], exclude_characters="\ufeff"),
+    max_size=12,
 )
 
 
@@ -180,15 +212,31 @@ CELLS = st.one_of(
     SCALARS,
     st.lists(
         st.fixed_dictionaries(
-            {"role": st.sampled_from(["user", "assistant", "system", ""]), "content": st.one_of(TEXT, st.none())},
+            {
+                "role": st.sampled_from(["user", "assistant", "system", ""]),
+                "content": st.one_of(TEXT, st.none()),
+            },
             optional={"tool_calls": VALUES},
         ),
         max_size=3,
     ),
     VALUES,
 )
-COLUMNS = ["prompt", "completion", "chosen", "rejected", "rating", "messages", "instruction", "input", "chosen_ended", "query"]
-ROWS = st.lists(st.dictionaries(st.one_of(st.sampled_from(COLUMNS), TEXT), CELLS, max_size=4), min_size=1, max_size=3)
+COLUMNS = [
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+    "rating",
+    "messages",
+    "instruction",
+    "input",
+    "chosen_ended",
+    "query",
+]
+ROWS = st.lists(
+    st.dictionaries(st.one_of(st.sampled_from(COLUMNS), TEXT), CELLS, max_size=4), min_size=1, max_size=3
+)
 JSON_LINES = ROWS.map(lambda rows: b"".join(dump(row) + b"\n" for row in rows))
 READERS = (read_prompts, read_demonstrations, read_preferences, read_ratings)
 
@@ -203,7 +251,8 @@ def chat_tokenizer(tiny_folders):
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_folders["qwen3"])
     tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.role }}: {{ m.content + '' }}\n{% endfor %}{{ 'a:' if add_generation_prompt }}"
+        "{% for m in messages %}{{ m.role }}: {{ m.content + '' }}\n{% endfor %}{{ "
+        "'a:' if add_generation_prompt }}"
     )
     return tokenizer
 
@@ -227,10 +276,18 @@ def read_all(path, tokenizer):
 @pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".tsv", ".txt", ".jsonl.gz"])
 def test_data_files_of_any_bytes(tmp_path, chat_tokenizer, ending, capsys):
     @settings(quick, max_examples=40)
-    @given(st.one_of(st.binary(max_size=200), JSON_LINES, ROWS.map(lambda rows: b"[" + b",".join(map(dump, rows)) + b"]")))
+    @given(
+        st.one_of(
+            st.binary(max_size=200),
+            JSON_LINES,
+            ROWS.map(lambda rows: b"[" + b",".join(map(dump, rows)) + b"]"),
+        )
+    )
     def run(content):
         path = tmp_path / f"data{ending}"
-        path.write_bytes(gzip.compress(content, mtime=0) if ending.endswith(".gz") and len(content) % 2 else content)
+        path.write_bytes(
+            gzip.compress(content, mtime=0) if ending.endswith(".gz") and len(content) % 2 else content
+        )
         read_all(path, chat_tokenizer)
 
     run()
@@ -362,7 +419,9 @@ def test_damaged_adapters(tiny_folders, adapter, tmp_path, role):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(adapter, folder)
         damage(folder / name, kind, place, filler)
-        parses_or_says_why(lambda: BaseSetup(PPOConfig(model_name=tiny_folders["qwen3"], lora_r=2, **{role: str(folder)})))
+        parses_or_says_why(
+            lambda: BaseSetup(PPOConfig(model_name=tiny_folders["qwen3"], lora_r=2, **{role: str(folder)}))
+        )
 
     run()
 
@@ -390,7 +449,9 @@ def test_adapters_with_any_settings(tiny_folders, adapter, tmp_path):
         shutil.copytree(adapter, folder)
         settings_of = json.loads((folder / "adapter_config.json").read_text())
         (folder / "adapter_config.json").write_text(json.dumps(settings_of | changes))
-        parses_or_says_why(lambda: BaseSetup(PPOConfig(model_name=tiny_folders["qwen3"], lora_r=2, sft_adapter=str(folder))))
+        parses_or_says_why(
+            lambda: BaseSetup(PPOConfig(model_name=tiny_folders["qwen3"], lora_r=2, sft_adapter=str(folder)))
+        )
 
     run()
 

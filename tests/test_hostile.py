@@ -1,5 +1,5 @@
-"""Hostile input, seen from outside: keys in addresses, terminal escapes, pipes, damaged files, halves of characters, endless
-scripts. Each is refused in words, or does no harm."""
+"""Hostile input, seen from outside: keys in addresses, terminal escapes, pipes, damaged files, halves of
+characters, endless scripts. Each is refused in words, or does no harm."""
 
 import gzip
 import json
@@ -18,21 +18,21 @@ import pytest
 from proxima.cli import main, parse
 from proxima.config import PPOConfig, RewardSpec
 from proxima.config.secrets import hide_address, is_secret
-from proxima.config.settings import read_yaml
+from proxima.config.settings_base import read_yaml
+from proxima.core.terminal_text import mended, printable, visible
 from proxima.data import BrokenData, check, open_rows, read_demonstrations, read_preferences, read_prompts
-from proxima.export import export as export_model
-from proxima.label import Item, Store, export, in_words, summarize
-from proxima.label.sampling import read_items
-from proxima.migrate import migrate
+from proxima.pages.label import Item, Store, export, in_words, summarize
+from proxima.pages.label.label_items import read_items
+from proxima.pages.report import summary, write_report
+from proxima.pages.web import Site
+from proxima.pages.web import page_server as web_server
 from proxima.ppo_trainer import PPOTrainer
-from proxima.ppo_trainer.state import changed_settings
-from proxima.report import summary, write_report
+from proxima.ppo_trainer.trainer_state import changed_settings
 from proxima.runs import Run
-from proxima.text import mended, printable, visible
-from proxima.web import Site
-from proxima.web import server as web_server
+from proxima.tools.export import export as export_model
+from proxima.tools.migrate import migrate
 from tests.fake_run import write_run
-from tests.test_reward_http import Server, answer, lengths
+from tests.rewards.test_reward_http import Server, answer, lengths
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m"
 HALF = "\ud800"
@@ -74,10 +74,16 @@ def test_an_address_is_shown_without_what_may_be_a_key(address, shown):
 
 def test_options_are_known_by_their_names():
     assert all(
-        map(is_secret, ("api_key", "key", "hf_token", "token", "headers", "openai-api-key", "client_secret", "PASSWORD"))
+        map(
+            is_secret,
+            ("api_key", "key", "hf_token", "token", "headers", "openai-api-key", "client_secret", "PASSWORD"),
+        )
     )
     assert not any(
-        map(is_secret, ("token_env", "send_ids", "low", "max_tokens", "eos_token", "stop_token", "keyword", "batch"))
+        map(
+            is_secret,
+            ("token_env", "send_ids", "low", "max_tokens", "eos_token", "stop_token", "keyword", "batch"),
+        )
     )
 
 
@@ -91,10 +97,17 @@ def test_a_key_is_used_but_reaches_nothing_that_a_run_leaves(tiny, tmp_path, mon
         answer(handler, {"rewards": lengths(batch)})
 
     server, told = Server(behave), []
-    monkeypatch.setattr("proxima.run_folder.open_trackers", lambda names, path, settings, step: told.append(settings) or [])
-    settings = {"rewards": (f"{server.url}?api_key={KEY}&x={KEY}2", RewardSpec(with_key, options={"api_key": KEY}))}
+    monkeypatch.setattr(
+        "proxima.runs.run_writer.open_trackers",
+        lambda names, path, settings, step: told.append(settings) or [],
+    )
+    settings = {
+        "rewards": (f"{server.url}?api_key={KEY}&x={KEY}2", RewardSpec(with_key, options={"api_key": KEY}))
+    }
     shape = {"batch_size": 2, "max_new_tokens": 3, "lora_r": 2, "checkpoint_every": 1, "ppo_epochs": 1}
-    config = PPOConfig(tiny, run_dir=str(tmp_path), run_name="one", **settings, **shape, lr_schedule="constant")
+    config = PPOConfig(
+        tiny, run_dir=str(tmp_path), run_name="one", **settings, **shape, lr_schedule="constant"
+    )
     PPOTrainer(config).train(["a", "b"], 1)
     assert f"/score?api_key={KEY}&x={KEY}2" in paths
     PPOTrainer(config).train(["a", "b"], 2, resume=True)
@@ -106,7 +119,9 @@ def test_a_key_is_used_but_reaches_nothing_that_a_run_leaves(tiny, tmp_path, mon
     assert leaks == []
     assert told
     assert KEY not in str(told) + repr(config) + caplog.text + "".join(capfd.readouterr())
-    with pytest.raises(ValueError, match=r"holds \*\*\*, for a key is not written down; give the reward again"):
+    with pytest.raises(
+        ValueError, match=r"holds \*\*\*, for a key is not written down; give the reward again"
+    ):
         PPOTrainer(PPOConfig.from_yaml(tmp_path / "one" / "config.yaml"))
 
 
@@ -125,9 +140,14 @@ def test_a_checkpoint_of_an_earlier_version_that_holds_a_key_is_still_resumed():
 def test_a_key_in_a_settings_file_is_taken_whole_and_messages_do_not_repeat_it(tmp_path, capsys):
     address = f"http://127.0.0.1:9/score?api_key={KEY}"
     (tmp_path / "run.yaml").write_text(f"rewards: ['{address}']\n")
-    assert parse(["train", "--config", str(tmp_path / "run.yaml"), "--data", "x"]).ppo.rewards[0].source == address
+    assert (
+        parse(["train", "--config", str(tmp_path / "run.yaml"), "--data", "x"]).ppo.rewards[0].source
+        == address
+    )
     for reward in (f"nan*{address}", f"{address},timeout=none,token={KEY}", f"x*{address}"):
-        code, shown = ends(["train", "--model-name", "embedded", "--data", "no.txt", "--rewards", reward], capsys)
+        code, shown = ends(
+            ["train", "--model-name", "embedded", "--data", "no.txt", "--rewards", reward], capsys
+        )
         assert code == 2
         assert KEY not in shown
     assert KEY not in ends(["train", "--config", str(tmp_path / "run.yaml"), "--help"], capsys)[1]
@@ -138,12 +158,18 @@ def test_a_key_in_a_settings_file_is_taken_whole_and_messages_do_not_repeat_it(t
 
 def test_nothing_that_steers_a_terminal_is_left_and_line_breaks_and_joiners_are():
     assert visible("a\n\x1b[2J") == r"a\n\x1b[2J"
-    assert printable("a\n\tb\x1b[2J\r\u202e\u2028\ud800 👩\u200d🔬") == "a\n\tb\\x1b[2J\\r\\u202e\\u2028\\ud800 👩\u200d🔬"
+    assert (
+        printable("a\n\tb\x1b[2J\r\u202e\u2028\ud800 👩\u200d🔬")
+        == "a\n\tb\\x1b[2J\\r\\u202e\\u2028\\ud800 👩\u200d🔬"
+    )
 
 
 def test_generate_shows_escapes_instead_of_obeying_them(tiny, tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": f"one {ESCAPE}\nmore"}) + "\n")
-    code, shown = ends(["generate", "--model-name", tiny, "--data", str(tmp_path / "p.jsonl"), "--max-new-tokens", "4"], capsys)
+    code, shown = ends(
+        ["generate", "--model-name", tiny, "--data", str(tmp_path / "p.jsonl"), "--max-new-tokens", "4"],
+        capsys,
+    )
     assert code == 0
     assert "one \\x1b]0;owned\\x07\\x1b[2J\\u202e\\x9b31m\nmore\n  -> " in shown
     assert not steers(shown)
@@ -174,14 +200,18 @@ def test_warnings_logs_and_summaries_show_escapes_instead_of_obeying_them(tmp_pa
     folder = tmp_path / f"w{ESCAPE}"
     folder.mkdir()
     (tmp_path / "x.jsonl").rename(folder / "x.jsonl")
-    code, shown = ends(["generate", "--model-name", "no/such", "--data", str(folder), "--prompt", "a"], capsys)
+    code, shown = ends(
+        ["generate", "--model-name", "no/such", "--data", str(folder), "--prompt", "a"], capsys
+    )
     assert code == 2
     assert not steers(shown)
     store = Store(tmp_path / "f.db")
     store.add_items([Item("p", "a", "b", True, True, f"one{ESCAPE}", f"two{ESCAPE}")])
     store.add_answer(1, "Ann", "1")
     assert steers("".join(in_words(summarize(store))))
-    code, shown = ends(["label", "--db", str(tmp_path / "f.db"), "--export", str(tmp_path / "o.jsonl")], capsys)
+    code, shown = ends(
+        ["label", "--db", str(tmp_path / "f.db"), "--export", str(tmp_path / "o.jsonl")], capsys
+    )
     assert code == 0
     assert not steers(shown)
 
@@ -189,7 +219,7 @@ def test_warnings_logs_and_summaries_show_escapes_instead_of_obeying_them(tmp_pa
 def test_a_message_of_the_log_is_one_line_without_escapes(tmp_path):
     code = (
         "import logging, proxima.cli as cli\n"
-        "from proxima.run_folder import _log_file\n"
+        "from proxima.runs.run_writer import _log_file\n"
         "from pathlib import Path\n"
         f"with _log_file(Path({str(tmp_path / 'log.txt')!r})), cli._safe_log():\n"
         f"    logging.getLogger('proxima.x').warning('a\\nb %s', {ESCAPE!r})\n"
@@ -197,7 +227,9 @@ def test_a_message_of_the_log_is_one_line_without_escapes(tmp_path):
         f"    logging.getLogger('proxima.x').warning('c\\nd %s', {ESCAPE!r})\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "src")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
     written = (tmp_path / "log.txt").read_text()
     for text in (written, done.stderr):
         assert not steers(text)
@@ -226,10 +258,14 @@ BAD_ROWS = [
 
 
 @pytest.mark.parametrize(("read", "good", "bad"), BAD_ROWS)
-def test_half_a_surrogate_pair_in_a_message_is_a_bad_row_with_its_line(chat_tokenizer, tmp_path, read, good, bad):
+def test_half_a_surrogate_pair_in_a_message_is_a_bad_row_with_its_line(
+    chat_tokenizer, tmp_path, read, good, bad
+):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in (good, bad, bad)))
-    with pytest.warns(UserWarning, match=r"rows.jsonl: 2 of 3 rows are left out: 2 with half of a surrogate pair .*line 2"):
+    with pytest.warns(
+        UserWarning, match=r"rows.jsonl: 2 of 3 rows are left out: 2 with half of a surrogate pair .*line 2"
+    ):
         assert len(read(path, chat_tokenizer)) == 1
     for tokenizer in (None, chat_tokenizer):
         report = check(path, tokenizer)
@@ -261,17 +297,28 @@ def test_half_a_surrogate_pair_elsewhere_is_said_with_its_place(tmp_path, tiny, 
 def test_a_folder_whose_name_is_no_text_can_be_worked_with(tmp_path):
     """Names of files are bytes; what cannot be printed is shown, after the work is done."""
     folder = write_run(tmp_path / os.fsdecode(b"r\xff"), 3)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "src"), "PYTHONIOENCODING": "ascii"}
-    for words in (["report", folder], ["compare", folder, write_run(tmp_path / "two", 3), "--out", folder / "c.html"]):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parent.parent / "src"),
+        "PYTHONIOENCODING": "ascii",
+    }
+    for words in (
+        ["report", folder],
+        ["compare", folder, write_run(tmp_path / "two", 3), "--out", folder / "c.html"],
+    ):
         command = [sys.executable, "-m", "proxima", *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+        )
         assert done.returncode == 0, done.stderr
         assert "\\udcff" in done.stdout
     assert {"report.html", "c.html"} <= {path.name for path in folder.iterdir()}
 
 
 def test_settings_are_a_small_file(tmp_path):
-    (tmp_path / "s.yaml").write_text("seed: " + "1:" * 200_000 + "1\n")  # a number to the base 60 that takes minutes
+    (tmp_path / "s.yaml").write_text(
+        "seed: " + "1:" * 200_000 + "1\n"
+    )  # a number to the base 60 that takes minutes
     assert "that is no file of settings" in str(within(20, read_yaml, tmp_path / "s.yaml"))
 
 
@@ -280,7 +327,9 @@ def test_a_run_with_halves_of_characters_is_reported_and_compared(tmp_path, caps
     one, two = write_run(tmp_path / "one", 3), write_run(tmp_path / "two", 3)
     for raw in (False, True):
         for name in ("results.json", "samples.jsonl", "warnings.jsonl", "environment.json", "data.json"):
-            halves = dict.fromkeys(("prompt", "text", "kind", "message", "stop_reason", "data", "git_commit"), f"p{HALF}")
+            halves = dict.fromkeys(
+                ("prompt", "text", "kind", "message", "stop_reason", "data", "git_commit"), f"p{HALF}"
+            )
             text = json.dumps({"step": 1, "reward": 1, **halves}, ensure_ascii=not raw)
             (two / name).write_bytes(text.encode("utf-8", "surrogatepass") + b"\n")
         page = write_report(Run(two))
@@ -296,7 +345,8 @@ def test_a_run_with_halves_of_characters_is_reported_and_compared(tmp_path, caps
 
 
 def within(seconds, function, *arguments):
-    """What it returns or raises; a test that hangs would never end, so it runs in a thread that may be left behind."""
+    """What it returns or raises; a test that hangs would never end, so it runs in a thread that may be
+    left behind."""
     outcome = []
 
     def call():
@@ -327,7 +377,15 @@ def test_a_pipe_or_a_device_as_data_is_refused_at_once(tmp_path, name):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_a_pipe_among_the_files_of_a_run_is_a_problem_and_not_a_wait(tmp_path):
     folder = write_run(tmp_path / "r", 3)
-    names = ["metrics.jsonl", "samples.jsonl", "warnings.jsonl", "config.yaml", "results.json", "environment.json", "data.json"]
+    names = [
+        "metrics.jsonl",
+        "samples.jsonl",
+        "warnings.jsonl",
+        "config.yaml",
+        "results.json",
+        "environment.json",
+        "data.json",
+    ]
     names += [".lock", "evaluation.json", "tokens/step-00000001.json"]
     for name in names:
         (folder / name).parent.mkdir(exist_ok=True)
@@ -396,7 +454,10 @@ def test_names_that_refer_to_each_other_are_read_in_little_time(tmp_path, shape)
     line, setting = SHAPES[shape]
     chain = "\n".join(line.format(i=i, j=i + 1) for i in range(18))
     path = tmp_path / "old.py"
-    path.write_text(f"from trl import PPOConfig, PPOTrainer\n{chain}\na18 = 0\nc = PPOConfig({setting}=a0, kl_coef=0.25)\n")
+    path.write_text(
+        f"from trl import PPOConfig, PPOTrainer\n{chain}\na18 = 0\nc = PPOConfig({setting}=a0, "
+        "kl_coef=0.25)\n"
+    )
     found = within(60, migrate, str(path))
     assert found.settings["kl_coef"] == 0.25
 
@@ -419,12 +480,15 @@ def test_what_label_exports_is_as_private_as_the_umask_says(tmp_path):
 
 
 def test_opening_the_page_shows_the_token_to_nobody_else(monkeypatch):
-    """The browser is started with the name of a file that only this user can read; it leads on to the page."""
+    """The browser is started with the name of a file that only this user can read; it leads on to the
+    page."""
     seen = {}
 
     def browser(url):
         page = Path(url.removeprefix("file://"))
-        seen.update(url=url, text=page.read_text(), modes=[stat.S_IMODE(page.parent.stat().st_mode)], page=page)
+        seen.update(
+            url=url, text=page.read_text(), modes=[stat.S_IMODE(page.parent.stat().st_mode)], page=page
+        )
 
     class Nothing:
         def run(self, sockets):

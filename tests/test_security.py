@@ -1,4 +1,5 @@
-"""What strangers bring cannot run, read, write or leak: checkpoints, data, replies, names; secrets stay in the environment."""
+"""What strangers bring cannot run, read, write or leak: checkpoints, data, replies, names; secrets stay in
+the environment."""
 
 import ast
 import dataclasses
@@ -16,15 +17,18 @@ import pytest
 import torch
 
 from proxima.base_setup import BaseSetup
-from proxima.commands import COMMANDS
+from proxima.cli.commands import COMMANDS
 from proxima.config import PPOConfig, StageConfig
-from proxima.rewards.model import ClassifierSource
-from tests.test_reward_http import Server, answer, lengths
+from proxima.rewards.model_reward import ClassifierSource
+from tests.rewards.test_reward_http import Server, answer, lengths
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "proxima"
 FILES = sorted(SOURCE.rglob("*.py"))
-SECRETS = {name: f"sec-{name.lower()}-9f27" for name in ("REWARD_TOKEN", "HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY")}
+SECRETS = {
+    name: f"sec-{name.lower()}-9f27"
+    for name in ("REWARD_TOKEN", "HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY")
+}
 
 # --- the source ---
 
@@ -34,8 +38,25 @@ FORBIDDEN_CALLS = {
     "numpy.load", "numpy.fromfile", "pandas.read_pickle", "os.system", "os.popen", "os.execv", "os.execvp", "os.spawnl",
     "subprocess.getoutput", "subprocess.getstatusoutput", "tempfile.mktemp",
 }  # fmt: skip
-FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "pty", "commands", "telnetlib"}
-FORBIDDEN_ARGUMENTS = {"trust_remote_code": True, "shell": True, "allow_pickle": True, "weights_only": False, "verify": False}
+FORBIDDEN_MODULES = {
+    "pickle",
+    "cPickle",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "marshal",
+    "shelve",
+    "pty",
+    "commands",
+    "telnetlib",
+}
+FORBIDDEN_ARGUMENTS = {
+    "trust_remote_code": True,
+    "shell": True,
+    "allow_pickle": True,
+    "weights_only": False,
+    "verify": False,
+}
 
 
 def names_of(tree):
@@ -44,7 +65,9 @@ def names_of(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {
-                alias.asname or alias.name.split(".")[0]: alias.name if alias.asname else alias.name.split(".")[0]
+                alias.asname or alias.name.split(".")[0]: alias.name
+                if alias.asname
+                else alias.name.split(".")[0]
                 for alias in node.names
             }
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -64,7 +87,9 @@ def dangers(code):
             found |= {full} & FORBIDDEN_CALLS
             for keyword in node.keywords:
                 if isinstance(keyword.value, ast.Constant) and keyword.arg in FORBIDDEN_ARGUMENTS:
-                    found |= {keyword.arg} if keyword.value.value is FORBIDDEN_ARGUMENTS[keyword.arg] else set()
+                    found |= (
+                        {keyword.arg} if keyword.value.value is FORBIDDEN_ARGUMENTS[keyword.arg] else set()
+                    )
     return found
 
 
@@ -93,7 +118,16 @@ def test_the_search_finds_what_it_should(code):
 @pytest.mark.parametrize("path", [*SOURCE.rglob("*.js"), *SOURCE.rglob("*.html")], ids=lambda path: path.name)
 def test_pages_set_text_never_markup(path):
     text = path.read_text()
-    bad = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "srcdoc", "javascript:")
+    bad = (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+        "srcdoc",
+        "javascript:",
+    )
     assert [word for word in bad if word in text] == []
 
 
@@ -111,7 +145,10 @@ def trap(folder, target, kind, canary):
     if kind == "tokenizer":
         settings |= {"auto_map": {"AutoTokenizer": ["trap.T", "trap.T"]}, "tokenizer_class": "T"}
     else:
-        settings |= {"auto_map": {"AutoConfig": "trap.C", "AutoModelForCausalLM": "trap.M"}, "model_type": "trap"}
+        settings |= {
+            "auto_map": {"AutoConfig": "trap.C", "AutoModelForCausalLM": "trap.M"},
+            "model_type": "trap",
+        }
     (copied / name).write_text(json.dumps(settings))
     return str(copied)
 
@@ -133,7 +170,12 @@ def test_code_beside_a_checkpoint_is_not_run(tiny, tmp_path, kind):
 def test_remote_code_is_off_everywhere_by_default():
     assert not PPOConfig().trust_remote_code
     assert not StageConfig().trust_remote_code
-    flags = [field for kind in COMMANDS.values() for field in dataclasses.fields(kind) if field.name == "trust_remote_code"]
+    flags = [
+        field
+        for kind in COMMANDS.values()
+        for field in dataclasses.fields(kind)
+        if field.name == "trust_remote_code"
+    ]
     assert flags
     assert not any(field.default for field in flags)
 
@@ -167,9 +209,15 @@ proxima.cli.main()
 
 
 def run_watched(tmp_path, *arguments, canary="/nowhere", env=None, cwd=None):
-    """A command in a process that reports every file written outside its folders, the canary read, and processes started."""
+    """A command in a process that reports every file written outside its folders, the canary read, and
+    processes started."""
     allowed = os.pathsep.join([str(tmp_path), "/dev/", "/proc/"])
-    home = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+    home = {
+        "HOME": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_HUB_OFFLINE": "1",
+    }
     given = {
         "PYTHONPATH": str(ROOT / "src"),
         "PATH": os.environ["PATH"],
@@ -178,7 +226,13 @@ def run_watched(tmp_path, *arguments, canary="/nowhere", env=None, cwd=None):
     }
     command = [sys.executable, "-c", WATCHER, str(canary), allowed, *map(str, arguments)]
     return subprocess.run(
-        command, env=given | home | (env or {}), cwd=cwd or tmp_path, capture_output=True, text=True, timeout=120, check=False
+        command,
+        env=given | home | (env or {}),
+        cwd=cwd or tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -191,7 +245,17 @@ def test_a_row_cannot_make_a_command_touch_another_file(tmp_path, tiny):
         "label": "../../escape", "run_name": "../../escape", "$ref": place, "data_files": place, "__class__": "os.system",
     }  # fmt: skip
     (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 2)
-    train = ["train", "--model", tiny, "--data", "rows.jsonl", "--rewards", "length_band,low=1,high=2", "--max-new-tokens", "3"]
+    train = [
+        "train",
+        "--model",
+        tiny,
+        "--data",
+        "rows.jsonl",
+        "--rewards",
+        "length_band,low=1,high=2",
+        "--max-new-tokens",
+        "3",
+    ]
     for command in (
         ["data", "check", "rows.jsonl"],
         [*train, "--batch-size", "2", "--minibatch-size", "2", "--ppo-epochs", "1"],
@@ -199,8 +263,18 @@ def test_a_row_cannot_make_a_command_touch_another_file(tmp_path, tiny):
         done = run_watched(tmp_path, *command, canary=canary)
         assert done.returncode == 0, done.stderr
         assert "TOUCHED" not in done.stderr
-        started = {Path(line.split()[-1]).name for line in done.stderr.splitlines() if line.startswith("STARTED")}
-        assert started <= {"ldconfig", "gcc", "cc", "ld", "uname", "lscpu", "git"}  # for libraries; git for environment.json
+        started = {
+            Path(line.split()[-1]).name for line in done.stderr.splitlines() if line.startswith("STARTED")
+        }
+        assert started <= {
+            "ldconfig",
+            "gcc",
+            "cc",
+            "ld",
+            "uname",
+            "lscpu",
+            "git",
+        }  # for libraries; git for environment.json
     assert canary.read_text() == "not for you"
     assert not list(tmp_path.parent.glob("escape*"))
 
@@ -227,7 +301,18 @@ def test_secrets_of_the_environment_reach_no_file_and_no_output(tmp_path, tiny):
     try:
         (tmp_path / "prompts.txt").write_text("one\ntwo\nthree\nfour\n")
         reward = f"{server.url},token_env=REWARD_TOKEN,retries=0"
-        flags = ["--model", tiny, "--data", "prompts.txt", "--rewards", reward, "--max-new-tokens", "3", "--ppo-epochs", "1"]
+        flags = [
+            "--model",
+            tiny,
+            "--data",
+            "prompts.txt",
+            "--rewards",
+            reward,
+            "--max-new-tokens",
+            "3",
+            "--ppo-epochs",
+            "1",
+        ]
         sizes = ["--batch-size", "2", "--minibatch-size", "2"]
         for command in (
             ["doctor", *flags, *sizes, "--samples", "2"],
@@ -246,13 +331,18 @@ def test_secrets_of_the_environment_reach_no_file_and_no_output(tmp_path, tiny):
     assert not any(value in headers for name, value in SECRETS.items() if name != "REWARD_TOKEN")
     assert not any(value in shown for value in SECRETS.values())
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert {"config.yaml", "metrics.jsonl", "evaluation.json", "report.html", "README.md"} <= {path.name for path in files}
+    assert {"config.yaml", "metrics.jsonl", "evaluation.json", "report.html", "README.md"} <= {
+        path.name for path in files
+    }
     assert any("tfevents" in path.name for path in files)
-    assert [str(path) for path in files if any(value.encode() in path.read_bytes() for value in SECRETS.values())] == []
+    assert [
+        str(path) for path in files if any(value.encode() in path.read_bytes() for value in SECRETS.values())
+    ] == []
 
 
 def test_nobody_is_told_to_install_our_name_from_the_package_index():
-    """There it is somebody else's package: extras are installed from the checkout, other packages by their names."""
+    """There it is somebody else's package: extras are installed from the checkout, other packages by their
+    names."""
     files = [path for folder in ("src", "docs", "examples") for path in (ROOT / folder).rglob("*")]
     files = [ROOT / "README.md", *(path for path in files if path.suffix in (".py", ".md", ".yaml"))]
     texts = {path: path.read_text(encoding="utf-8") for path in files}

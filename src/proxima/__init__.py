@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from proxima.threads import shorten_waits
+from proxima.core import moved_modules
+from proxima.runtime.threads import shorten_waits
 
 if TYPE_CHECKING:
     from proxima.advantage import GAEAdvantage, ReturnCalculator, TDError, compute_advantages
     from proxima.base_setup import BaseSetup
     from proxima.config import PPOConfig, RewardSpec
+    from proxima.core.pairs import SAPairs
     from proxima.evaluator import Evaluator
     from proxima.experience_buffer import ExperienceBuffer
     from proxima.models import PolicyModel, RewardModel, SFTModel, ValueModel
-    from proxima.pairs import SAPairs
     from proxima.ppo_trainer import (
         ModelTrainer,
         PPOTrainer,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+moved_modules.install()
 shorten_waits()  # before torch is loaded, by us or by whoever imports us
 
 _HOME = {
@@ -47,7 +49,7 @@ _HOME = {
     "RewardModel": "models",
     "RewardSpec": "config",
     "Run": "runs",
-    "SAPairs": "pairs",
+    "SAPairs": "core.pairs",
     "SFTModel": "models",
     "SequenceGenerator": "ppo_trainer",
     "TDError": "advantage",
@@ -62,7 +64,8 @@ __all__ = sorted(_HOME)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when first used, so that `import proxima` and the command line's --help stay quick."""
+    """Public names are imported when first used, so that `import proxima` and the command line's --help
+    stay quick."""
     if name not in _HOME:
         raise AttributeError(f"module 'proxima' has no attribute {name!r}")
     return getattr(importlib.import_module(f"proxima.{_HOME[name]}"), name)

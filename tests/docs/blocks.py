@@ -1,5 +1,7 @@
-"""Code blocks of a page. In: Markdown. Out: `Block`s in order; a ValueError with page, line and remedy where one breaks the
-convention: a block is run, parsed, written to a file (`title=`), shown (`text`), or carries the reason why it is not run."""
+"""Code blocks of a page. In: Markdown. Out: `Block`s in order; a ValueError with page, line and remedy where
+one breaks the
+convention: a block is run, parsed, written to a file (`title=`), shown (`text`), or carries the reason why
+    it is not run."""
 
 from __future__ import annotations
 
@@ -63,7 +65,10 @@ def _fences(page: Path) -> Iterator[Block]:
         opening = FENCE.match(lines[at])
         if not opening:
             if re.match(r"^\s*>[>\s]*(```|~~~)", lines[at]):
-                raise ValueError(f"{page.name}, line {at + 1}: a fence inside a quote is not read; take it out of the quote")
+                raise ValueError(
+                    f"{page.name}, line {at + 1}: a fence inside a quote is not read; take it out of the "
+                    "quote"
+                )
             at += 1
             continue
         end = _closing(lines, at, opening["fence"])
@@ -101,7 +106,9 @@ def _mark(page: Path, lines: list[str], at: int) -> tuple[str, str]:
     where = f"{page.name}, line {at}"
     if not found:
         if LIKE_A_MARK.match(above):
-            raise ValueError(f"{where}: {above} is no mark; the marks are <!-- not run: WHY --> and <!-- server -->")
+            raise ValueError(
+                f"{where}: {above} is no mark; the marks are <!-- not run: WHY --> and <!-- server -->"
+            )
         if not above and at > 1 and MARK.match(lines[at - 2].strip()):
             raise ValueError(f"{where}: take out the empty line between the mark and its block")
         return "", ""
@@ -116,11 +123,17 @@ def _checked(block: Block) -> Block:
         return ValueError(f"{block.place}: {what}")
 
     if block.language not in (*RUN, *PARSED, *SHOWN):
-        raise wrong(f"a block of {block.language!r}; {HINT}" if block.language else f"a block without a language; {HINT}")
+        raise wrong(
+            f"a block of {block.language!r}; {HINT}"
+            if block.language
+            else f"a block without a language; {HINT}"
+        )
     if block.title:
         path = PurePosixPath(block.title)
         if path.is_absolute() or ".." in path.parts:
-            raise wrong(f"the title {block.title!r} is the name of a file to write; it must stay in the page's folder")
+            raise wrong(
+                f"the title {block.title!r} is the name of a file to write; it must stay in the page's folder"
+            )
     if block.server and (block.language != "bash" or block.title):
         raise wrong("only a bash block without a title can be a server")
     if block.not_run and (block.title or block.language in SHOWN):
@@ -139,7 +152,10 @@ def _checked(block: Block) -> Block:
 
 
 def proxima_commands(script: str) -> Iterator[list[str]]:
-    """The arguments of every `proxima` in a script, whatever stands before it (`torchrun ... -m`, variables)."""
+    """The arguments of every `proxima` in a script, whatever stands before it (`torchrun ...
+
+    -m`, variables).
+    """
     for line in re.sub(r"\\\n", " ", script).splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
         lexer.whitespace_split, lexer.commenters = True, "#"

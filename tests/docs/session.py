@@ -1,5 +1,5 @@
-"""A page as a newcomer's session. In: a page and an empty folder. Out: its files written and its blocks run there, in order; an
-AssertionError with page, line and what was printed where one fails."""
+"""A page as a newcomer's session. In: a page and an empty folder. Out: its files written and its blocks
+run there, in order; an AssertionError with page, line and what was printed where one fails."""
 
 from __future__ import annotations
 
@@ -48,10 +48,13 @@ def run_page(page: Path, folder: Path, server_start: float = SERVER_START) -> No
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """This process's, with the checkout's package and the environment's programs first, a home of its own, and no way out."""
+    """This process's, with the checkout's package and the environment's programs first, a home of its own,
+    and no way out."""
     home = folder.parent / f"{folder.name}-home"
     home.mkdir(exist_ok=True)
-    proxies = {name: NOWHERE for way in ("http_proxy", "https_proxy", "all_proxy") for name in (way, way.upper())}
+    proxies = {
+        name: NOWHERE for way in ("http_proxy", "https_proxy", "all_proxy") for name in (way, way.upper())
+    }
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "HF_"))},
         **proxies,
@@ -78,7 +81,10 @@ def _fail(block: Block, what: str, output: str) -> None:
 
 
 def bash_script(block: Block) -> tuple[str, list[int]]:
-    """The script of a block, and for each of its lines the page's line. `! command` must fail; `set -e` does not see it."""
+    """The script of a block, and for each of its lines the page's line.
+
+    `! command` must fail; `set -e` does not see it.
+    """
     script = ["set -euo pipefail; trap 'echo \"[line $LINENO]\" >&2' ERR"]
     lines = [block.line]
     negated = False
@@ -87,7 +93,9 @@ def bash_script(block: Block) -> tuple[str, list[int]]:
         script.append(line)
         lines.append(number)
         if negated and not line.endswith("\\"):
-            script.append('case ${PIPESTATUS[-1]} in 0 | 127) echo "[line $LINENO] was to fail" >&2; exit 1 ;; esac')
+            script.append(
+                'case ${PIPESTATUS[-1]} in 0 | 127) echo "[line $LINENO] was to fail" >&2; exit 1 ;; esac'
+            )
             lines.append(number)
             negated = False
     return "\n".join(script) + "\n", lines

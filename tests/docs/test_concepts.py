@@ -1,4 +1,5 @@
-"""docs/concepts/ is true: its Python prints what it shows, its defaults are the config's, its formulas can be typeset."""
+"""docs/concepts/ is true: its Python prints what it shows, its defaults are the config's, its formulas can
+be typeset."""
 
 import dataclasses
 import re
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxima.config import PPOConfig
-from proxima.glossary import is_defined
+from proxima.runs.glossary import is_defined
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted((ROOT / "docs" / "concepts").glob("*.md"))
@@ -27,7 +28,9 @@ def test_there_are_pages():
 def test_what_is_printed_is_what_the_page_shows(path, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     found = re.findall(
-        r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        r"^```python\n(.*?)^```\n\n```text\n(.*?)^```",
+        path.read_text(encoding="utf-8"),
+        re.DOTALL | re.MULTILINE,
     )
     assert found
     for code, shown in found:
@@ -41,20 +44,26 @@ def _alike(printed: str, shown: str) -> bool:
     if re.sub(number, "#", printed) != re.sub(number, "#", shown):
         return False
     pairs = zip(re.findall(number, printed), re.findall(number, shown), strict=True)
-    return all(abs(float(one) - float(other)) <= 1.01 * 10.0 ** -len(other.partition(".")[2]) for one, other in pairs)
+    return all(
+        abs(float(one) - float(other)) <= 1.01 * 10.0 ** -len(other.partition(".")[2]) for one, other in pairs
+    )
 
 
 @pytest.mark.parametrize("path", PROSE, ids=lambda path: path.stem)
 def test_settings_exist_and_have_the_defaults_shown(path):
     """[`name`](.../name.md), where wanted a symbol, then the default as the first word in brackets."""
     text = " ".join(without_code(path).split())
-    named = re.findall(r"\[`(\w+)`\]\((?:\.\./)?reference/settings/(\w+)\.md\)(?: \$[^$]+\$)?(?: \(([^);]+)[);])?", text)
+    named = re.findall(
+        r"\[`(\w+)`\]\((?:\.\./)?reference/settings/(\w+)\.md\)(?: \$[^$]+\$)?(?: \(([^);]+)[);])?", text
+    )
     assert len(named) == text.count("reference/settings/")
     for shown, linked, given in named:
         assert shown == linked
         assert shown in FIELDS, f"{shown} is no setting"
         if given:
-            assert _is_default(given.split(",")[0].split(" ")[0].strip("`"), FIELDS[shown]), f"{shown} ({given})"
+            assert _is_default(given.split(",")[0].split(" ")[0].strip("`"), FIELDS[shown]), (
+                f"{shown} ({given})"
+            )
 
 
 def _is_default(word: str, default: object) -> bool:
@@ -92,6 +101,6 @@ def test_files_and_tests_that_are_named_exist(path):
             continue
         assert (path.parent / link).exists(), f"{link} does not exist"
         titles = re.findall(r"^#+ (.+)$", (path.parent / link).read_text(encoding="utf-8"), re.MULTILINE)
-        assert not place or place in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}, (
-            f"{link}#{place}"
-        )
+        assert not place or place in {
+            re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles
+        }, f"{link}#{place}"

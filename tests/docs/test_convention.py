@@ -1,4 +1,5 @@
-"""Every block of every page is run, parsed, shown or says why not; commands that are not run are understood all the same."""
+"""Every block of every page is run, parsed, shown or says why not; commands that are not run are
+understood all the same."""
 
 import re
 import shutil
@@ -42,4 +43,6 @@ def understand(block):
             raise AssertionError(f"{block.place}: `proxima {' '.join(words)}`: {error}") from None
         except SystemExit as stop:  # tyro has printed what is wrong; --help ends with 0
             if stop.code:
-                raise AssertionError(f"{block.place}: `proxima {' '.join(words)}` is not understood") from None
+                raise AssertionError(
+                    f"{block.place}: `proxima {' '.join(words)}` is not understood"
+                ) from None

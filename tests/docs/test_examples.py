@@ -1,6 +1,8 @@
-"""Every file of examples/ runs as its first line says; one that cannot run here says why on the next, and is parsed.
+"""Every file of examples/ runs as its first line says; one that cannot run here says why on the next, and is
+parsed.
 
-The command is run from a folder that holds a copy of examples/, as the root of the repository does, so nothing is left behind.
+The command is run from a folder that holds a copy of examples/, as the root of the repository does, so
+nothing is left behind.
 """
 
 import json
@@ -27,7 +29,8 @@ BYTES = 20_000  # an example that a newcomer reads in a sitting
 
 
 def command_of(text):
-    """The command in the first comment, `\\` at a line's end carrying it on, and why it is not run here (or nothing)."""
+    """The command in the first comment, `\\` at a line's end carrying it on, and why it is not run here
+    (or nothing)."""
     comment = [line.removeprefix("#").strip() for line in re.match(r"(#.*\n)*", text)[0].splitlines()]
     lines = re.sub(r"\\\n", "", "\n".join(comment)).split("\n")
     command, why = lines[0], re.match(r"not run: (.+)", lines[1]) if len(lines) > 1 else None
@@ -62,7 +65,13 @@ def test_the_first_line_starts_this_very_file(path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "import proxima\n", "# A file about rewards.\nmodel_name: embedded\n", '"""python examples/x.py"""\n']
+    "text",
+    [
+        "",
+        "import proxima\n",
+        "# A file about rewards.\nmodel_name: embedded\n",
+        '"""python examples/x.py"""\n',
+    ],
 )
 def test_a_file_without_a_command_is_refused(text):
     with pytest.raises(ValueError, match="the first line is no command"):
@@ -77,7 +86,9 @@ def test_a_command_may_go_on_over_lines_and_say_why_it_is_not_run():
 
 def test_the_readme_has_a_line_for_every_file_and_data_is_read_by_an_example():
     readme = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| \[([^]]+)\]", readme, re.MULTILINE)) == {path.name for path in FILES} - {"README.md"}
+    assert set(re.findall(r"^\| \[([^]]+)\]", readme, re.MULTILINE)) == {path.name for path in FILES} - {
+        "README.md"
+    }
     for path in FILES:
         if path.suffix == ".jsonl":
             assert any(f"examples/{path.name}" in other.read_text(encoding="utf-8") for other in EXAMPLES)
@@ -114,7 +125,11 @@ def test_an_example_runs_as_printed(root, path):
     }
     command = command_of(path.read_text(encoding="utf-8"))[0]
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command], capture_output=True, text=True, env=environment, check=False
+        ["bash", "-euo", "pipefail", "-c", command],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "warning: no reward" not in done.stderr
@@ -122,7 +137,11 @@ def test_an_example_runs_as_printed(root, path):
         steps = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
         assert steps
         assert all(step.get("failed_rewards", 0) == 0 for step in steps)
-    changed = {path for path in before if path.is_file() and path.read_bytes() != (ROOT / path.relative_to(root)).read_bytes()}
+    changed = {
+        path
+        for path in before
+        if path.is_file() and path.read_bytes() != (ROOT / path.relative_to(root)).read_bytes()
+    }
     assert not changed, "an example changed the shelf"
 
 

@@ -5,7 +5,9 @@ import pytest
 from tests.docs.pages import PAGES, name
 from tests.docs.session import run_page
 
-WITH_BLOCKS = [page for page in PAGES if any(fence in page.read_text(encoding="utf-8") for fence in ("```", "~~~"))]
+WITH_BLOCKS = [
+    page for page in PAGES if any(fence in page.read_text(encoding="utf-8") for fence in ("```", "~~~"))
+]
 
 
 @pytest.mark.docs

@@ -7,7 +7,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "peers.md").read_text(encoding="utf-8")
-NAMED = sorted(set(re.findall(r"`((?:src|tests|docs|examples)/[^`\s]*)`", PAGE)))  # a peer's path begins with its project
+NAMED = sorted(
+    set(re.findall(r"`((?:src|tests|docs|examples)/[^`\s]*)`", PAGE))
+)  # a peer's path begins with its project
 ANSWERS = {"yes", "no", "no*", "partial", "-"}
 
 
@@ -18,11 +20,18 @@ def section(title: str) -> str:
 def rows(title: str) -> list[list[str]]:
     """The rows of a section's table, without its head and without rows that are a heading."""
     lines = [line for line in section(title).splitlines() if line.startswith("|")][2:]
-    return [cells for line in lines if "**" not in line for cells in [[cell.strip() for cell in line.strip("|").split("|")]]]
+    return [
+        cells
+        for line in lines
+        if "**" not in line
+        for cells in [[cell.strip() for cell in line.strip("|").split("|")]]
+    ]
 
 
 def evidence() -> dict[str, str]:
-    return dict(re.findall(r"^(\d+)\. (.*?)(?=^\d+\. |\Z)", section("Evidence, by row"), re.DOTALL | re.MULTILINE))
+    return dict(
+        re.findall(r"^(\d+)\. (.*?)(?=^\d+\. |\Z)", section("Evidence, by row"), re.DOTALL | re.MULTILINE)
+    )
 
 
 @pytest.mark.parametrize("named", NAMED)

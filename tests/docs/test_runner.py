@@ -74,7 +74,9 @@ def test_blocks_in_lists_with_titles_tildes_and_longer_fences_are_found(write):
         proxima demo
         ```
         """)
-    found = [(block.line, block.language, block.title, block.text, block.not_run) for block in read_blocks(page)]
+    found = [
+        (block.line, block.language, block.title, block.text, block.not_run) for block in read_blocks(page)
+    ]
     assert found == [
         (3, "bash", "", "echo one \\\n    two\n", ""),
         (7, "python", "a/b.py", "text = '''\n```\n'''\n", ""),
@@ -171,12 +173,18 @@ def test_a_page_runs_in_order_in_its_folder_with_one_namespace(run):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("x\n```bash\necho one\nfalse\necho two\n```", ["page.md, line 2: bash ended with 1 at line 4", "one"]),
+        (
+            "x\n```bash\necho one\nfalse\necho two\n```",
+            ["page.md, line 2: bash ended with 1 at line 4", "one"],
+        ),
         ("```bash\nfalse | cat\n```", ["at line 2"]),
         ("```bash\n! true  # that it fails\necho two\n```", ["at line 2", "was to fail"]),
         ("```bash\n! no_such_program \\\n  now\necho two\n```", ["at line 3", "was to fail"]),
         ("```bash\nproxima fly\n```", ["ended with 2", "unknown command 'fly'"]),
-        ("```python\nx = 1\n```\n```python\nprint('said')\nx / 0\n```", ["line 4: Python raised", "page.md", "line 6", "said"]),
+        (
+            "```python\nx = 1\n```\n```python\nprint('said')\nx / 0\n```",
+            ["line 4: Python raised", "page.md", "line 6", "said"],
+        ),
         ("```python\nraise SystemExit\n```", ["line 1: Python raised", "SystemExit"]),
         ("```python\nimport os; os._exit(3)\n```", ["the Python process ended with 3"]),
         ("```bash\ncat late.txt\n```\n```text title='late.txt'\nx\n```", ["late.txt"]),
@@ -205,7 +213,11 @@ def test_a_server_that_answers_is_stopped_and_the_page_goes_on(run):
         (SERVER.replace("CODE", "500"), 1, "no address that it printed answered"),
         ("<!-- server -->\n```bash\nsleep 60\n```", 0.5, "no address that it printed answered"),
         ("<!-- server -->\n```bash\necho http://127.0.0.1:9\n```", 60, "ended by itself with 0"),
-        (SERVER.replace("CODE", "200").replace('print("stopped")', "sys.exit(3)"), 60, "ended with 3 after Ctrl-C"),
+        (
+            SERVER.replace("CODE", "200").replace('print("stopped")', "sys.exit(3)"),
+            60,
+            "ended with 3 after Ctrl-C",
+        ),
     ],
 )
 def test_a_server_that_does_not_answer_or_ends_badly_fails_its_page(run, text, limit, says):

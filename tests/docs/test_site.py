@@ -1,4 +1,5 @@
-"""The site: it builds without a warning, links and anchors exist, it asks no other host for anything, formulas are MathML."""
+"""The site: it builds without a warning, links and anchors exist, it asks no other host for anything,
+formulas are MathML."""
 
 import os
 import re
@@ -12,7 +13,15 @@ import pytest
 from tests.docs.pages import PAGES, ROOT, name
 from tools.mathml import to_mathml
 
-LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src", "object": "data"}
+LOADS = {
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "video": "src",
+    "audio": "src",
+    "object": "data",
+}
 FORMULAS = r"""# Formulas
 
 In a line $\hat{A}_t < \gamma^2$, in code `$x$`, as money $5 and $6.
@@ -80,12 +89,16 @@ def test_no_page_asks_another_host_for_anything(site):
         assert any("bundle" in address for address in loaded)  # the theme's script: the scan sees something
         assert [address for address in loaded if re.match(r"(\w+:)?//", address)] == [], page.name
     for sheet in site.rglob("*.css"):
-        assert not re.search(r"""(url\(|@import)\s*["']?(https?:)?//""", sheet.read_text(encoding="utf-8")), sheet.name
+        assert not re.search(r"""(url\(|@import)\s*["']?(https?:)?//""", sheet.read_text(encoding="utf-8")), (
+            sheet.name
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere_and_those_of_docs_stay_there(page):
-    text = re.sub(r"^( *)(```|~~~).*?^ *\2", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(
+        r"^( *)(```|~~~).*?^ *\2", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
     for target in re.findall(r"\]\(([^)\s]+)", re.sub(r"`[^`\n]*`", "", text)):
         if not re.match(r"https?://|#|mailto:", target):
             there = (page.parent / target.partition("#")[0]).resolve()
@@ -108,7 +121,11 @@ def test_formulas_are_mathml_and_code_is_left_alone(source):
     code, said = build(source, source / "site")
     assert code == 0, said
     text = (source / "site" / "index.html").read_text(encoding="utf-8")
-    assert len(re.findall(r"<math[^>]*display=\"inline\"", text)) == len(re.findall(r"<math[^>]*display=\"block\"", text)) == 1
+    assert (
+        len(re.findall(r"<math[^>]*display=\"inline\"", text))
+        == len(re.findall(r"<math[^>]*display=\"block\"", text))
+        == 1
+    )
     assert "$x$" in text
     assert "$5 and $6" in text
     assert "arithmatex" not in text
@@ -118,7 +135,9 @@ def test_formulas_are_mathml_and_code_is_left_alone(source):
 
 def test_broken_links_and_anchors_fail_the_build(source):
     broken = ["nowhere.md", "#nowhere", "../README.md", "/index.md"]
-    (source / "docs" / "index.md").write_text("# Page\n\n" + "\n".join(f"[there]({link})" for link in broken), encoding="utf-8")
+    (source / "docs" / "index.md").write_text(
+        "# Page\n\n" + "\n".join(f"[there]({link})" for link in broken), encoding="utf-8"
+    )
     code, said = build(source, source / "site")
     assert code != 0
     assert [link for link in broken if not re.search(rf"^WARNING.*'{link}'", said, re.MULTILINE)] == []

@@ -1,7 +1,8 @@
-"""Every message that docs/troubleshooting.md quotes is in the source: a message that is reworded must be reworded there too.
+"""Every message that docs/troubleshooting.md quotes is in the source: a message that is reworded must be
+reworded there too.
 
-A quote is a Markdown block quote; `…` stands for what the program fills in. In the source that is a field of an f-string or
-a `%` of a log message, so both sides are compared with `…` in these places.
+A quote is a Markdown block quote; `…` stands for what the program fills in. In the source that is a field of
+an f-string or a `%` of a log message, so both sides are compared with `…` in these places.
 """
 
 import ast
@@ -26,7 +27,9 @@ def texts_of(source: str) -> list[str]:
     texts = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):
-            texts.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+            texts.append(
+                "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            )
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             texts.append(re.sub(FIELD, "…", node.value))
     return texts
@@ -65,7 +68,8 @@ def test_fields_and_neighbours_are_read_as_python_reads_them():
 
 
 def test_settings_are_turned_by_flags_that_exist():
-    """`name value` in backticks, where the name is a setting, can be given on the command line as it stands."""
+    """`name value` in backticks, where the name is a setting, can be given on the command line as it
+    stands."""
     from proxima.config import PPOConfig
 
     fields, given = set(PPOConfig().to_dict()), re.findall(r"`([a-z_]+) ([\w.-]+)`", PAGE)
@@ -73,4 +77,6 @@ def test_settings_are_turned_by_flags_that_exist():
     assert len(turned) > 10
     for name, value in turned:
         number = re.fullmatch(r"[\d.e-]+", value)
-        PPOConfig.from_dict({name: (float(value) if "." in value or "e" in value else int(value)) if number else value})
+        PPOConfig.from_dict(
+            {name: (float(value) if "." in value or "e" in value else int(value)) if number else value}
+        )

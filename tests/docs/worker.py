@@ -1,7 +1,8 @@
-"""The process that runs a page's Python blocks. In: one JSON object a line on stdin: page, line, source. Out: one JSON line
-a block on the descriptor in argv[1]: the traceback, empty where all went well.
+"""The process that runs a page's Python blocks. In: one JSON object a line on stdin: page, line, source. Out:
+one JSON line a block on the descriptor in argv[1]: the traceback, empty where all went well.
 
-It is started as `python -c THIS`, so that the page's folder is the first place to import from and blocks run in `__main__`."""
+It is started as `python -c THIS`, so that the page's folder is the first place to import from and blocks
+run in `__main__`."""
 
 
 def _serve():
@@ -19,7 +20,10 @@ def _serve():
         block = json.loads(order)
         said = ""
         try:
-            exec(compile("\n" * block["line"] + block["source"], block["page"], "exec", dont_inherit=True), __main__.__dict__)
+            exec(
+                compile("\n" * block["line"] + block["source"], block["page"], "exec", dont_inherit=True),
+                __main__.__dict__,
+            )
         except BaseException:  # SystemExit too: the page's session would be over
             said = traceback.format_exc()
         sys.stdout.flush()

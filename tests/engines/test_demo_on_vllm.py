@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from proxima.cli import main
-from proxima.demo import run_demo
+from proxima.world.demo import run_demo
 
 
 @pytest.mark.timeout(900)
@@ -22,5 +22,7 @@ def test_the_demo_is_as_good_on_vllm(tmp_path):
     assert found["ppo"]["gold"] == pytest.approx(expected["ppo"]["gold"], abs=0.05)
     assert found["win_rate_by_gold"]["low"] > 0.65
     print(
-        {name: (found[name]["gold"], expected[name]["gold"]) for name in ("sft", "ppo")}, found["seconds"], expected["seconds"]
+        {name: (found[name]["gold"], expected[name]["gold"]) for name in ("sft", "ppo")},
+        found["seconds"],
+        expected["seconds"],
     )

@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from proxima.base_setup.loading import EMBEDDED
 from proxima.config import PPOConfig
-from proxima.errors import EngineFailure
+from proxima.core.errors import EngineFailure
 from proxima.ppo_trainer import PPOTrainer
-from proxima.rollouts import vllm_rollouts
-from proxima.tiny import byte_tokenizer
+from proxima.runtime.vllm import vllm_rollouts
 from proxima.world.posts import make_posts
+from proxima.world.tiny_models import byte_tokenizer
 from tests.helpers import difference, shake, weights
 from tests.rollout_server import RolloutServer, is_sampling
 
@@ -31,14 +31,29 @@ def in_words(prompts, texts):
 
 
 def make(tmp_path, urls=(), **settings):
-    given = {"engine": "vllm", "max_new_tokens": 16, "batch_size": 4, "minibatch_size": 4, "rewards": (in_words,)}
-    given |= {"learning_rate": 2e-3, "value_learning_rate": 2e-3, "dtype": "float32", "run_dir": str(tmp_path / "runs")}
+    given = {
+        "engine": "vllm",
+        "max_new_tokens": 16,
+        "batch_size": 4,
+        "minibatch_size": 4,
+        "rewards": (in_words,),
+    }
+    given |= {
+        "learning_rate": 2e-3,
+        "value_learning_rate": 2e-3,
+        "dtype": "float32",
+        "run_dir": str(tmp_path / "runs"),
+    }
     return PPOConfig("embedded", engine_urls=tuple(urls), **{**given, **settings})
 
 
 @pytest.fixture(params=["in this process", "over HTTP"])
 def urls(request):
-    return () if request.param == "in this process" else [server.url for server in request.getfixturevalue("servers")]
+    return (
+        ()
+        if request.param == "in this process"
+        else [server.url for server in request.getfixturevalue("servers")]
+    )
 
 
 def logprobs_by_peft(folder, tokens, row, temperature):
@@ -77,7 +92,9 @@ def test_every_token_has_the_training_sides_log_probability(urls, tmp_path, way)
         outcome = trainer.ppo_step(PROMPTS)
         pairs = outcome["sa_pairs"]
         gap = (pairs.tokens.sampled_logprobs - pairs.column("logprob_policy"))[pairs.mask].abs()
-        assert gap.quantile(0.95) < 1e-4  # where rounding moves a token over the kept set's edge, it may be more
+        assert (
+            gap.quantile(0.95) < 1e-4
+        )  # where rounding moves a token over the kept set's edge, it may be more
         assert outcome["sampling_gap"] < 1e-3
         assert outcome["outside_kept"] <= 1
         assert outcome["first_ratio_error"] < 1e-4
@@ -103,8 +120,11 @@ def test_responses_end_as_those_of_the_built_in_engine(urls, tmp_path):
 
 
 def test_it_samples_from_the_distribution_it_names(urls, tmp_path):
-    """The first token of many copies of a prompt against the training side's probabilities: a chi-square of 4 deviations."""
-    trainer = shake(PPOTrainer(make(tmp_path, urls, max_new_tokens=1, top_k=8, top_p=1.0, temperature=1.5)), 0.02)
+    """The first token of many copies of a prompt against the training side's probabilities: a chi-square
+    of 4 deviations."""
+    trainer = shake(
+        PPOTrainer(make(tmp_path, urls, max_new_tokens=1, top_k=8, top_p=1.0, temperature=1.5)), 0.02
+    )
     count = 400
     tokens = trainer.generator.sample([PROMPTS[0]] * count)
     logits = trainer.models.policy.response_logits(tokens.select(torch.tensor([0])))[0, 0] / 1.5
@@ -120,7 +140,10 @@ def test_the_memory_it_may_take_changes_nothing_else(tmp_path):
     texts = []
     for memory in (0.3, 0.2):
         trainer = PPOTrainer(make(tmp_path, engine_memory=memory))
-        assert trainer.generator.rollouts.engine._llm.llm_engine.vllm_config.cache_config.gpu_memory_utilization == memory
+        assert (
+            trainer.generator.rollouts.engine._llm.llm_engine.vllm_config.cache_config.gpu_memory_utilization
+            == memory
+        )
         texts.append(trainer.generator.sample(PROMPTS).texts())
     assert texts[0] == texts[1]
 
@@ -128,8 +151,16 @@ def test_the_memory_it_may_take_changes_nothing_else(tmp_path):
 def test_a_server_samples_what_this_process_would(servers, tmp_path):
     alone, apart = (shake(PPOTrainer(make(tmp_path, urls)), 0.02) for urls in ((), [servers[0].url]))
     together = shake(PPOTrainer(make(tmp_path, [server.url for server in servers])), 0.02)
-    texts = [[trainer.ppo_step(PROMPTS)["generated_texts"] for _ in range(2)] for trainer in (alone, apart, together)]
-    same = [a == b for one in texts[1:] for x, y in zip(texts[0], one, strict=True) for a, b in zip(x, y, strict=True)]
+    texts = [
+        [trainer.ppo_step(PROMPTS)["generated_texts"] for _ in range(2)]
+        for trainer in (alone, apart, together)
+    ]
+    same = [
+        a == b
+        for one in texts[1:]
+        for x, y in zip(texts[0], one, strict=True)
+        for a, b in zip(x, y, strict=True)
+    ]
     assert sum(same) >= 0.9 * len(same)  # a seed a sequence; rounding alone may turn a token
     assert difference(weights(apart), weights(together)) < 1e-2
 
@@ -156,7 +187,9 @@ def test_overlap_on_a_server(servers, tmp_path):
 
 def test_a_killed_server_is_done_without_and_the_last_one_stops_the_run(servers, tmp_path):
     """One is killed while it samples: the other completes the step. Then both are gone, and come back."""
-    config = make(tmp_path, [server.url for server in servers], max_new_tokens=24, run_name="r", engine_timeout=5.0)
+    config = make(
+        tmp_path, [server.url for server in servers], max_new_tokens=24, run_name="r", engine_timeout=5.0
+    )
     trainer = PPOTrainer(config)
     engine, jobs = trainer.generator.rollouts.engine, []
     sample = engine.sample
@@ -181,12 +214,20 @@ def test_a_killed_server_is_done_without_and_the_last_one_stops_the_run(servers,
     results = PPOTrainer(replace(config, engine_timeout=60.0)).train(PROMPTS, resume=True)
     assert [metrics["step"] for metrics in results.metrics] == [1, 2, 3]
     assert results.metrics[1]["engine_retries"] > 0
-    assert all(metrics["sampling_gap"] < 1e-3 for metrics in results.metrics)  # they had no adapter, and got it again
+    assert all(
+        metrics["sampling_gap"] < 1e-3 for metrics in results.metrics
+    )  # they had no adapter, and got it again
 
 
 def save_model(folder, tied):
     tokenizer = byte_tokenizer()
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 32}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 32,
+    }
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         eos_token_id=tokenizer.eos_token_id,
@@ -204,7 +245,9 @@ def save_model(folder, tied):
 
 
 def test_full_fine_tuning_loads_the_weights_again_and_proves_them(tmp_path):
-    config = replace(make(tmp_path, lora_r=0, learning_rate=1e-3), model_name=save_model(tmp_path / "untied", False))
+    config = replace(
+        make(tmp_path, lora_r=0, learning_rate=1e-3), model_name=save_model(tmp_path / "untied", False)
+    )
     trainer = PPOTrainer(config)
     for _ in range(3):
         outcome = trainer.ppo_step(["Why? TL;DR:", "x", "A longer prompt, TL;DR:"])
@@ -214,7 +257,9 @@ def test_full_fine_tuning_loads_the_weights_again_and_proves_them(tmp_path):
 
 def test_tied_embeddings_would_be_stale_and_the_proof_finds_it(tmp_path, monkeypatch):
     """The reason for refusing them, seen: without the refusal no wrong rollout is used either."""
-    config = replace(make(tmp_path, lora_r=0, learning_rate=1e-2), model_name=save_model(tmp_path / "tied", True))
+    config = replace(
+        make(tmp_path, lora_r=0, learning_rate=1e-2), model_name=save_model(tmp_path / "tied", True)
+    )
     with pytest.raises(ValueError, match="tied embeddings"):
         PPOTrainer(config)
     monkeypatch.setattr(vllm_rollouts, "check_settings", lambda *given: None)

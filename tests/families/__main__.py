@@ -37,7 +37,9 @@ def _try(names: list[str]) -> list[Outcome]:
     """Outcomes up to the first architecture that failed."""
     command = [sys.executable, "-m", "tests.families", *names]
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=SECONDS * len(names), check=False).stdout
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, timeout=SECONDS * len(names), check=False
+        ).stdout
     except subprocess.TimeoutExpired as slow:
         done = (slow.stdout or b"").decode()
     found = [Outcome(**json.loads(line)) for line in done.splitlines() if line.startswith("{")]

@@ -1,7 +1,9 @@
-"""One architecture, end to end. In: a model type. Out: an `Outcome`: it passes, is refused by name, or cannot be built here.
+"""One architecture, end to end. In: a model type. Out: an `Outcome`: it passes, is refused by name, or cannot
+be built here.
 
-It passes where the log-probabilities of sampling, of scoring, of training and of the network by itself (each sequence alone, no
-padding, no cache) are the same, two PPO steps train, and what was trained loads again from an export.
+It passes where the log-probabilities of sampling, of scoring, of training and of the network by itself (each
+sequence alone, no padding, no cache) are the same, two PPO steps train, and what was trained loads again from
+an export.
 """
 
 import math
@@ -14,10 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from proxima import PPOConfig, PPOTrainer
-from proxima.export import export
+from proxima.core.types import Tokens
 from proxima.models.passes import accepted
-from proxima.tiny import byte_tokenizer
-from proxima.types import Tokens
+from proxima.tools.export import export
+from proxima.world.tiny_models import byte_tokenizer
 from tests.families.networks import PAD, tiny_network
 
 PROMPTS = [
@@ -62,7 +64,14 @@ def check(family: str, folder: Path | None = None, **settings: Any) -> Outcome:
         model_name=str(folder / "model"),
         rewards=(reward,),
         device="cpu",
-        **{"lora_r": 2, "learning_rate": 1e-2, "value_learning_rate": 1e-2, "max_new_tokens": 6, "ppo_epochs": 1, **settings},
+        **{
+            "lora_r": 2,
+            "learning_rate": 1e-2,
+            "value_learning_rate": 1e-2,
+            "max_new_tokens": 6,
+            "ppo_epochs": 1,
+            **settings,
+        },
     )
     try:
         trainer = PPOTrainer(config)
@@ -86,7 +95,8 @@ def why_refused(message: str) -> str:
 
 
 def run_twice(trainer: PPOTrainer, own: Any = None) -> None:
-    """Two PPO steps: all log-probabilities agree, before and after the first update, and the update is seen in the second.
+    """Two PPO steps: all log-probabilities agree, before and after the first update, and the update is seen
+    in the second.
 
     Args:
         own: what the reference must be; by default the base as `transformers` loads it.
@@ -97,15 +107,25 @@ def run_twice(trainer: PPOTrainer, own: Any = None) -> None:
         pairs = results["sa_pairs"]
         tokens = pairs.tokens
         alone = logprobs_alone(own, tokens, trainer.config.temperature)
-        plain = tokens.mask & (tokens.response_ids != PAD).all(1, keepdim=True)  # some networks do not count this token
-        assert_close("the reference's scoring and the network alone", pairs.column("logprob_ref"), alone, plain)
+        plain = tokens.mask & (tokens.response_ids != PAD).all(
+            1, keepdim=True
+        )  # some networks do not count this token
+        assert_close(
+            "the reference's scoring and the network alone", pairs.column("logprob_ref"), alone, plain
+        )
         scored = pairs.column("logprob_policy")
         assert_close("sampling and scoring", tokens.sampled_logprobs, scored, tokens.mask)
-        assert results["first_ratio_error"] < CLOSE, f"scoring and training differ: {results['first_ratio_error']:.3g}"
+        assert results["first_ratio_error"] < CLOSE, (
+            f"scoring and training differ: {results['first_ratio_error']:.3g}"
+        )
         numbers = ("policy_loss", "value_loss", "kl_exact", "grad_norm_policy", "grad_norm_value")
-        assert all(math.isfinite(results[name]) for name in numbers), {name: results[name] for name in numbers}
+        assert all(math.isfinite(results[name]) for name in numbers), {
+            name: results[name] for name in numbers
+        }
         assert results["grad_norm_policy"] > 0
-        assert (results["kl_exact"] > 1e-6) == (step > 0), f"KL {results['kl_exact']:.3g} nats in step {step + 1}"
+        assert (results["kl_exact"] > 1e-6) == (step > 0), (
+            f"KL {results['kl_exact']:.3g} nats in step {step + 1}"
+        )
 
 
 def check_export(trainer: PPOTrainer, folder: Path) -> None:
@@ -119,7 +139,9 @@ def check_export(trainer: PPOTrainer, folder: Path) -> None:
     kept = whole_logprobs(trainer, tokens)
     assert scored.isfinite().all()
     plain = tokens.mask & (tokens.response_ids != PAD).all(1, keepdim=True)
-    assert_close("the policy and its export", kept, logprobs_alone(network, tokens, trainer.config.temperature), plain)
+    assert_close(
+        "the policy and its export", kept, logprobs_alone(network, tokens, trainer.config.temperature), plain
+    )
 
 
 @torch.no_grad()
@@ -134,8 +156,10 @@ def logprobs_alone(network: Any, tokens: Tokens, temperature: float) -> torch.Te
     """The network by itself: each sequence alone, without padding or cache; (B, R), 0 on padding."""
     found = torch.zeros(tokens.mask.shape)
     for row in range(len(tokens.prompts)):
-        prompt, response = (ids[row][mask[row]] for ids, mask in
-                            ((tokens.prompt_ids, tokens.prompt_mask), (tokens.response_ids, tokens.mask)))  # fmt: skip
+        prompt, response = (
+            ids[row][mask[row]]
+            for ids, mask in ((tokens.prompt_ids, tokens.prompt_mask), (tokens.response_ids, tokens.mask))
+        )
         given = accepted(network, {"input_ids": torch.cat([prompt, response])[None], "use_cache": False})
         logits = network(**given).logits[0, len(prompt) - 1 : -1] / temperature
         found[row, : len(response)] = torch.log_softmax(logits, -1).gather(-1, response[:, None]).squeeze(-1)

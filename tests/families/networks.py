@@ -1,6 +1,8 @@
-"""A tiny network of any architecture. In: a model type. Out: a config of a few thousand weights, and a network from it.
+"""A tiny network of any architecture. In: a model type. Out: a config of a few thousand weights, and a
+network from it.
 
-One list of small sizes serves all; `ODD` holds what an architecture needs besides, because its sizes must fit each other.
+One list of small sizes serves all; `ODD` holds what an architecture needs besides, because its sizes must fit
+each other.
 """
 
 import copy
@@ -91,7 +93,11 @@ def tiny_config(kind: Any, **changes: Any) -> Any:
     sizes |= _layers(plain) if "layer_types" in plain.to_dict() else {}
     if "qk_rope_head_dim" in known:  # keys and queries of two parts, and as many of either
         sizes |= {"head_dim": SMALL["qk_rope_head_dim"], "num_key_value_heads": SMALL["num_attention_heads"]}
-    parts = {name: tiny_config(type(part)) for name in kind.sub_configs if (part := getattr(plain, name, None)) is not None}
+    parts = {
+        name: tiny_config(type(part))
+        for name in kind.sub_configs
+        if (part := getattr(plain, name, None)) is not None
+    }
     return kind(**{**sizes, **parts, **copy.deepcopy(ODD.get(kind.model_type, {})), **changes})
 
 
@@ -99,7 +105,9 @@ def _layers(plain: Any) -> dict[str, Any]:
     """One layer of each kind that the architecture has, at least two."""
     kinds = {name: list(dict.fromkeys(getattr(plain, name, None) or [])) for name in PER_LAYER}
     count = max(2, len(kinds["layer_types"]))
-    return {"num_hidden_layers": count} | {name: (found * count)[:count] for name, found in kinds.items() if found}
+    return {"num_hidden_layers": count} | {
+        name: (found * count)[:count] for name, found in kinds.items() if found
+    }
 
 
 def causal_configs() -> dict[str, Any]:

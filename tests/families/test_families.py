@@ -1,4 +1,5 @@
-"""Every causal language model of transformers passes or is refused by name with a reason, as docs/families.md says.
+"""Every causal language model of transformers passes or is refused by name with a reason, as docs/families.md
+says.
 
 `make test-families` tries them all; the quick form, one of each kind, is part of the suite.
 """
@@ -8,9 +9,9 @@ import torch
 import transformers
 
 from proxima import PPOConfig
-from proxima.doctor.memory import estimate_memory
 from proxima.models import Backbone
 from proxima.models.probe import probe
+from proxima.tools.doctor.memory_estimate import estimate_memory
 from tests.families.check import check
 from tests.families.networks import PAD, causal_configs, tiny_config, tiny_network
 from tests.families.table import PAGE, read_table, render
@@ -35,7 +36,9 @@ def test_the_table_has_every_architecture_and_its_counts_are_right():
     text = PAGE.read_text(encoding="utf-8")
     if SAME_VERSION:
         assert sorted(TABLE) == FAMILIES
-    assert render(list(TABLE.values())).splitlines()[2:] == [line for line in text.splitlines() if line.startswith("|")]
+    assert render(list(TABLE.values())).splitlines()[2:] == [
+        line for line in text.splitlines() if line.startswith("|")
+    ]
     assert f"registers {len(TABLE)} causal language models" in text
     assert all(outcome.reason for outcome in TABLE.values() if outcome.status != "passes")
     assert {outcome.status for outcome in TABLE.values()} == {"passes", "refused", "not built"}
@@ -43,7 +46,8 @@ def test_the_table_has_every_architecture_and_its_counts_are_right():
 
 def test_a_network_that_reads_both_ways_is_refused_by_name_and_told_what_to_do():
     with pytest.raises(
-        ValueError, match=r"the architecture bert \(BertLMHeadModel\) cannot be trained.*set is_decoder to true"
+        ValueError,
+        match=r"the architecture bert \(BertLMHeadModel\) cannot be trained.*set is_decoder to true",
     ):
         probe(tiny_network("bert", is_decoder=False))
 

@@ -1,17 +1,18 @@
-"""The fast engine on a GPU, in bfloat16: equal to the plain road, ratio exactly 1, the same bits twice, no eager step."""
+"""The fast engine on a GPU, in bfloat16: equal to the plain road, ratio exactly 1, the same bits twice, no
+eager step."""
 
 import pytest
 import torch
 
 from proxima.config import PPOConfig
-from proxima.engine import functions
-from proxima.engine import generation as generation_module
-from proxima.engine.attention import cached_attention
-from proxima.engine.functions import Norm, activate, add_and_norm
 from proxima.models import Sampling
 from proxima.ppo_trainer import PPOTrainer
+from proxima.runtime.engine import generation as generation_module
+from proxima.runtime.engine import layer_functions as functions
+from proxima.runtime.engine.layer_functions import Norm, activate, add_and_norm
+from proxima.runtime.engine.packed_attention import cached_attention
 from tests.helpers import difference, shake, weights
-from tests.test_resume import Crash, crash_at, lines
+from tests.ppo_trainer.test_resume import Crash, crash_at, lines
 
 if not torch.cuda.is_available():
     pytest.skip("no GPU here", allow_module_level=True)
@@ -21,8 +22,18 @@ WAYS = {"all": (0, 1.0), "top-k": (20, 0.9), "top-p": (0, 0.8)}
 
 
 def make(folder, **settings):
-    given = {"max_new_tokens": 12, "batch_size": 12, "minibatch_size": 6, "dtype": "bfloat16", "rewards": vowels}
-    given |= {"top_k": 0, "top_p": 1.0, "compile_layers": False}  # compiling takes most of the time; two tests do it
+    given = {
+        "max_new_tokens": 12,
+        "batch_size": 12,
+        "minibatch_size": 6,
+        "dtype": "bfloat16",
+        "rewards": vowels,
+    }
+    given |= {
+        "top_k": 0,
+        "top_p": 1.0,
+        "compile_layers": False,
+    }  # compiling takes most of the time; two tests do it
     return shake(PPOTrainer(PPOConfig(folder, **given | settings)), 0.02)
 
 
@@ -46,7 +57,9 @@ def test_the_ratio_is_one_to_the_bit_and_nothing_is_eager_after_warm_up(folder, 
     trainer = make(folder, top_k=top_k, top_p=top_p)
     for step in range(3):
         results = trainer.ppo_step(PROMPTS)
-        assert results["first_ratio_error"] < (1e-5 if way == "top-p" else 1e-30)  # sums over masked rows round by shape
+        assert results["first_ratio_error"] < (
+            1e-5 if way == "top-p" else 1e-30
+        )  # sums over masked rows round by shape
         engine = trainer.models.policy.backbone.generation
         if step == 0:
             before = engine.eager_steps
@@ -55,7 +68,14 @@ def test_the_ratio_is_one_to_the_bit_and_nothing_is_eager_after_warm_up(folder, 
 
 
 def test_the_kl_starts_at_zero(folder):
-    given = {"dtype": "bfloat16", "top_k": 0, "top_p": 1.0, "rewards": vowels, "max_new_tokens": 8, "compile_layers": False}
+    given = {
+        "dtype": "bfloat16",
+        "top_k": 0,
+        "top_p": 1.0,
+        "rewards": vowels,
+        "max_new_tokens": 8,
+        "compile_layers": False,
+    }
     results = PPOTrainer(PPOConfig(folder, **given)).ppo_step(PROMPTS)
     assert results["kl"] == 0
     assert results["kl_exact"] == 0
@@ -79,7 +99,9 @@ def test_the_same_run_twice_gives_the_same_bits(qwen, compiled, compile_small):
     assert difference(*runs) == 0
 
 
-@pytest.mark.parametrize("change", [{"micro_batch_tokens": 256}, {"compile_layers": True}, {"gradient_checkpointing": True}])
+@pytest.mark.parametrize(
+    "change", [{"micro_batch_tokens": 256}, {"compile_layers": True}, {"gradient_checkpointing": True}]
+)
 def test_what_must_change_nothing_changes_nothing_but_rounding(qwen, change, compile_small):
     pairs = make(qwen).ppo_step(PROMPTS)["sa_pairs"]  # the same tokens for both: rounding may flip a choice
     results = [make(qwen, **given).model_trainer._minibatch(pairs) for given in ({}, change)]
@@ -137,7 +159,7 @@ def test_slots_and_moving_together_cannot_be_seen_in_the_samples(qwen, monkeypat
 
 @pytest.mark.parametrize("heads", [(16, 8, 128), (4, 4, 64), (8, 1, 32)])
 def test_the_decode_kernel_attends_as_torch_does(heads):
-    from proxima.engine.kernels.decode import decode_attention
+    from proxima.runtime.engine.kernels.decode_kernels import decode_attention
 
     rows, size, (count, kv, head) = 5, 200, heads
     whole = torch.randn(rows, count + 2 * kv, head, device="cuda", dtype=torch.bfloat16)
@@ -157,8 +179,8 @@ def test_the_decode_kernel_attends_as_torch_does(heads):
 
 
 def test_the_small_kernels_are_the_functions():
-    from proxima.engine.kernels.decode import add_and_rms_norm
-    from proxima.engine.kernels.gate import gate
+    from proxima.runtime.engine.kernels.decode_kernels import add_and_rms_norm
+    from proxima.runtime.engine.kernels.gate_kernels import gate
 
     x, change = (torch.randn(7, 96, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     norm = Norm(torch.randn(96, device="cuda", dtype=torch.bfloat16), None)
@@ -166,7 +188,9 @@ def test_the_small_kernels_are_the_functions():
     assert torch.equal(ours[0], theirs[0])
     torch.testing.assert_close(ours[1][:, :96], theirs[1][:, :96], rtol=1e-2, atol=1e-2)
     wide = torch.randn(7, 2 * 1500, device="cuda", dtype=torch.bfloat16)
-    torch.testing.assert_close(gate(wide, (1500, 1500), ""), activate(wide, (1500, 1500), ""), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(
+        gate(wide, (1500, 1500), ""), activate(wide, (1500, 1500), ""), rtol=1e-2, atol=1e-2
+    )
 
 
 def test_real_lack_of_memory_splits_the_batch_and_the_step_goes_on(qwen):
@@ -185,10 +209,18 @@ def test_real_lack_of_memory_splits_the_batch_and_the_step_goes_on(qwen):
     assert calls == [100_000, 50_000]
 
 
-@pytest.mark.parametrize("settings", [{}, {"value_model": "policy"}, {"lora_r": 0}], ids=["adapters", "one trunk", "full"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"value_model": "policy"}, {"lora_r": 0}], ids=["adapters", "one trunk", "full"]
+)
 def test_a_run_that_died_goes_on_to_the_same_bits(qwen, tmp_path, settings):
     def trainer(name):
-        given = {"batch_size": 4, "minibatch_size": 2, "max_new_tokens": 8, "checkpoint_every": 1, "rewards": vowels}
+        given = {
+            "batch_size": 4,
+            "minibatch_size": 2,
+            "max_new_tokens": 8,
+            "checkpoint_every": 1,
+            "rewards": vowels,
+        }
         given |= {"dtype": "float32" if settings.get("lora_r") == 0 else "bfloat16", "compile_layers": False}
         return PPOTrainer(PPOConfig(qwen, run_dir=str(tmp_path), run_name=name, **given | settings))
 

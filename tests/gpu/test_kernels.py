@@ -1,4 +1,7 @@
-"""Triton kernels against what they replace. On a GPU, or on a CPU with Triton's interpreter (TRITON_INTERPRET=1)."""
+"""Triton kernels against what they replace.
+
+On a GPU, or on a CPU with Triton's interpreter (TRITON_INTERPRET=1).
+"""
 
 import os
 
@@ -15,8 +18,8 @@ if not (torch.cuda.is_available() or INTERPRETED):
 DEVICE, KIND = ("cpu", torch.float32) if INTERPRETED else ("cuda", torch.bfloat16)
 NEAR = {"rtol": 1e-4, "atol": 1e-5} if INTERPRETED else {"rtol": 2e-2, "atol": 2e-2}
 
-from proxima.engine.functions import Norm, Shape, activate, normalize, split_heads  # noqa: E402, F401
-from proxima.engine.layout import tile_table  # noqa: E402
+from proxima.runtime.engine.layer_functions import Norm, Shape, activate, normalize, split_heads  # noqa: E402, F401
+from proxima.runtime.engine.layout import tile_table  # noqa: E402
 
 
 def random(*shape):
@@ -28,14 +31,17 @@ def attend_plainly(q, k, v, lengths, scale):
     group = q.shape[1] // k.shape[1]
     found = []
     for one_q, one_k, one_v in zip(*parts, strict=True):
-        heads = [x.transpose(0, 1) for x in (one_q, one_k.repeat_interleave(group, 1), one_v.repeat_interleave(group, 1))]
+        heads = [
+            x.transpose(0, 1)
+            for x in (one_q, one_k.repeat_interleave(group, 1), one_v.repeat_interleave(group, 1))
+        ]
         found.append(scaled_dot_product_attention(*heads, is_causal=True, scale=scale).transpose(0, 1))
     return torch.cat(found)
 
 
 @pytest.mark.parametrize("heads", [(4, 2, 32), (2, 2, 64), (4, 1, 16), (16, 8, 128)])
 def test_tiled_attention_and_its_gradients(heads):
-    from proxima.engine.kernels.attention import TiledAttention
+    from proxima.runtime.engine.kernels.attention_kernels import TiledAttention
 
     torch.manual_seed(0)
     lengths, (n_q, n_kv, size) = [1, 70, 64, 129, 5], heads
@@ -60,7 +66,7 @@ def test_tiled_attention_and_its_gradients(heads):
 
 
 def test_tiled_attention_is_the_same_to_the_bit_wherever_a_sequence_stands():
-    from proxima.engine.kernels.attention import TiledAttention
+    from proxima.runtime.engine.kernels.attention_kernels import TiledAttention
 
     torch.manual_seed(0)
     q, k, v, given = random(150, 4, 32), random(150, 2, 32), random(150, 2, 32), random(150, 4, 32)
@@ -73,7 +79,10 @@ def test_tiled_attention_is_the_same_to_the_bit_wherever_a_sequence_stands():
         out = TiledAttention.apply(*leaves, tiles, 0.2)
         out.backward(parts[3])
         sizes = [(100, 50)[i] for i in order]
-        back = [dict(zip(order, x.split(sizes), strict=True)) for x in (out.detach(), *(leaf.grad for leaf in leaves))]
+        back = [
+            dict(zip(order, x.split(sizes), strict=True))
+            for x in (out.detach(), *(leaf.grad for leaf in leaves))
+        ]
         return [torch.cat([part[0], part[1]]) for part in back]
 
     for one, other in zip(run((0, 1)), run((1, 0)), strict=True):
@@ -82,7 +91,7 @@ def test_tiled_attention_is_the_same_to_the_bit_wherever_a_sequence_stands():
 
 @pytest.mark.parametrize("normed", [True, False])
 def test_heads_are_split_normed_and_rotated(normed):
-    from proxima.engine.kernels.heads import split_heads as fast
+    from proxima.runtime.engine.kernels.head_kernels import split_heads as fast
 
     torch.manual_seed(0)
     shape = Shape(heads=6, kv_heads=2, head_size=32, eps=1e-6, scale=1.0, activation="")
@@ -93,7 +102,9 @@ def test_heads_are_split_normed_and_rotated(normed):
     for function in (fast, split_heads):
         leaf = qkv.detach().clone().requires_grad_(True)
         parts = function(leaf, (192, 64, 64), *norms, cos, sin, shape)
-        sum((part.float() * gradient.float()).sum() for part, gradient in zip(parts, given, strict=True)).backward()
+        sum(
+            (part.float() * gradient.float()).sum() for part, gradient in zip(parts, given, strict=True)
+        ).backward()
         results.append([*parts, leaf.grad])
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours.float(), theirs.float(), **NEAR)
@@ -101,7 +112,7 @@ def test_heads_are_split_normed_and_rotated(normed):
 
 @pytest.mark.parametrize("room", [8, 16, 24])
 def test_the_gate_and_its_gradient_with_an_adapter_folded_in(room):
-    from proxima.engine.kernels.gate import gate, ungate
+    from proxima.runtime.engine.kernels.gate_kernels import gate, ungate
 
     torch.manual_seed(0)
     wide, d_out, d_inner, down = random(37, 2 * 136), random(37, 136), random(37, room), random(room, 136)
@@ -110,4 +121,6 @@ def test_the_gate_and_its_gradient_with_an_adapter_folded_in(room):
     plain.backward((d_out.float() + d_inner.float() @ down.float()).to(KIND))
     out, d_wide = ungate(wide, d_out, d_inner, down)
     for ours, theirs in ((gate(wide), plain), (out, plain), (d_wide, leaf.grad)):
-        torch.testing.assert_close(ours.float(), theirs.float(), **(NEAR if INTERPRETED else {"rtol": 5e-2, "atol": 1e-1}))
+        torch.testing.assert_close(
+            ours.float(), theirs.float(), **(NEAR if INTERPRETED else {"rtol": 5e-2, "atol": 1e-1})
+        )

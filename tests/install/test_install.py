@@ -1,7 +1,8 @@
-"""What a newcomer's first command does: `uv sync` in an empty copy of this tree, then the command line that it gives.
+"""What a newcomer's first command does: `uv sync` in an empty copy of this tree, then the command line that
+it gives.
 
-It needs the package index; `make test-install` runs it. torch comes from wherever pip is told to look for files, so that a
-machine with a CPU build at hand downloads no gigabytes.
+It needs the package index; `make test-install` runs it. torch comes from wherever pip is told to look for
+files, so that a machine with a CPU build at hand downloads no gigabytes.
 """
 
 import json
@@ -25,7 +26,9 @@ OF_PIP = {"find-links": "UV_FIND_LINKS", "index-url": "UV_DEFAULT_INDEX"}
 
 
 def call(*words, **settings):
-    done = subprocess.run([str(word) for word in words], check=False, capture_output=True, text=True, **settings)
+    done = subprocess.run(
+        [str(word) for word in words], check=False, capture_output=True, text=True, **settings
+    )
     assert done.returncode == 0, f"{words}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
@@ -40,7 +43,10 @@ def uv(tmp_path_factory):
     own |= {"UV_PYTHON": sys.executable, "HF_HUB_OFFLINE": "1"}
     for option, name in OF_PIP.items():
         found = subprocess.run(
-            [sys.executable, "-m", "pip", "config", "get", f"global.{option}"], check=False, capture_output=True, text=True
+            [sys.executable, "-m", "pip", "config", "get", f"global.{option}"],
+            check=False,
+            capture_output=True,
+            text=True,
         )
         value = os.environ.get(f"PIP_{option.upper().replace('-', '_')}") or found.stdout
         if value.split():
@@ -70,7 +76,9 @@ def test_uv_sync_gives_a_command_line_that_trains(uv, tree, tmp_path):
     assert {"torch==2.13.0"} <= installed <= pins
 
     def proxima(*words):
-        return call(tree / ".venv" / "bin" / "proxima", *words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""})
+        return call(
+            tree / ".venv" / "bin" / "proxima", *words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}
+        )
 
     assert "proxima COMMAND" in proxima("--help")
     proxima("data", "sample", "my-data")
@@ -81,7 +89,14 @@ def test_uv_sync_gives_a_command_line_that_trains(uv, tree, tmp_path):
 
 @pytest.mark.parametrize("python", [*NAMED, "3.14"])
 def test_the_pins_have_wheels_for_every_python_that_is_named_and_the_next(uv, tree, python):
-    wheels = ["--only-binary", ":all:", "--python-platform", "x86_64-manylinux_2_28", "--python-version", python]
+    wheels = [
+        "--only-binary",
+        ":all:",
+        "--python-platform",
+        "x86_64-manylinux_2_28",
+        "--python-version",
+        python,
+    ]
     found = uv("pip", "compile", "--quiet", "pyproject.toml", "--extra", "dev", *wheels, cwd=tree)
     assert "torch==2.13.0" in found
 

@@ -1,6 +1,8 @@
-"""The reference pages, from the code. In: configs, commands, glossary, docs. Out: Markdown by path under docs/reference.
+"""The reference pages, from the code. In: configs, commands, glossary, docs. Out: Markdown by path under
+docs/reference.
 
-`make reference` writes them; a test holds that what is committed is what would be written. No torch, no times, no machine.
+`make reference` writes them; a test holds that what is committed is what would be written. No torch, no
+times, no machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""One page a command, and their index. In: the commands' dataclasses, and the notes below. Out: Markdown by name.
+"""One page a command, and their index. In: the commands' dataclasses, and the notes below. Out: Markdown by
+name.
 
 The index runs every example in one session, in the order of the help; a command's page shows its part of it.
 """
@@ -9,9 +10,18 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.cli import GENERAL
-from proxima.commands import COMMANDS
-from tools.reference.source import CONFIGS, Field, configs_of, fields_of, guide_link, guides_with, linked, table
+from proxima.cli.command_line import GENERAL
+from proxima.cli.commands import COMMANDS
+from tools.reference.source import (
+    CONFIGS,
+    Field,
+    configs_of,
+    fields_of,
+    guide_link,
+    guides_with,
+    linked,
+    table,
+)
 
 UP = "../../"
 SAMPLE = "proxima data sample my-data"
@@ -39,27 +49,37 @@ class Notes:
 
 NOTES = {
     "demo": Notes(
-        "`runs/demo`: the reward model, the run, `results.json` and `report.html`, a page that tells all of it.",
+        "`runs/demo`: the reward model, the run, `results.json` and `report.html`, a page that tells all of "
+        "it.",
         "embedded.md",
         (),
-        slow="the demo takes minutes, tests/test_demo.py runs it",
+        slow="the demo takes minutes, tests/world/test_demo.py runs it",
     ),
     "data": Notes(
-        "`check` writes nothing. `sample` writes the folder it is given.", "data.md", fails="the data cannot be used"
+        "`check` writes nothing. `sample` writes the folder it is given.",
+        "data.md",
+        fails="the data cannot be used",
     ),
     "sft": Notes(
-        f"{RUN}: the adapter (with `lora_r` 0 the model), the tokenizer, `stage.yaml` with the settings, `sft.json` with the "
+        f"{RUN}: the adapter (with `lora_r` 0 the model), the tokenizer, `stage.yaml` with the settings, "
+        "`sft.json` with the "
         "best measurement. `--sft-adapter runs/NAME` of later commands takes it.",
         "data.md",
     ),
-    "label": Notes("`feedback.db` (`--db`); with `--export` a .jsonl file for [`reward`](reward.md).", "label.md", serves="0"),
+    "label": Notes(
+        "`feedback.db` (`--db`); with `--export` a .jsonl file for [`reward`](reward.md).",
+        "label.md",
+        serves="0",
+    ),
     "reward": Notes(
-        f"{RUN}: the adapter (with `lora_r` 0 the model), its head, the tokenizer, `stage.yaml` with the settings, "
+        f"{RUN}: the adapter (with `lora_r` 0 the model), its head, the tokenizer, `stage.yaml` with the "
+        "settings, "
         "`reward.json` with the held-out accuracy. `--rewards runs/NAME` of later commands takes it.",
         "rewards.md",
     ),
     "train": Notes(
-        f"{RUN}: settings, metrics, samples, checkpoints, the trained `policy/` and `value/`, `results.json` and "
+        f"{RUN}: settings, metrics, samples, checkpoints, the trained `policy/` and `value/`, "
+        "`results.json` and "
         "`report.html`; [all files](../../resume.md#what-is-in-runsname).",
         "resume.md",
     ),
@@ -76,11 +96,17 @@ NOTES = {
     "serve-reward": Notes("Nothing.", "rewards.md", (SAMPLE, REWARD), serves="130"),
     "studio": Notes("Nothing in the runs' folders.", "studio.md", (SAMPLE, TRAIN), serves="0"),
     "bench": Notes(
-        "`bench.json`, or `--output`.", "performance.md", (), slow="the bench takes minutes, tests/test_bench.py runs it"
+        "`bench.json`, or `--output`.",
+        "performance.md",
+        (),
+        slow="the bench takes minutes, tests/tools/test_bench.py runs it",
     ),
     "scaling": Notes("Nothing; it prints a table.", "scaling.md", ()),
     "migrate": Notes(
-        "The settings file, with `--out`.", "migrate.md", (), slow="it reads an old script, docs/migrate.md has one and runs it"
+        "The settings file, with `--out`.",
+        "migrate.md",
+        (),
+        slow="it reads an old script, docs/migrate.md has one and runs it",
     ),
 }
 
@@ -95,25 +121,34 @@ def index() -> str:
     return "\n\n".join(
         [
             "# Commands",
-            "`proxima COMMAND --help` lists a command's flags, with an example; these pages say the same, from the same code.",
+            "`proxima COMMAND --help` lists a command's flags, with an example; these pages say the same, "
+            "from the same code.",
             table(("command", "what it does"), rows),
             "## All of them, one after another",
-            "On the model and data that come with the package, offline, in a few minutes. `--limit` keeps each short. To see "
-            "something learned leave it out, and give [`train`](train.md) `--config my-data/ppo.yaml`, and [`sft`](sft.md) and "
+            "On the model and data that come with the package, offline, in a few minutes. `--limit` keeps "
+            "each short. To see "
+            "something learned leave it out, and give [`train`](train.md) `--config my-data/ppo.yaml`, and "
+            "[`sft`](sft.md) and "
             "[`reward`](reward.md) `--config my-data/reward.yaml`: settings that suit a model so small.",
             *_session(),
             "The others take longer, or need a script to read:",
-            f"<!-- not run: {'; '.join(notes.slow for notes in NOTES.values() if notes.slow)} -->\n```bash\n{slow}\n```",
+            f"<!-- not run: {'; '.join(notes.slow for notes in NOTES.values() if notes.slow)} "
+            f"-->\n```bash\n{slow}\n```",
             "## Exit codes",
             table(("code", "meaning"), [(f"`{code}`", meaning) for code, meaning in exit_codes("report")]),
-            "[`data check`](data.md) and [`doctor`](doctor.md) also end with 1 where they found what would spoil a run. "
-            "[`train`](train.md) finishes its step and writes a checkpoint before it ends with 130 (Ctrl-C) or 143 (SIGTERM). "
+            "[`data check`](data.md) and [`doctor`](doctor.md) also end with 1 where they found what would "
+            "spoil a run. "
+            "[`train`](train.md) finishes its step and writes a checkpoint before it ends with 130 (Ctrl-C) "
+            "or 143 (SIGTERM). "
             "[`label`](label.md) and [`studio`](studio.md) end with 0 on Ctrl-C.",
             "## Flags that all take",
             table(
                 ("flag", "meaning"),
                 [
-                    ("`--config FILE.yaml`", "Gives the command's flags new defaults: lines of `setting: value`; flags win."),
+                    (
+                        "`--config FILE.yaml`",
+                        "Gives the command's flags new defaults: lines of `setting: value`; flags win.",
+                    ),
                     ("`--debug`", "Shows the traceback of an error instead of one line."),
                     ("`--help`", "Lists the flags."),
                 ],
@@ -162,8 +197,13 @@ def page(name: str, kind: Any) -> str:
     ]
     for config in configs:
         count = len(fields_of(CONFIGS[config]))
-        parts.append(f"And each of the {count} settings of `{CONFIGS[config].__name__}`: [settings](../settings/index.md).")
-    others = [link for link in guides_with(rf"proxima {name}\b(?!-)", UP) if link != guide_link(notes.guide, UP)]
+        parts.append(
+            f"And each of the {count} settings of `{CONFIGS[config].__name__}`: "
+            "[settings](../settings/index.md)."
+        )
+    others = [
+        link for link in guides_with(rf"proxima {name}\b(?!-)", UP) if link != guide_link(notes.guide, UP)
+    ]
     parts += [
         f"`{GENERAL.split(' ')[0]} FILE.yaml` gives every flag a new default; `--debug` shows tracebacks.",
         "## What it writes",
@@ -171,7 +211,9 @@ def page(name: str, kind: Any) -> str:
         "## Exit codes",
         "\n".join(f"- `{code}`: {meaning}" for code, meaning in exit_codes(name)),
         "## More",
-        "\n".join(["- " + guide_link(notes.guide, UP), *([f"- named in {', '.join(others)}"] if others else [])]),
+        "\n".join(
+            ["- " + guide_link(notes.guide, UP), *([f"- named in {', '.join(others)}"] if others else [])]
+        ),
     ]
     return "\n\n".join(parts)
 
@@ -198,7 +240,9 @@ def exit_codes(name: str) -> list[tuple[str, str]]:
 def _row(field: Field, words: tuple[str, ...]) -> tuple[str, ...]:
     bare = {word.removesuffix("...") for word in words}
     flag = f"`{field.flag}`" + (" (or as a bare word)" if field.name.replace("_", "-") in bare else "")
-    choices = f" One of {', '.join(f'`{choice}`' for choice in field.choices if choice)}." if field.choices else ""
+    choices = (
+        f" One of {', '.join(f'`{choice}`' for choice in field.choices if choice)}." if field.choices else ""
+    )
     return flag, field.shown, linked(field.meaning, UP) + choices
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from proxima.commands import COMMANDS
+from proxima.cli.commands import COMMANDS
 from proxima.config import PPOConfig, StageConfig
-from proxima.config.settings import RANGES
-from proxima.glossary import GLOSSARY, STAGES, Metric
+from proxima.config.settings_base import RANGES
+from proxima.runs.glossary import GLOSSARY, STAGES, Metric
 from tools.reference.source import (
     CONFIGS,
     Field,
@@ -32,7 +32,8 @@ STAGE = "only in the stages before PPO"
 SECTIONS = {
     FIRST: "Model, adapters, learning rates, sampling and PPO's own numbers: what most runs change.",
     "models": "What is loaded, where, and where the reward comes from.",
-    "prompts and rewards": "What is done with prompts that are too long and with scores before PPO sees them.",
+    "prompts and rewards": "What is done with prompts that are too long and with scores before PPO sees "
+    "them.",
     "the update": "How a rollout becomes new weights, by which engine, within which memory.",
     "the buffer": "Where a rollout waits and how minibatches are drawn from it.",
     "the run": "Verdicts, checkpoints, folders, trackers.",
@@ -45,7 +46,8 @@ RULES = {
     "run_name": "a plain folder name, without a dot before it; empty = the time",
     "sft_adapter": "a folder; empty = none",
     "trackers": "any of `tensorboard`, `wandb`, `trackio`",
-    "engine_urls": "addresses that begin with http:// or https://, without user, password or query; only with `engine` vllm",
+    "engine_urls": "addresses that begin with http:// or https://, without user, password or query; only "
+    "with `engine` vllm",
     "overlap": "true or false; true needs `engine_urls`",
     "rewards": "names must differ",
     "judges": "names must differ",
@@ -53,7 +55,12 @@ RULES = {
 """Where a range or a type does not say it all; a test asks the configs."""
 EXAMPLES: dict[str, dict[str, Any]] = {
     "sft_adapter": {"sft_adapter": "runs/sft"},
-    "rewards": {"rewards": ["runs/reward", {"source": "length_band", "weight": 0.5, "options": {"low": 5, "high": 40}}]},
+    "rewards": {
+        "rewards": [
+            "runs/reward",
+            {"source": "length_band", "weight": 0.5, "options": {"low": 5, "high": 40}},
+        ]
+    },
     "judges": {"judges": ["my_judges:shorter"]},
     "engine_urls": {"engine": "vllm", "engine_urls": ["http://gpu1:8000", "http://gpu2:8000"]},
     "overlap": {"engine": "vllm", "engine_urls": ["http://gpu1:8000"], "overlap": True},
@@ -73,15 +80,21 @@ def index(names: list[str]) -> str:
     ppo, stage = fields_of(PPOConfig), fields_of(StageConfig)
     parts = [
         "# Settings",
-        f"The {len(ppo)} settings of a PPO run (`PPOConfig`: {_commands('ppo')}) and the {len(stage)} of the stages before it "
+        f"The {len(ppo)} settings of a PPO run (`PPOConfig`: {_commands('ppo')}) and the {len(stage)} of "
+        "the stages before it "
         f"(`StageConfig`: {_commands('stage')}). Each can be given as a flag (`--kl-coef 0.05`), in a file "
-        "(`--config run.yaml`, with lines such as `kl_coef: 0.05`; flags win) or in Python (`PPOConfig(kl_coef=0.05)`). A "
-        "value of a wrong type or out of range is refused before anything is loaded; so is a name that is not known, with "
+        "(`--config run.yaml`, with lines such as `kl_coef: 0.05`; flags win) or in Python "
+        "(`PPOConfig(kl_coef=0.05)`). A "
+        "value of a wrong type or out of range is refused before anything is loaded; so is a name that is "
+        "not known, with "
         "the nearest one that is.",
     ]
     for section, text in SECTIONS.items():
         fields = [ppo.get(name) or stage[name] for name in names if _section(name) == section]
-        rows = [(f"[`{field.name}`]({field.name}.md)", field.shown, linked(_first(field.meaning), UP)) for field in fields]
+        rows = [
+            (f"[`{field.name}`]({field.name}.md)", field.shown, linked(_first(field.meaning), UP))
+            for field in fields
+        ]
         title = section[0].upper() + section[1:]
         parts += [f"## {title}", linked(text, UP), table(("setting", "default", "what it is"), rows)]
     return "\n\n".join(parts)
@@ -94,9 +107,18 @@ def page(name: str, ppo: Field | None, stage: Field | None) -> str:
     same = len({one.meaning for _, one in kinds}) == 1
     meanings = [linked(field.meaning, UP, name)]
     if not same:
-        meanings = [f"**{CONFIGS[kind].__name__}** ({_commands(kind)}): {linked(one.meaning, UP, name)}" for kind, one in kinds]
+        meanings = [
+            f"**{CONFIGS[kind].__name__}** ({_commands(kind)}): {linked(one.meaning, UP, name)}"
+            for kind, one in kinds
+        ]
     facts = _facts(field, kinds)
-    parts = [f"# `{name}`", *meanings, table(facts[0], facts[1:]), "## How to set it", _how(field, ppo is not None)]
+    parts = [
+        f"# `{name}`",
+        *meanings,
+        table(facts[0], facts[1:]),
+        "## How to set it",
+        _how(field, ppo is not None),
+    ]
     if reasons := _reasons(name):
         parts += ["## When to change it", "Metrics that point here, and what they say:", "\n".join(reasons)]
     parts += ["## Read by", ", ".join(f"`{path}`" for path in readers()[name])]
@@ -110,13 +132,22 @@ def _facts(field: Field, kinds: list[tuple[str, Field]]) -> list[tuple[str, ...]
     default = field.shown
     if len(defaults) > 1:
         default = ", ".join(f"{one.shown} in `{CONFIGS[kind].__name__}`" for kind, one in kinds)
-    own = [f"[`{command}`](../commands/{command}.md)" for command, kind in COMMANDS.items() if field.name in fields_of(kind)]
-    taken = "; ".join(_commands(kind) for kind, _ in kinds) + (f"; a flag of its own in {', '.join(own)}" if own else "")
+    own = [
+        f"[`{command}`](../commands/{command}.md)"
+        for command, kind in COMMANDS.items()
+        if field.name in fields_of(kind)
+    ]
+    taken = "; ".join(_commands(kind) for kind, _ in kinds) + (
+        f"; a flag of its own in {', '.join(own)}" if own else ""
+    )
     facts = [("Type", field.type), ("Default", default), ("Range", allowed(field)), ("Taken by", taken)]
     if kinds[0][0] == "ppo":
         change = "may change" if field.name in may_change() else "may not change, unless with `--force`"
         facts.append(("On `--resume`", f"{change} ([what may](../../resume.md#what-may-change))"))
-    return [*facts, ("Section", f"[{_section(field.name)}](index.md#{_section(field.name).replace(' ', '-').lower()})")]
+    return [
+        *facts,
+        ("Section", f"[{_section(field.name)}](index.md#{_section(field.name).replace(' ', '-').lower()})"),
+    ]
 
 
 def allowed(field: Field) -> str:
@@ -124,7 +155,13 @@ def allowed(field: Field) -> str:
     if field.name in RULES:
         return RULES[field.name]
     if field.name not in RANGES:
-        return "one of these" if field.choices else "true or false" if field.kind is bool else "any but the empty one"
+        return (
+            "one of these"
+            if field.choices
+            else "true or false"
+            if field.kind is bool
+            else "any but the empty one"
+        )
     low, high, brackets = RANGES[field.name]
     least = f"{low:,g} or more" if brackets[0] == "[" else f"above {low:,g}"
     if high == math.inf:
@@ -149,7 +186,9 @@ def _how(field: Field, in_ppo: bool) -> str:
     python = ", ".join(f"{name}={each!r}" for name, each in values.items())
     lines = yaml.safe_dump(values, sort_keys=False, width=120).strip()
     made = f"{'PPOConfig' if in_ppo else 'StageConfig'}({python})"
-    return f"As a flag `{field.flag}{words}`, in Python `{made}`, in a settings file:\n\n```yaml\n{lines}\n```"
+    return (
+        f"As a flag `{field.flag}{words}`, in Python `{made}`, in a settings file:\n\n```yaml\n{lines}\n```"
+    )
 
 
 def _word(item: Any) -> str:
@@ -204,7 +243,9 @@ def _section(name: str) -> str:
 
 
 def _commands(config: str) -> str:
-    return ", ".join(f"[`{name}`](../commands/{name}.md)" for name, kind in COMMANDS.items() if config in configs_of(kind))
+    return ", ".join(
+        f"[`{name}`](../commands/{name}.md)" for name, kind in COMMANDS.items() if config in configs_of(kind)
+    )
 
 
 def _first(text: str) -> str:

@@ -1,4 +1,7 @@
-"""What the code says of itself. In: source files and docs as text. Out: meanings of fields, readers of settings, links."""
+"""What the code says of itself.
+
+In: source files and docs as text. Out: meanings of fields, readers of settings, links.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from proxima.commands import COMMANDS
+from proxima.cli.commands import COMMANDS
 from proxima.config import PPOConfig, StageConfig
-from proxima.glossary import GLOSSARY, STAGES
+from proxima.runs.glossary import GLOSSARY, STAGES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -70,17 +73,25 @@ def fields_of(kind: Any) -> dict[str, Field]:
     """By name: the text under each field, and the `# --- section ---` that it stands in."""
     source = Path(str(getsourcefile(kind))).read_text(encoding="utf-8")
     body = next(
-        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef) and node.name == kind.__name__
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef) and node.name == kind.__name__
     ).body
     meanings, sections = {}, {}
     for node, after in pairwise(body):
-        if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
             meanings[node.target.id] = " ".join(str(after.value.value).split())  # type: ignore[union-attr]
             before = re.findall(r"^    # --- (.+) ---$", "\n".join(source.split("\n")[: node.lineno]), re.M)
             sections[node.target.id] = before[-1] if before else ""  # type: ignore[union-attr]
     hints = get_type_hints(kind)
     return {
-        field.name: Field(field.name, meanings[field.name], hints[field.name], field.default, sections[field.name])
+        field.name: Field(
+            field.name, meanings[field.name], hints[field.name], field.default, sections[field.name]
+        )
         for field in fields(kind)
         if field.name not in CONFIGS
     }
@@ -103,7 +114,9 @@ def readers() -> dict[str, list[str]]:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                holder = node.value.id if isinstance(node.value, ast.Name) else getattr(node.value, "attr", "")
+                holder = (
+                    node.value.id if isinstance(node.value, ast.Name) else getattr(node.value, "attr", "")
+                )
                 if holder in HOLDERS and node.attr in SETTINGS:
                     found.setdefault(node.attr, set()).add(path.relative_to(ROOT).as_posix())
     return {name: sorted(paths) for name, paths in found.items()}
@@ -112,9 +125,15 @@ def readers() -> dict[str, list[str]]:
 @cache
 def may_change() -> set[str]:
     """Settings that a resumed run may have otherwise, without --force."""
-    path = ROOT / "src" / "proxima" / "ppo_trainer" / "state.py"
-    assigned = (node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.Assign))
-    return set(next(ast.literal_eval(node.value) for node in assigned if ast.unparse(node.targets[0]) == "_FREE").split())
+    path = ROOT / "src" / "proxima" / "ppo_trainer" / "trainer_state.py"
+    assigned = (
+        node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.Assign)
+    )
+    return set(
+        next(
+            ast.literal_eval(node.value) for node in assigned if ast.unparse(node.targets[0]) == "_FREE"
+        ).split()
+    )
 
 
 @cache
@@ -135,7 +154,10 @@ def guide_link(page: str, up: str) -> str:
 
 
 def linked(text: str, up: str, but: str = "") -> str:
-    """Names of settings, metrics, commands and pages as links; `up` leads from the page to docs/. Code in them stays code."""
+    """Names of settings, metrics, commands and pages as links; `up` leads from the page to docs/.
+
+    Code in them stays code.
+    """
 
     here = up.removesuffix("../")  # docs/reference
 
@@ -162,7 +184,11 @@ def anchor(metric: str) -> str:
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *(tuple(cell.replace("|", "\\|") for cell in row) for row in rows)]
+    lines = [
+        head,
+        tuple("---" for _ in head),
+        *(tuple(cell.replace("|", "\\|") for cell in row) for row in rows),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

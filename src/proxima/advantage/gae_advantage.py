@@ -1,4 +1,7 @@
-"""Generalised advantage estimation (Schulman et al. 2016): A_t = delta_t + gamma * lam * A_{t+1}, within a sequence."""
+"""Generalised advantage estimation (Schulman et al.
+
+2016): A_t = delta_t + gamma * lam * A_{t+1}, within a sequence.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,16 @@ from torch import Tensor
 
 from proxima.advantage.return_calculator import discounted_sum
 from proxima.advantage.td_error import TDError, td_errors
-from proxima.ops import at_least_float32, place_rewards
-from proxima.pairs import SAPairs, as_pairs
+from proxima.core.ops import at_least_float32, place_rewards
+from proxima.core.pairs import SAPairs, as_pairs
 
 
 class GAEAdvantage:
     """Adds `advantage` to state-action pairs (and `td_error`, where it is not there yet)."""
 
-    def compute_gae_advantages(self, sa_pairs: SAPairs | Iterable[Mapping[str, Any]], gamma: float, lam: float) -> SAPairs:
+    def compute_gae_advantages(
+        self, sa_pairs: SAPairs | Iterable[Mapping[str, Any]], gamma: float, lam: float
+    ) -> SAPairs:
         pairs = as_pairs(sa_pairs)
         if "td_error" not in pairs.columns:
             pairs = TDError().compute_td_errors(pairs, gamma)
@@ -67,10 +72,14 @@ def compute_advantages(
     advantages, returns = _advantages(place_rewards(scores, real, grid), grid, real, gamma, lam)
     if isinstance(values, Tensor):
         return advantages[0], returns[0]
-    lists = [[row[:n].tolist() for row, n in zip(table, lengths, strict=True)] for table in (advantages, returns)]
+    lists = [
+        [row[:n].tolist() for row, n in zip(table, lengths, strict=True)] for table in (advantages, returns)
+    ]
     return (lists[0][0], lists[1][0]) if flat else (lists[0], lists[1])
 
 
-def _advantages(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+def _advantages(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
     advantages = discounted_sum(td_errors(rewards, values, mask, gamma), mask, gamma * lam)
     return advantages, advantages + values

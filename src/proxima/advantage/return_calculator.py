@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.pairs import SAPairs, as_pairs
+from proxima.core.pairs import SAPairs, as_pairs
 
 
 def discounted_sum(x: Tensor, mask: Tensor, discount: float) -> Tensor:

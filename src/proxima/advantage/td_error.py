@@ -1,6 +1,7 @@
 """Temporal-difference errors: delta_t = reward_t + gamma * V(s_{t+1}) - V(s_t).
 
-V(s_t) is read at the token before action t. The value after the last real token is 0, whether the sequence ended or was cut.
+V(s_t) is read at the token before action t. The value after the last real token is 0, whether the sequence
+ended or was cut.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.pairs import SAPairs, as_pairs
+from proxima.core.pairs import SAPairs, as_pairs
 
 
 def td_errors(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float) -> Tensor:
@@ -26,4 +27,6 @@ class TDError:
 
     def compute_td_errors(self, sa_pairs: SAPairs | Iterable[Mapping[str, Any]], gamma: float) -> SAPairs:
         pairs = as_pairs(sa_pairs)
-        return pairs.with_columns(td_error=td_errors(pairs.column("reward"), pairs.column("value"), pairs.mask, gamma))
+        return pairs.with_columns(
+            td_error=td_errors(pairs.column("reward"), pairs.column("value"), pairs.mask, gamma)
+        )

@@ -1,4 +1,7 @@
-"""Loading from a folder or the Hub. In: a name. Out: a network on its device, or one message that says what to do."""
+"""Loading from a folder or the Hub.
+
+In: a name. Out: a network on its device, or one message that says what to do.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import logging as progress
 
-from proxima.hub import hub_or_cache
-from proxima.threads import trouble_with_waits
+from proxima.core.hub import hub_or_cache
+from proxima.runtime.threads import trouble_with_waits
 
-EMBEDDED = Path(__file__).parent.parent / "embedded"
+EMBEDDED = Path(__file__).parents[1] / "world" / "embedded"
 """Folder of the model in the package: `model_name="embedded"`."""
 
 
@@ -53,14 +56,25 @@ def explain_loading(what: str, name: str) -> Iterator[None]:
 def explanation(what: str, name: str, error: Exception, problem: str) -> str:
     reason = " ".join(line.strip() for line in str(error).strip().split("\n")[:2]) or type(error).__name__
     if "trust_remote_code" in str(error):
-        reason = "it needs Python code that comes with it, which --trust-remote-code (trust_remote_code=True) would run."
+        reason = (
+            "it needs Python code that comes with it, which --trust-remote-code "
+            "(trust_remote_code=True) would run."
+        )
     if problem:
         missing = isinstance(error.__cause__, LocalEntryNotFoundError)
-        reason = f"{problem}, and {'it was not downloaded before.' if missing else f'of what was downloaded before: {reason}'}"
-    where = "a folder on this machine" if Path(name).exists() else "no folder on this machine, so a Hugging Face id"
+        reason = (
+            f"{problem}, and "
+            f"{'it was not downloaded before.' if missing else f'of what was downloaded before: {reason}'}"
+        )
+    where = (
+        "a folder on this machine"
+        if Path(name).exists()
+        else "no folder on this machine, so a Hugging Face id"
+    )
     return (
         f"cannot load the {what} {name!r} ({where}): {reason} Offline, give `embedded` (the small model in "
-        "the package) or a local folder with config.json, *.safetensors and the tokenizer's files; HF_HUB_OFFLINE=1 uses "
+        "the package) or a local folder with config.json, *.safetensors and the tokenizer's files; "
+        "HF_HUB_OFFLINE=1 uses "
         "only what is already downloaded."
     )
 

@@ -1,4 +1,7 @@
-"""LoRA adapters. In: settings or a folder. Out: adapters on a backbone, made, loaded or copied, in PEFT's own format."""
+"""LoRA adapters.
+
+In: settings or a folder. Out: adapters on a backbone, made, loaded or copied, in PEFT's own format.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from proxima.models import Backbone
 from proxima.models.weight_files import ADAPTER_FILE, adapter_tensors, fill_adapter
 
 MAMBAS, MAMBA_PARTS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), ("out_proj", "conv1d")
-"""Architectures and the parts of them that PEFT refuses to adapt: their kernels read these weights past the adapter."""
+"""Architectures and the parts of them that PEFT refuses to adapt: their kernels read these weights past
+the adapter."""
 
 
 def lora_config(config: ModelSettings, backbone: Backbone) -> LoraConfig:
@@ -41,13 +45,16 @@ def lora_config(config: ModelSettings, backbone: Backbone) -> LoraConfig:
 
 def _odd_linears(network: Any) -> list[str] | None:
     """Linear layers that "all-linear" leaves out: no adapter can stand beside them."""
-    odd = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and _is_odd(module)]
+    odd = [
+        name for name, module in network.named_modules() if isinstance(module, nn.Linear) and _is_odd(module)
+    ]
     return [*odd, *(MAMBA_PARTS if network.config.model_type in MAMBAS else ())] or None
 
 
 @torch.no_grad()
 def _is_odd(module: nn.Linear) -> bool:
-    """A linear layer that an architecture wrote for itself, and that gives something else than a linear layer."""
+    """A linear layer that an architecture wrote for itself, and that gives something else than a linear
+    layer."""
     kind = type(module)
     if kind.forward is nn.Linear.forward or not kind.__module__.startswith("transformers.models."):
         return False
@@ -56,7 +63,9 @@ def _is_odd(module: nn.Linear) -> bool:
         output = module(x)
     except (RuntimeError, ValueError):  # it wants another shape
         return True
-    return not isinstance(output, Tensor) or not torch.allclose(output, nn.functional.linear(x, module.weight, module.bias))
+    return not isinstance(output, Tensor) or not torch.allclose(
+        output, nn.functional.linear(x, module.weight, module.bias)
+    )
 
 
 def _adapts_experts(settings: LoraConfig, backbone: Backbone) -> bool:
@@ -66,7 +75,8 @@ def _adapts_experts(settings: LoraConfig, backbone: Backbone) -> bool:
 
 
 def free_name(backbone: Backbone, name: str) -> str:
-    """A name for an adapter that no part of the network has: PEFT tells weights of adapters from others by it alone."""
+    """A name for an adapter that no part of the network has: PEFT tells weights of adapters from others by
+    it alone."""
     parts = {part for path, _ in backbone.network.named_modules() for part in path.split(".")}
     while name in parts:
         name += "_adapter"
@@ -113,7 +123,8 @@ def load_adapter(backbone: Backbone, name: str, folder: str) -> str:
 
 
 def merge_adapter(backbone: Backbone, folder: str) -> Backbone:
-    """The network with an adapter added to its weights, in float32: half precision would round most of a small update away."""
+    """The network with an adapter added to its weights, in float32: half precision would round most of a
+    small update away."""
     backbone.network.float()
     name = load_adapter(backbone, "merged", folder)
     assert backbone.peft is not None

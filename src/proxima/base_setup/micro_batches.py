@@ -1,4 +1,5 @@
-"""`MicroBatches`: how much one forward pass reads. In: a rollout. Out: rows of each pass; halved when memory runs out.
+"""`MicroBatches`: how much one forward pass reads. In: a rollout. Out: rows of each pass; halved when memory
+runs out.
 
 Memory only: sums over a minibatch are the same however it is cut.
 """
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from proxima.config import PPOConfig
-from proxima.engine.layout import cut
-from proxima.types import Tokens
+from proxima.core.types import Tokens
+from proxima.runtime.engine.layout import cut
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,8 @@ class MicroBatches:
         return cls(config.micro_batch_size, config.micro_batch_tokens, config.minibatch_size)
 
     def rows(self, tokens: Tokens) -> list[Tensor]:
-        """The rows in order, in as few passes as the budget allows and about equal ones; at least one row a pass."""
+        """The rows in order, in as few passes as the budget allows and about equal ones; at least one row
+        a pass."""
         lengths = (tokens.prompt_sizes + tokens.sizes).tolist()
         if not lengths:
             return []
@@ -58,4 +60,6 @@ class MicroBatches:
                     raise
                 self.size, self.tokens = max(1, self.size // 2), max(longest, self.tokens // 2)
             torch.cuda.empty_cache()
-            log.warning("out of GPU memory: micro-batches are now %d sequences, %d tokens", self.size, self.tokens)
+            log.warning(
+                "out of GPU memory: micro-batches are now %d sequences, %d tokens", self.size, self.tokens
+            )

@@ -1,7 +1,9 @@
-"""The four models. In: a config and a tokenizer. Out: `ModelSet`, four roles on as few networks as the config allows.
+"""The four models. In: a config and a tokenizer. Out: `ModelSet`, four roles on as few networks as the config
+allows.
 
-With LoRA one frozen base carries all four roles. With full fine-tuning (lora_r = 0) the policy, and the value model unless it
-is a head on the policy's trunk, are trainable copies; the frozen base stays the reference and carries the reward.
+With LoRA one frozen base carries all four roles. With full fine-tuning (lora_r = 0) the policy, and the value
+model unless it is a head on the policy's trunk, are trainable copies; the frozen base stays the reference and
+carries the reward.
 """
 
 from __future__ import annotations
@@ -25,18 +27,31 @@ from proxima.base_setup.loading import (
     pick_device,
     pick_dtype,
 )
-from proxima.base_setup.lora_setup import add_adapter, copy_adapter, is_adapter, load_adapter, lora_config, merge_adapter
+from proxima.base_setup.lora_setup import (
+    add_adapter,
+    copy_adapter,
+    is_adapter,
+    load_adapter,
+    lora_config,
+    merge_adapter,
+)
 from proxima.base_setup.micro_batches import MicroBatches
-from proxima.base_setup.tokenizer_setup import PAD_TOKEN, eos_token_ids, lacks_tokenizer, own_tokenizer, same_vocabulary
+from proxima.base_setup.tokenizer_setup import (
+    PAD_TOKEN,
+    eos_token_ids,
+    lacks_tokenizer,
+    own_tokenizer,
+    same_vocabulary,
+)
 from proxima.config import PPOConfig
 from proxima.models import Backbone, PolicyModel, RewardModel, SFTModel, ValueModel
 from proxima.models.backbone import EngineSettings
 from proxima.models.base_model import BaseModel, scalar_head
 from proxima.models.reward_model import pick_row, token_head
 from proxima.models.weight_files import HEAD_FILE
-from proxima.processes.group import Processes
-from proxima.processes.meeting import meet
-from proxima.processes.sharding import Lockstep, make_mesh
+from proxima.runtime.distributed.process_group import Processes
+from proxima.runtime.distributed.rendezvous import meet
+from proxima.runtime.distributed.sharding import Lockstep, make_mesh
 
 
 @dataclass
@@ -69,7 +84,9 @@ def build_models(config: PPOConfig, tokenizer: Any) -> ModelSet:
     rows = base.network.get_input_embeddings().num_embeddings
     real = [index for index in tokenizer.get_vocab().values() if index != tokenizer.pad_token_id]
     if max(real) >= rows:
-        raise ValueError(f"the tokenizer has ids up to {max(real)}, the model {config.model_name!r} only {rows} embeddings")
+        raise ValueError(
+            f"the tokenizer has ids up to {max(real)}, the model {config.model_name!r} only {rows} embeddings"
+        )
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         sft = _reference(config, base)
@@ -78,7 +95,9 @@ def build_models(config: PPOConfig, tokenizer: Any) -> ModelSet:
         value = _value(config, base, sft, reward, policy, tokenizer)
     for role in (policy, sft, value, reward):
         role.backbone.settings = EngineSettings(
-            fast=config.engine != "plain", compiled=config.compile_layers, checkpointing=config.gradient_checkpointing
+            fast=config.engine != "plain",
+            compiled=config.compile_layers,
+            checkpointing=config.gradient_checkpointing,
         )
     if config.gradient_checkpointing:
         for backbone in {id(role.backbone): role.backbone for role in (policy, value)}.values():
@@ -107,10 +126,15 @@ def _reference(config: PPOConfig, base: Backbone) -> SFTModel:
 
 
 def load_reward(config: PPOConfig, base: Backbone, name: str = "reward") -> RewardModel:
-    """The trained reward model the config names (an adapter, or a network of its own), or the base with an untrained head."""
+    """The trained reward model the config names (an adapter, or a network of its own), or the base with an
+    untrained head."""
     deviation = (base.hidden_size + 1) ** -0.5
     head = scalar_head(base.hidden_size, deviation, base.device)
-    folders = [str(spec.source) for spec in config.rewards if not callable(spec.source) and has_head(str(spec.source))]
+    folders = [
+        str(spec.source)
+        for spec in config.rewards
+        if not callable(spec.source) and has_head(str(spec.source))
+    ]
     if len(folders) > 1:
         raise ValueError(f"only one trained reward model can be the system's own, got {folders}")
     if not folders:
@@ -132,7 +156,8 @@ def _policy(config: PPOConfig, base: Backbone, sft: SFTModel) -> PolicyModel:
 def _value(
     config: PPOConfig, base: Backbone, sft: SFTModel, reward: RewardModel, policy: PolicyModel, tokenizer: Any
 ) -> ValueModel:
-    """Starts from the trained reward model where there is one, else from the reference with a head of zeros."""
+    """Starts from the trained reward model where there is one, else from the reference with a head of
+    zeros."""
     head = scalar_head(base.hidden_size, 0.0, base.device)
     if config.value_model == "policy":
         value = ValueModel(policy.backbone, policy.adapter, head)
@@ -148,17 +173,22 @@ def _value(
         return ValueModel(base, load_adapter(base, "value", config.value_model), head)
     if config.value_model != "adapter":
         return _value_checkpoint(config, base, tokenizer)
-    if reward.source != "untrained" and not reward.adapter:  # a whole network: the value model starts as a copy of it
+    if (
+        reward.source != "untrained" and not reward.adapter
+    ):  # a whole network: the value model starts as a copy of it
         return _on_network(config, Backbone(load_network(config, reward.source, base.device)), head)
     if config.lora_r == 0:
-        return ValueModel(_trainable_copy(config, reward.source if reward.adapter else config.sft_adapter), None, head)
+        return ValueModel(
+            _trainable_copy(config, reward.source if reward.adapter else config.sft_adapter), None, head
+        )
     if start:
         return ValueModel(base, copy_adapter(base, start, "value"), head)
     return ValueModel(base, add_adapter(base, "value", lora_config(config, base)), head)
 
 
 def _value_checkpoint(config: PPOConfig, base: Backbone, tokenizer: Any) -> ValueModel:
-    """A separate network with the policy's vocabulary: a causal LM, or a one-score classifier, whose head is taken over."""
+    """A separate network with the policy's vocabulary: a causal LM, or a one-score classifier, whose head
+    is taken over."""
     name = config.value_model
     network, missing = load_with_missing(config, name, base.device, AutoModelForSequenceClassification)
     backbone = Backbone(network.base_model)
@@ -170,11 +200,14 @@ def _value_checkpoint(config: PPOConfig, base: Backbone, tokenizer: Any) -> Valu
         head.load_state_dict(pick_row(score, 0).state_dict())
     need, have = (item.network.get_input_embeddings().num_embeddings for item in (base, backbone))
     if have < need:
-        raise ValueError(f"value_model {name!r} has {have} embeddings, the policy {need}; they must share a tokenizer")
+        raise ValueError(
+            f"value_model {name!r} has {have} embeddings, the policy {need}; they must share a tokenizer"
+        )
     own = own_tokenizer(name, config.trust_remote_code)
     if own is not None and not same_vocabulary(tokenizer, own):
         raise ValueError(
-            f"value_model {name!r} has another vocabulary than the policy {config.model_name!r}, so that ids would mean other "
+            f"value_model {name!r} has another vocabulary than the policy {config.model_name!r}, so that "
+            "ids would mean other "
             "words; give a checkpoint of the same family, or leave value_model out"
         )
     return _on_network(config, backbone, head)
@@ -189,7 +222,8 @@ def _on_network(config: PPOConfig, backbone: Backbone, head: torch.nn.Linear) ->
 
 
 def _trainable_copy(config: PPOConfig, adapter_folder: str) -> Backbone:
-    """A second copy of the base, all weights trainable (float32, or small steps are lost), an adapter merged in where named."""
+    """A second copy of the base, all weights trainable (float32, or small steps are lost), an adapter
+    merged in where named."""
     copied = Backbone(load_network(config, config.model_name, pick_device(config.device)))
     if adapter_folder:
         copied = merge_adapter(copied, adapter_folder)
@@ -198,7 +232,8 @@ def _trainable_copy(config: PPOConfig, adapter_folder: str) -> Backbone:
 
 
 def has_head(folder: str) -> bool:
-    """Whether the folder holds a role of this package with a scalar head, rather than a classifier of `transformers`."""
+    """Whether the folder holds a role of this package with a scalar head, rather than a classifier of
+    `transformers`."""
     return is_adapter(folder) or (Path(folder) / HEAD_FILE).is_file()
 
 
@@ -206,7 +241,10 @@ def load_head(head: torch.nn.Linear, folder: str) -> None:
     """Fill a scalar head from a saved role's folder."""
     path = Path(folder) / HEAD_FILE
     if not path.is_file():
-        raise ValueError(f"{folder!r} has no {HEAD_FILE}: it is an adapter without a scalar head, not a reward or value model")
+        raise ValueError(
+            f"{folder!r} has no {HEAD_FILE}: it is an adapter without a scalar head, not a reward or value "
+            "model"
+        )
     with explain_loading("head", folder):
         head.load_state_dict(load_file(path, device=str(head.weight.device)))
 
@@ -218,11 +256,19 @@ def load_classifier(config: ModelSettings, name: str, device: torch.device) -> t
     labels = own.num_labels if any("SequenceClassification" in item for item in architectures) else 1
     network, missing = load_with_missing(config, name, device, AutoModelForSequenceClassification, labels)
     if any(not weight.startswith(network.base_model_prefix) for weight in missing):
-        warnings.warn(f"{name!r} is not a sequence classifier ({architectures}); its score head is untrained", stacklevel=2)
+        warnings.warn(
+            f"{name!r} is not a sequence classifier ({architectures}); its score head is untrained",
+            stacklevel=2,
+        )
     if lacks_tokenizer(name):
-        raise ValueError(f"no tokenizer lies beside the classifier in {name!r}; save the one that it was trained with there")
+        raise ValueError(
+            f"no tokenizer lies beside the classifier in {name!r}; save the one that it was trained with "
+            "there"
+        )
     with explain_loading("tokenizer", name):
-        tokenizer = AutoTokenizer.from_pretrained(model_path(name), trust_remote_code=config.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(
+            model_path(name), trust_remote_code=config.trust_remote_code
+        )
     tokenizer.padding_side = "right"
     tokenizer.truncation_side = "left"
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:

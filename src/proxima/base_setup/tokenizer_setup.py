@@ -13,7 +13,10 @@ PAD_TOKEN = "<|proxima_pad|>"
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
-    """Load it and, where it has no pad token or uses EOS as one, add a pad token. (The network never reads its id.)"""
+    """Load it and, where it has no pad token or uses EOS as one, add a pad token.
+
+    (The network never reads its id.)
+    """
     with explain_loading("tokenizer", name):
         tokenizer = AutoTokenizer.from_pretrained(model_path(name), trust_remote_code=trust_remote_code)
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
@@ -23,7 +26,8 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
 
 
 def lacks_tokenizer(name: str) -> bool:
-    """Whether this is a folder without a tokenizer's files; `transformers` would make an empty tokenizer of it."""
+    """Whether this is a folder without a tokenizer's files; `transformers` would make an empty tokenizer
+    of it."""
     folder = Path(model_path(name))
     return folder.is_dir() and not any(
         file.name.startswith(("tokeniz", "vocab")) or file.suffix == ".model" for file in folder.iterdir()
@@ -50,7 +54,8 @@ def same_vocabulary(left: Any, right: Any) -> bool:
 
 
 PROBES = (
-    "SUBREDDIT: r/pets TITLE: It's 3,141.59 — isn't it?  POST:\n\tdef f(x):\r\n    return x**2  # naïve cafe\u0301 TL;DR:",
+    "SUBREDDIT: r/pets TITLE: It's 3,141.59 — isn't it?  POST:\n\tdef f(x):\r\n    return x**2  # naïve "
+    "cafe\u0301 TL;DR:",
     " 日本語 Привет مرحبا 🤖👩‍🚀 \u00a0 ﬁ Ａ ...   100000 <b>ALL CAPS</b> http://a.b/c?d=e_f",
     "x",
 )
@@ -59,8 +64,8 @@ PROBES = (
 def same_tokenizer(left: Any, right: Any) -> bool:
     """Whether both write texts as the same ids, so that one's ids can be read by the other's model.
 
-    Vocabulary and EOS are the same, and so are the ids of texts on which normalisers and pre-tokenisers differ. An EOS that one
-    of them appends does not count: a sampled response brings its own.
+    Vocabulary and EOS are the same, and so are the ids of texts on which normalisers and pre-tokenisers
+    differ. An EOS that one of them appends does not count: a sampled response brings its own.
     """
     if left.eos_token_id != right.eos_token_id or not same_vocabulary(left, right):
         return False

@@ -1,7 +1,10 @@
-"""Before the road: flat dataclasses. In: keyword arguments, YAML or command-line flags. Out: checked settings."""
+"""Before the road: flat dataclasses.
 
+In: keyword arguments, YAML or command-line flags. Out: checked settings.
+"""
+
+from proxima.config.finetuning_config import StageConfig
 from proxima.config.ppo_config import PPOConfig
 from proxima.config.reward_spec import RewardSpec
-from proxima.config.stage_config import StageConfig
 
 __all__ = ["PPOConfig", "RewardSpec", "StageConfig"]

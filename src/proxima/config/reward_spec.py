@@ -1,4 +1,7 @@
-"""`RewardSpec`: one reward, its weight, name and options. In: text, mapping or function. Out: a checked record."""
+"""`RewardSpec`: one reward, its weight, name and options.
+
+In: text, mapping or function. Out: a checked record.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,14 @@ KEYS = ("source", "weight", "name", "options")
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """One reward. As text: `[WEIGHT*]SOURCE[,KEY=VALUE...]`, such as `0.5*my_rewards:brevity` or `length_band,low=5,high=9`."""
+    """One reward.
+
+    As text: `[WEIGHT*]SOURCE[,KEY=VALUE...]`, such as `0.5*my_rewards:brevity` or `length_band,low=5,high=9`.
+    """
 
     source: str | Callable[..., Any]
-    """A ready-made reward's name, `module:function`, a URL, a model's folder or Hub id; in Python also the function itself."""
+    """A ready-made reward's name, `module:function`, a URL, a model's folder or Hub id; in Python also the
+    function itself."""
     weight: float = 1.0
     """Factor of this reward in the sum."""
     name: str = ""
@@ -31,13 +38,20 @@ class RewardSpec:
 
     def __post_init__(self) -> None:
         if not (callable(self.source) or (isinstance(self.source, str) and self.source.strip())):
-            raise ValueError(f"a reward needs a source: module:function, a URL, a folder or a Hub id; got {self.source!r}")
+            raise ValueError(
+                f"a reward needs a source: module:function, a URL, a folder or a Hub id; got {self.source!r}"
+            )
         if not isinstance(self.name, str):
             raise ValueError(f"the name of a reward must be a text, got {self.name!r}")
         if not isinstance(self.weight, (int, float)) or not abs(self.weight) <= LARGEST:
-            raise ValueError(f"the weight of reward {self.label!r} must be a finite number, got {self.weight!r}")
+            raise ValueError(
+                f"the weight of reward {self.label!r} must be a finite number, got {self.weight!r}"
+            )
         if not isinstance(self.options, Mapping) or not all(isinstance(key, str) for key in self.options):
-            raise ValueError(f"the options of reward {self.label!r} must be `name: value`, got a {type(self.options).__name__}")
+            raise ValueError(
+                f"the options of reward {self.label!r} must be `name: value`, got a "
+                f"{type(self.options).__name__}"
+            )
         object.__setattr__(self, "options", dict(self.options))
 
     def check_whole(self) -> None:
@@ -47,7 +61,8 @@ class RewardSpec:
             hidden.append("the address")
         if hidden:
             raise ValueError(
-                f"reward {self.label!r}: {hidden[0]} holds {HIDDEN}, for a key is not written down; give the reward again with "
+                f"reward {self.label!r}: {hidden[0]} holds {HIDDEN}, for a key is not written down; give "
+                "the reward again with "
                 "--rewards or --judges, and its key in an environment variable where it can be (token_env)"
             )
 
@@ -88,21 +103,28 @@ class RewardSpec:
         source = self.source
         if not isinstance(source, str):
             source = f"{getattr(source, '__module__', '?')}:{getattr(source, '__qualname__', repr(source))}"
-        plain = {"source": hide_address(source) if self.is_http else source, "weight": self.weight, "name": self.label}
+        plain = {
+            "source": hide_address(source) if self.is_http else source,
+            "weight": self.weight,
+            "name": self.label,
+        }
         return {**plain, "options": hide_options(self.options)} if self.options else plain
 
     def to_text(self) -> str:
         """As the command line takes it, without keys."""
         plain = self.to_dict()
         options = {"name": plain["name"], **plain.get("options", {})}
-        return f"{self.weight!r}*{plain['source']}" + "".join(f",{key}={_shown(value)}" for key, value in options.items())
+        return f"{self.weight!r}*{plain['source']}" + "".join(
+            f",{key}={_shown(value)}" for key, value in options.items()
+        )
 
     def __repr__(self) -> str:
         return f"RewardSpec({self.to_text()!r})"
 
 
 def _from_text(text: str) -> RewardSpec:
-    """`[WEIGHT*]SOURCE[,KEY=VALUE...]`; a comma separates only before `key=`, so that sources may hold commas."""
+    """`[WEIGHT*]SOURCE[,KEY=VALUE...]`; a comma separates only before `key=`, so that sources may hold
+    commas."""
     source, *pairs = re.split(r",(?=[a-z_]+=)", text)
     options = {key: _scalar(value) for key, _, value in (pair.partition("=") for pair in pairs)}
     name = "" if options.get("name") is None else str(options["name"])
@@ -113,7 +135,9 @@ def _from_text(text: str) -> RewardSpec:
     try:
         return RewardSpec(source.strip(), float(weight), name, options)
     except ValueError as error:
-        raise ValueError(f"reward {shareable(text)!r} is not [WEIGHT*]SOURCE[,KEY=VALUE...]: {error}") from None
+        raise ValueError(
+            f"reward {shareable(text)!r} is not [WEIGHT*]SOURCE[,KEY=VALUE...]: {error}"
+        ) from None
 
 
 PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null")}

@@ -1,7 +1,9 @@
-"""Keys that must not be written down. In: a reward's address, its options, or any text. Out: the same with `***` for each key.
+"""Keys that must not be written down. In: a reward's address, its options, or any text. Out: the same with
+`***` for each key.
 
-A key belongs in an environment variable (`token_env`). One that stands in an address or an option all the same is used, but
-reaches no file, log, tracker or message of ours. Of an address every value in the query is hidden: its name does not tell.
+A key belongs in an environment variable (`token_env`). One that stands in an address or an option all the
+same is used, but reaches no file, log, tracker or message of ours. Of an address every value in the query is
+hidden: its name does not tell.
 """
 
 from __future__ import annotations
@@ -12,17 +14,30 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 HIDDEN = "***"
-SECRET_WORDS = {"secret", "password", "passwd", "credential", "credentials", "auth", "authorization", "bearer", "apikey"}
+SECRET_WORDS = {
+    "secret",
+    "password",
+    "passwd",
+    "credential",
+    "credentials",
+    "auth",
+    "authorization",
+    "bearer",
+    "apikey",
+}
 SECRET_WORDS |= {"cookie", "cookies", "header", "headers"}
 SPECIAL_TOKENS = {"eos", "bos", "pad", "unk", "sep", "mask", "stop", "end"}  # text of a vocabulary, no secret
 
 
 def is_secret(name: str) -> bool:
-    """Whether an option of this name holds a key: api_key, hf_token, headers; not token_env, which names a variable."""
+    """Whether an option of this name holds a key: api_key, hf_token, headers; not token_env, which names a
+    variable."""
     words = re.split(r"[_\W]+", name.lower())
     if words[-1] == "env":
         return False
-    return bool(SECRET_WORDS & set(words)) or (words[-1] in ("key", "token") and words[0] not in SPECIAL_TOKENS)
+    return bool(SECRET_WORDS & set(words)) or (
+        words[-1] in ("key", "token") and words[0] not in SPECIAL_TOKENS
+    )
 
 
 def hide_address(address: str) -> str:
@@ -32,7 +47,9 @@ def hide_address(address: str) -> str:
     except ValueError:
         return shareable(address)
     user, at, host = parts.netloc.rpartition("@")
-    query = re.sub(r"([^=&;]+)=[^&;]*|[^=&;]+", lambda found: f"{found[1]}={HIDDEN}" if found[1] else HIDDEN, parts.query)
+    query = re.sub(
+        r"([^=&;]+)=[^&;]*|[^=&;]+", lambda found: f"{found[1]}={HIDDEN}" if found[1] else HIDDEN, parts.query
+    )
     hidden = parts._replace(
         netloc=f"{HIDDEN if user else ''}{at}{host}", query=query, fragment=HIDDEN if parts.fragment else ""
     )
@@ -44,6 +61,9 @@ def hide_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shareable(text: str) -> str:
-    """Any text without the keys of addresses in it: a name and password, or a query's value whose name tells that it is one."""
+    """Any text without the keys of addresses in it: a name and password, or a query's value whose name
+    tells that it is one."""
     text = re.sub(r"(?<=://)[^/@\s]+@", f"{HIDDEN}@", text)
-    return re.sub(r"(?i)([?&][\w-]*(?:key|token|secret|password|auth|sig)[\w-]*=)[^&\s'\"]+", rf"\1{HIDDEN}", text)
+    return re.sub(
+        r"(?i)([?&][\w-]*(?:key|token|secret|password|auth|sig)[\w-]*=)[^&\s'\"]+", rf"\1{HIDDEN}", text
+    )

@@ -1,7 +1,9 @@
-"""Rewards out of a run's folder, which may be a stranger's. In: its settings. Out: nothing, or an error that names the flags.
+"""Rewards out of a run's folder, which may be a stranger's. In: its settings. Out: nothing, or an error that
+names the flags.
 
-They may name a Python function to import, or a server that is sent texts and a token: only the command line, or an argument in
-Python, may ask for these. The same holds for `trust_remote_code`, which is never taken from a file.
+They may name a Python function to import, or a server that is sent texts and a token: only the command line,
+or an argument in Python, may ask for these. The same holds for `trust_remote_code`, which is never taken from
+a file.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ def check_trust(source: str | Path, config: PPOConfig, given: Container[str]) ->
     """
     if flags := trusted_flags(config, given):
         raise ValueError(
-            f"{source} names a function or a server, which is called only where the command line names it too; "
+            f"{source} names a function or a server, which is called only where the command line names it "
+            "too; "
             f"if you trust whoever made the run, add {shlex.join(flags)}"
         )
 

@@ -1,11 +1,18 @@
 """Before every stage: reading data. In: a file, a folder or a Hub id. Out: a lazy Sequence of records."""
 
-from proxima.data.check import DataReport, check
-from proxima.data.read import Records, kinds_of, read_demonstrations, read_preferences, read_prompts, read_ratings
+from proxima.data.data_check import DataReport, check
+from proxima.data.data_sources import open_rows
+from proxima.data.read_records import (
+    Records,
+    kinds_of,
+    read_demonstrations,
+    read_preferences,
+    read_prompts,
+    read_ratings,
+)
 from proxima.data.records import Demonstration, Preference, Rating
 from proxima.data.rows import BrokenData
-from proxima.data.show import show
-from proxima.data.sources import open_rows
+from proxima.data.show_data import show
 
 __all__ = [
     "BrokenData",

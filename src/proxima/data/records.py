@@ -1,4 +1,7 @@
-"""Records that training reads (`Prompt` is in `proxima.types`). In: nothing. Out: one dataclass a kind of example."""
+"""Records that training reads (`Prompt` is in `proxima.core.types`).
+
+In: nothing. Out: one dataclass a kind of example.
+"""
 
 from __future__ import annotations
 

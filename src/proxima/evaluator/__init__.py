@@ -1,7 +1,10 @@
-"""Stage 8 of the road: is it getting better, and should it go on? In: a step's metrics. Out: performance, convergence."""
+"""Stage 8 of the road: is it getting better, and should it go on? In: a step's metrics.
+
+Out: performance, convergence.
+"""
 
 from proxima.evaluator.evaluator import Evaluator
-from proxima.evaluator.judge import open_pair_judge
+from proxima.evaluator.pair_judge import open_pair_judge
 from proxima.evaluator.win_rate import win_rate
 
 __all__ = ["Evaluator", "open_pair_judge", "win_rate"]

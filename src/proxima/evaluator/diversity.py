@@ -1,7 +1,7 @@
 """How varied answers are. In: texts. Out: distinct-n over all of them, repetition within each.
 
-Distinct-n is Li et al.'s (2016), repetition Welleck et al.'s seq-rep-4 (2020). By words and marks of the text, not by tokens,
-so that models with different tokenizers can be compared.
+Distinct-n is Li et al.'s (2016), repetition Welleck et al.'s seq-rep-4 (2020). By words and marks of the
+text, not by tokens, so that models with different tokenizers can be compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def distinct(texts: Sequence[str], size: int) -> float:
 
 
 def repetition(texts: Sequence[str]) -> float:
-    """Mean over texts of the share of four-word runs that came before in the same text; texts too short for two have none."""
+    """Mean over texts of the share of four-word runs that came before in the same text; texts too short
+    for two have none."""
     shares = []
     for text in texts:
         runs = _runs(words(text), REPEATED)

@@ -1,4 +1,7 @@
-"""`Evaluator`: the verdict. In: metrics of a step, and a validation set where one is given. Out: performance, convergence."""
+"""`Evaluator`: the verdict.
+
+In: metrics of a step, and a validation set where one is given. Out: performance, convergence.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ SAMPLES = 4  # generated texts kept with a verdict
 
 
 class Evaluator:
-    """Remembers the best average reward; a run that has not beaten it for a while, and does not rise, has converged.
+    """Remembers the best average reward; a run that has not beaten it for a while, and does not rise, has
+    converged.
 
     One lucky verdict is hard to beat: the trend test sees that a run gets better slowly, under the noise.
     """
@@ -29,8 +33,9 @@ class Evaluator:
     ):
         """
         Args:
-            validate: measures the validation set: `reward` and whatever else, by name. Its reward then decides, not the step's.
-                What it remembers (`state`, `restore`, where it has them) is kept with the evaluator's own.
+            validate: measures the validation set: `reward` and whatever else, by name. Its reward then
+                decides, not the step's. What it remembers (`state`, `restore`, where it has them) is kept
+                with the evaluator's own.
         """
         self.models, self.tokenizer, self.config = models, tokenizer, config or PPOConfig()
         self.validate = validate
@@ -41,10 +46,11 @@ class Evaluator:
     def evaluate(self, metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """
         Args:
-            metrics: `avg_reward` at least; losses, `step`, `generated_texts`, `rewards` and `prompts` are kept.
+            metrics: `avg_reward` at least; losses, `step`, `generated_texts`, `rewards` and `prompts` are
+        kept.
         Returns:
-            performance: `performance_improved`, the reward judged, the best so far, the `trend` of the last verdicts,
-                `validation` numbers and `samples`.
+            performance: `performance_improved`, the reward judged, the best so far, the `trend` of the last
+                verdicts, `validation` numbers and `samples`.
             convergence: `converged`, `should_continue` and the `reason`.
         """
         if "avg_reward" not in metrics:
@@ -74,11 +80,19 @@ class Evaluator:
         }
         converged = self.verdicts_since_best >= patience and not is_rising(recent)
         stop = converged and self.config.patience > 0
-        reason = f"no improvement over {self.best_reward:.4g} (step {self.best_step}) in {self.verdicts_since_best} verdicts"
-        return performance, {"converged": converged, "should_continue": not stop, "reason": reason if converged else ""}
+        reason = (
+            f"no improvement over {self.best_reward:.4g} (step {self.best_step}) in "
+            f"{self.verdicts_since_best} verdicts"
+        )
+        return performance, {
+            "converged": converged,
+            "should_continue": not stop,
+            "reason": reason if converged else "",
+        }
 
     def _since(self, count: int) -> list[float]:
-        """The last verdicts; the best so far has no vote in their trend unless it is the last: one lucky number is no fall."""
+        """The last verdicts; the best so far has no vote in their trend unless it is the last: one lucky
+        number is no fall."""
         best = len(self.rewards) - 1 - self.verdicts_since_best
         lucky = self.verdicts_since_best > 0
         return [math.nan if lucky and i == best else reward for i, reward in enumerate(self.rewards)][-count:]
@@ -101,7 +115,9 @@ class Evaluator:
 
     def _samples(self, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
         columns = {name: list(metrics[key]) for name, key in SAMPLE_KEYS.items() if key in metrics}
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)][:SAMPLES]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)][
+            :SAMPLES
+        ]
 
 
 SAMPLE_KEYS = {"prompt": "prompts", "text": "generated_texts", "reward": "rewards"}

@@ -1,7 +1,9 @@
-"""Is a noisy curve rising? In: numbers in order. Out: the Theil-Sen slope, and how likely so clear a rise is by chance.
+"""Is a noisy curve rising? In: numbers in order. Out: the Theil-Sen slope, and how likely so clear a rise is
+by chance.
 
-Mann-Kendall: S = sum over i < j of sign(x_j - x_i), of variance (n (n - 1) (2n + 5) - sum t (t - 1) (2t + 5)) / 18 where there
-is no trend (t = sizes of groups of equal numbers); z = (S - 1) / sqrt(variance). Slope: the median of (x_j - x_i) / (j - i).
+Mann-Kendall: S = sum over i < j of sign(x_j - x_i), of variance (n (n - 1) (2n + 5) - sum t (t - 1) (2t + 5))
+/ 18 where there is no trend (t = sizes of groups of equal numbers); z = (S - 1) / sqrt(variance). Slope: the
+median of (x_j - x_i) / (j - i).
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ CLEAR = 0.05  # a rise less likely than this by chance is one
 
 
 def trend(values: Sequence[float]) -> dict[str, float]:
-    """`slope` a place, and `chance` of a score as high where there is no trend: small = it rises, near 1 = it falls.
+    """`slope` a place, and `chance` of a score as high where there is no trend: small = it rises, near 1 = it
+    falls.
 
     nan for fewer than two numbers. A nan among them keeps its place and is left out.
     """

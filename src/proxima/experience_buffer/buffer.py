@@ -6,9 +6,9 @@ Sampling, the same for every epoch length and layout (orders follow the sequence
     length_balanced  shuffled, but every minibatch gets its share of long and of short sequences
     token_budget     shuffled, as many sequences a minibatch as fit `token_budget` tokens (at least one)
 
-Memory: `nbytes` counts every tensor held in memory and stays within `max_bytes`. Past it: `error` refuses the new data and
-keeps the old; `drop_oldest` forgets the oldest sequences (never the new ones in part: data larger than the bound is refused);
-`disk` moves what does not fit to memory-mapped files, which do not count.
+Memory: `nbytes` counts every tensor held in memory and stays within `max_bytes`. Past it: `error` refuses the
+new data and keeps the old; `drop_oldest` forgets the oldest sequences (never the new ones in part: data
+larger than the bound is refused); `disk` moves what does not fit to memory-mapped files, which do not count.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from proxima.pairs import SAPairs, as_pairs
-from proxima.sampling import shuffled_order
+from proxima.core.pairs import SAPairs, as_pairs
+from proxima.core.sampling import shuffled_order
 
 Strategy = Literal["shuffled", "sequential", "length_balanced", "token_budget"]
 
 
 @dataclass(frozen=True)
 class BatchedData:
-    """All that the buffer holds, drawn in minibatches: `for batch in data.epoch(0)`; iterating it is epoch 0."""
+    """All that the buffer holds, drawn in minibatches: `for batch in data.epoch(0)`; iterating it is epoch
+    0."""
 
     parts: list[SAPairs]
     strategy: Strategy
@@ -74,8 +75,12 @@ class BatchedData:
             return list(rows.split(size))
         if self.strategy == "length_balanced":
             by_length = rows[torch.argsort(lengths, descending=True, stable=True)]
-            bands = by_length.split(-(-count // size))  # each minibatch gets one sequence of every band of similar lengths
-            shuffled = [band[shuffled_order(keys[band], self.seed, self.step, epoch)].tolist() for band in bands]
+            bands = by_length.split(
+                -(-count // size)
+            )  # each minibatch gets one sequence of every band of similar lengths
+            shuffled = [
+                band[shuffled_order(keys[band], self.seed, self.step, epoch)].tolist() for band in bands
+            ]
             return [torch.tensor(batch) for batch in map(_without_gaps, zip_longest(*shuffled)) if batch]
         batches: list[list[int]] = []
         room = 0
@@ -129,7 +134,9 @@ class ExperienceBuffer:
             placed = data.map(lambda tensor: _compact(tensor.cpu() if self.storage == "cpu" else tensor))
             self._make_room(placed)
         parts = [part for part, _ in self._parts]
-        return BatchedData(parts, self.strategy, self.minibatch_size, self.token_budget, self.seed, step, home)
+        return BatchedData(
+            parts, self.strategy, self.minibatch_size, self.token_budget, self.seed, step, home
+        )
 
     def clear(self) -> None:
         """Forget everything; PPO is on-policy, so each step starts so."""
@@ -153,7 +160,8 @@ class ExperienceBuffer:
             return
         if need > self.max_bytes or (self.nbytes + need > self.max_bytes and self.overflow == "error"):
             raise MemoryError(
-                f"the rollout takes {need:,} bytes and the buffer holds {self.nbytes:,} of at most {self.max_bytes:,}; "
+                f"the rollout takes {need:,} bytes and the buffer holds {self.nbytes:,} of at most "
+                f"{self.max_bytes:,}; "
                 f"raise buffer_max_bytes, lower batch_size, or set buffer_overflow to disk"
             )
         while self.nbytes + need > self.max_bytes:
@@ -177,7 +185,9 @@ class ExperienceBuffer:
             nonlocal count
             count += 1
             path = str(Path(home.name) / f"{count}.bin")
-            mapped = torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+            mapped = torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(
+                tensor.shape
+            )
             return mapped.copy_(tensor)
 
         return data.map(to_disk), home
@@ -185,7 +195,11 @@ class ExperienceBuffer:
 
 def _compact(tensor: Tensor) -> Tensor:
     """The tensor without the wider storage that it may be a window on: else the bound would not be real."""
-    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size() else tensor
+    return (
+        tensor.clone()
+        if tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+        else tensor
+    )
 
 
 def _without_gaps(row: Iterable[int | None]) -> list[int]:

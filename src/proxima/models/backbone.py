@@ -1,6 +1,8 @@
-"""`Backbone`: one network in memory, and the adapters on it. In: token ids and masks. Out: hidden states and logits.
+"""`Backbone`: one network in memory, and the adapters on it. In: token ids and masks. Out: hidden states and
+logits.
 
-Passes take the fast road (`proxima.engine`) where the network is one it knows, else `transformers`' own forward pass.
+Passes take the fast road (`proxima.runtime.engine`) where the network is one it knows, else `transformers`'
+own forward pass.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from proxima.engine import Decoder, Generation, Layout, knows, supports, worth_compiling
 from proxima.models.passes import Passes
 from proxima.models.probe import probe
-from proxima.processes.sharding import Lockstep, decoder_layers, shard_network
+from proxima.runtime.distributed.sharding import Lockstep, decoder_layers, shard_network
+from proxima.runtime.engine import Decoder, Generation, Layout, knows, supports, worth_compiling
 
 ADAPTED = (BaseTunerLayer, AuxiliaryTrainingWrapper)
-"""Modules that an adapter has a part in: LoRA layers, and whole modules or tokens that are trained with them."""
+"""Modules that an adapter has a part in: LoRA layers, and whole modules or tokens that are trained with
+them."""
 
 
 @dataclass
@@ -40,7 +43,10 @@ class EngineSettings:
 
 
 class Backbone:
-    """A pretrained network with any number of adapters, of which at most one is on at a time. Dropout is off."""
+    """A pretrained network with any number of adapters, of which at most one is on at a time.
+
+    Dropout is off.
+    """
 
     def __init__(self, network: PreTrainedModel):
         self.network = network.eval().requires_grad_(False)
@@ -81,15 +87,23 @@ class Backbone:
         self.network.eval()
         self._switch(None)
         within = set(self.passes.trunk.modules())
-        self.adapts_head = any(isinstance(layer, ADAPTED) and layer not in within for layer in self.network.modules())
+        self.adapts_head = any(
+            isinstance(layer, ADAPTED) and layer not in within for layer in self.network.modules()
+        )
         self._untie()
 
     def _untie(self) -> None:
-        """An adapter on one of two tied embeddings changes that one alone; merged into their one weight it changes both."""
-        config, (one, other) = self.network.config, (self.network.get_input_embeddings(), self.network.get_output_embeddings())
+        """An adapter on one of two tied embeddings changes that one alone; merged into their one weight it
+        changes both."""
+        config, (one, other) = (
+            self.network.config,
+            (self.network.get_input_embeddings(), self.network.get_output_embeddings()),
+        )
         adapted = isinstance(one, BaseTunerLayer) != isinstance(other, BaseTunerLayer)
         if any(isinstance(layer, ModulesToSaveWrapper) for layer in (one, other)):
-            config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = one.weight is other.weight
+            config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = (
+                one.weight is other.weight
+            )
         elif adapted and one.weight is other.weight:
             base = other.get_base_layer() if isinstance(other, BaseTunerLayer) else other
             base.weight = nn.Parameter(base.weight.detach().clone(), requires_grad=False)
@@ -132,7 +146,8 @@ class Backbone:
 
     @property
     def decoder(self) -> Decoder | None:
-        """The fast road, made when first asked for; None where this network is not one it knows, or dropout is on.
+        """The fast road, made when first asked for; None where this network is not one it knows, or dropout
+        is on.
 
         It reads whole weights, so a sharded network does without.
         """
@@ -178,7 +193,8 @@ class Backbone:
 
     @property
     def passes(self) -> Passes:
-        """How the network's own forward pass is called; found out when first asked for, before layers are spread."""
+        """How the network's own forward pass is called; found out when first asked for, before layers are
+        spread."""
         if self._passes is None:
             with self.using(None):
                 self._passes = Passes.known(self.network) if self.known else probe(self.network)
@@ -192,8 +208,9 @@ class Backbone:
         return self._known
 
     def plain_hidden(self, ids: Tensor, layout: Layout) -> Tensor:
-        """`hidden` with the adapter that is on. Sequences are moved to begin in the first column: with padding in front some
-        positions may look at nothing, and cuDNN's attention gives these, and so all weights, gradients that are nan."""
+        """`hidden` with the adapter that is on. Sequences are moved to begin in the first column: with
+        padding in front some positions may look at nothing, and cuDNN's attention gives these, and so all
+        weights, gradients that are nan."""
         cells = layout.rows, layout.positions
         moved = ids.new_zeros(len(layout.lengths), layout.longest)
         mask = torch.zeros_like(moved, dtype=torch.bool)
@@ -203,7 +220,8 @@ class Backbone:
         return hidden[layout.rows[layout.read], layout.positions[layout.read]]
 
     def checkpoint_layers(self) -> None:
-        """Compute each layer again in the backward pass instead of keeping its inside; for `transformers`' own forward pass."""
+        """Compute each layer again in the backward pass instead of keeping its inside; for `transformers`'
+        own forward pass."""
         for layer in decoder_layers(self.network):
             layer.forward = _computed_again(layer.forward)
 
@@ -215,8 +233,13 @@ class Backbone:
         return self.lockstep is not None
 
     def shard(self, mesh: DeviceMesh, lockstep: Lockstep) -> None:
-        """Spread the layers over processes; adapters stay whole. From then on every pass is one of all processes."""
-        adapters = [p for name in (self.peft.peft_config if self.peft else ()) for p in self.adapter_parameters(name)]
+        """Spread the layers over processes; adapters stay whole.
+
+        From then on every pass is one of all processes.
+        """
+        adapters = [
+            p for name in (self.peft.peft_config if self.peft else ()) for p in self.adapter_parameters(name)
+        ]
         device = self.network.device if mesh.device_type == "cpu" else torch.device(mesh.device_type)
         shard_network(self.network, self.passes.trunk, mesh, adapters)
         for tensor in (*self.network.parameters(), *self.network.buffers()):

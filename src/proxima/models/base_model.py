@@ -1,7 +1,9 @@
-"""`BaseModel`: what the four roles share. In: token ids and masks. Out: hidden states, logits, a role in a folder.
+"""`BaseModel`: what the four roles share. In: token ids and masks. Out: hidden states, logits, a role in a
+folder.
 
-A role is the network with exactly one adapter switched on (or none). Roles that share a network must not overlap: a role's
-backward ends before another adapter is switched on, which `BaseModel.active` makes a `with` block.
+A role is the network with exactly one adapter switched on (or none). Roles that share a network must not
+overlap: a role's backward ends before another adapter is switched on, which `BaseModel.active` makes a `with`
+block.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
 
-from proxima.engine import pack
+from proxima.core.types import Tokens
 from proxima.models.backbone import Backbone
 from proxima.models.response_tokens import unpack
 from proxima.models.weight_files import (
@@ -27,7 +29,7 @@ from proxima.models.weight_files import (
     save_adapter,
     save_tensors,
 )
-from proxima.types import Tokens
+from proxima.runtime.engine import pack
 
 
 class BaseModel:
@@ -47,7 +49,10 @@ class BaseModel:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Gradients reach this role's own weights inside the block. (The fast road needs no adapter switched on.)"""
+        """Gradients reach this role's own weights inside the block.
+
+        (The fast road needs no adapter switched on.)
+        """
         if self.backbone.decoder is None:
             with self.active():
                 yield
@@ -58,12 +63,16 @@ class BaseModel:
         yield
 
     def response_hidden(self, tokens: Tokens) -> Tensor:
-        """Hidden states (M, D) that chose each response token, sequence by sequence; no padding among them."""
+        """Hidden states (M, D) that chose each response token, sequence by sequence; no padding among
+        them."""
         layout = pack(tokens.prompt_sizes, tokens.sizes, tokens.prompt_ids.shape[1], self.device)
         return self.backbone.hidden(tokens.input_ids, layout, self.adapter)
 
     def response_logits(self, tokens: Tokens) -> Tensor:
-        """Logits (B, R, V) that chose each response token, 0 on padding. All at once: for looking, not for training."""
+        """Logits (B, R, V) that chose each response token, 0 on padding.
+
+        All at once: for looking, not for training.
+        """
         return unpack(self.logits(self.response_hidden(tokens)), tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -72,7 +81,11 @@ class BaseModel:
 
     def parameters(self) -> list[nn.Parameter]:
         """What training this role may change."""
-        own = self.backbone.adapter_parameters(self.adapter) if self.adapter else list(self.backbone.network.parameters())
+        own = (
+            self.backbone.adapter_parameters(self.adapter)
+            if self.adapter
+            else list(self.backbone.network.parameters())
+        )
         return own + (list(self.head.parameters()) if self.head is not None else [])
 
     def head_values(self, hidden: Tensor) -> Tensor:
@@ -81,7 +94,8 @@ class BaseModel:
         return self.head(hidden.float()).squeeze(-1)
 
     def save(self, folder: str | Path, whole: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Path:
-        """Write the role: an adapter in PEFT's own format or the whole network, and the head; safetensors only.
+        """Write the role: an adapter in PEFT's own format or the whole network, and the head; safetensors
+        only.
 
         Args:
             whole: gives the whole of a tensor, where it is sharded over processes.
@@ -94,7 +108,9 @@ class BaseModel:
             network = self.backbone.network
             state = None
             if self.backbone.sharded:
-                state = {name: whole(value).detach() for name, value in network.state_dict(keep_vars=True).items()}
+                state = {
+                    name: whole(value).detach() for name, value in network.state_dict(keep_vars=True).items()
+                }
             network.save_pretrained(folder, max_shard_size="1TB", state_dict=state)
         if self.head is not None:
             save_tensors(self.head.state_dict(), folder / HEAD_FILE)

@@ -1,7 +1,9 @@
-"""`Passes`: a network's own forward pass, as `transformers` wrote it. In: ids and masks. Out: hidden states and logits.
+"""`Passes`: a network's own forward pass, as `transformers` wrote it. In: ids and masks. Out: hidden states
+and logits.
 
-Networks of many architectures are called in one way here. What differs between them (where the layers end and the head begins,
-whether positions may be given, what left padding does) is found out by `probe`, once, never from a list of names.
+Networks of many architectures are called in one way here. What differs between them (where the layers end and
+the head begins, whether positions may be given, what left padding does) is found out by `probe`, once, never
+from a list of names.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ CACHES = ("past_key_values", "cache_params", "state")
 """What networks call the memory that they return and take back."""
 
 Decoding = Literal["padded", "grouped", "whole"]
-"""How a batch is sampled: prompts padded on the left; prompts of equal length together; without a cache, the slow way."""
+"""How a batch is sampled: prompts padded on the left; prompts of equal length together; without a cache,
+the slow way."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,9 @@ class Passes:
 
     network: Any
     trunk: nn.Module  # embeddings and layers: its output is what the head reads
-    owner: nn.Module | None  # the module that calls the trunk; None where the network is the trunk and has no head
+    owner: (
+        nn.Module | None
+    )  # the module that calls the trunk; None where the network is the trunk and has no head
     name: str  # of the trunk in its owner
     width: int  # of a hidden state
     vocabulary: int  # logits per position
@@ -41,13 +46,22 @@ class Passes:
         if trunk is network:
             return Passes(network, network, None, "", config.hidden_size, 0)
         owner, name = owner_of(network, trunk)
-        return Passes(network, trunk, owner, name, config.hidden_size, len(network.get_output_embeddings().weight))
+        return Passes(
+            network, trunk, owner, name, config.hidden_size, len(network.get_output_embeddings().weight)
+        )
 
     # --- whole sequences ---
 
     def inputs(self, module: nn.Module, ids: Tensor, mask: Tensor) -> dict[str, Any]:
-        """Arguments for a whole-sequence pass. Pad ids never reach the network: where the mask is off it reads token 0."""
-        given: dict[str, Any] = {"input_ids": ids.masked_fill(~mask, 0), "attention_mask": mask.long(), "use_cache": False}
+        """Arguments for a whole-sequence pass.
+
+        Pad ids never reach the network: where the mask is off it reads token 0.
+        """
+        given: dict[str, Any] = {
+            "input_ids": ids.masked_fill(~mask, 0),
+            "attention_mask": mask.long(),
+            "use_cache": False,
+        }
         if self.first_position is not None:
             given["position_ids"] = self._positions(mask)
         return accepted(module, given)
@@ -72,7 +86,9 @@ class Passes:
 
     # --- one token at a time ---
 
-    def steps(self, ids: Tensor, mask: Tensor, begin: Callable[[], None] = lambda: None) -> Generator[Tensor, Tensor, None]:
+    def steps(
+        self, ids: Tensor, mask: Tensor, begin: Callable[[], None] = lambda: None
+    ) -> Generator[Tensor, Tensor, None]:
         """Logits (B, V) of the next token; send it the tokens (B,) that were chosen.
 
         Args:
@@ -82,7 +98,9 @@ class Passes:
         step = self._whole_steps if self.decoding == "whole" else self._cached_steps
         yield from step(ids.masked_fill(~mask, 0), mask, begin)
 
-    def _cached_steps(self, ids: Tensor, mask: Tensor, begin: Callable[[], None]) -> Generator[Tensor, Tensor, None]:
+    def _cached_steps(
+        self, ids: Tensor, mask: Tensor, begin: Callable[[], None]
+    ) -> Generator[Tensor, Tensor, None]:
         positions = self._positions(mask)
         cache: dict[str, Any] = {}
         while True:
@@ -98,10 +116,14 @@ class Passes:
             ids, positions = tokens.unsqueeze(1), positions[:, -1:] + 1
             mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
 
-    def _whole_steps(self, ids: Tensor, mask: Tensor, begin: Callable[[], None]) -> Generator[Tensor, Tensor, None]:
+    def _whole_steps(
+        self, ids: Tensor, mask: Tensor, begin: Callable[[], None]
+    ) -> Generator[Tensor, Tensor, None]:
         lengths = mask.sum(1, keepdim=True)  # (B, 1)
         places = torch.arange(ids.shape[1], device=ids.device)
-        ids = ids.gather(1, (places + ids.shape[1] - lengths).clamp(max=ids.shape[1] - 1))  # from the first column
+        ids = ids.gather(
+            1, (places + ids.shape[1] - lengths).clamp(max=ids.shape[1] - 1)
+        )  # from the first column
         rows = torch.arange(len(ids), device=ids.device)
         while True:
             mask = torch.arange(ids.shape[1], device=ids.device) < lengths

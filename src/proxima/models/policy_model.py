@@ -1,4 +1,7 @@
-"""`PolicyModel`: the model that PPO trains. In: prompts as ids. Out: sampled responses; logits for their log-probabilities."""
+"""`PolicyModel`: the model that PPO trains.
+
+In: prompts as ids. Out: sampled responses; logits for their log-probabilities.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from dataclasses import replace
 
 import torch
 
+from proxima.core.sampling import Sampling, choose, hash_words, token_logprobs, truncate
+from proxima.core.types import KeptSet, Tokens
 from proxima.models.base_model import BaseModel
-from proxima.sampling import Sampling, choose, hash_words, token_logprobs, truncate
-from proxima.types import KeptSet, Tokens
 
 
 class PolicyModel(BaseModel):
@@ -40,12 +43,16 @@ class PolicyModel(BaseModel):
         running = torch.ones(len(prompts.prompts), dtype=torch.bool, device=self.device)
         chosen, real, kept, logprobs = [], [], [], []
         with self.active():
-            steps = self.backbone.passes.steps(prompts.prompt_ids, prompts.prompt_mask, self.backbone.begin_pass)
+            steps = self.backbone.passes.steps(
+                prompts.prompt_ids, prompts.prompt_mask, self.backbone.begin_pass
+            )
             logits = next(steps)  # (B, V)
             for position in range(sampling.max_new_tokens):
                 scaled = logits.float() / sampling.temperature
                 kept_here = truncate(scaled, sampling.top_k, sampling.top_p)
-                token = choose(scaled, kept_here, hash_words(prompts.keys, sampling.seed, sampling.step, position))
+                token = choose(
+                    scaled, kept_here, hash_words(prompts.keys, sampling.seed, sampling.step, position)
+                )
                 chosen.append(token)
                 real.append(running)
                 kept.append(kept_here)

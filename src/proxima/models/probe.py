@@ -1,7 +1,9 @@
-"""`probe`: a few tokens through a network, once, to learn how it must be called. In: a network. Out: its `Passes`, or why not.
+"""`probe`: a few tokens through a network, once, to learn how it must be called. In: a network. Out: its
+`Passes`, or why not.
 
-The measure of everything is the network by itself: one sequence, no padding, no cache, no arguments but the ids. A network is
-refused by name where no way of calling it gives the same log-probabilities, for then PPO's ratios would mean nothing.
+The measure of everything is the network by itself: one sequence, no padding, no cache, no arguments but the
+ids. A network is refused by name where no way of calling it gives the same log-probabilities, for then PPO's
+ratios would mean nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ from torch import Tensor, nn
 
 from proxima.models.passes import Decoding, Passes, accepted, owner_of, read
 
-LONG, SHORT, AFTER = 80, 5, 2  # tokens of two sequences (many layers work in chunks of 64), and of these read one at a time
+LONG, SHORT, AFTER = (
+    80,
+    5,
+    2,
+)  # tokens of two sequences (many layers work in chunks of 64), and of these read one at a time
 SAME = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 """Two ways to compute the same logits differ by at most this share of their size."""
 REFUSED = {torch.float16: 0.5, torch.bfloat16: 0.5}
@@ -25,7 +31,9 @@ REFUSED = {torch.float16: 0.5, torch.bfloat16: 0.5}
 
 def refusal(network: Any, reason: str) -> ValueError:
     """An error that names the architecture."""
-    return ValueError(f"the architecture {network.config.model_type} ({type(network).__name__}) cannot be trained: {reason}")
+    return ValueError(
+        f"the architecture {network.config.model_type} ({type(network).__name__}) cannot be trained: {reason}"
+    )
 
 
 @torch.no_grad()
@@ -59,12 +67,14 @@ def probe_ids(network: Any, count: int) -> Tensor:
     limit = getattr(config, "max_position_embeddings", None) or 0
     count = min(count, limit // 2) if limit > 0 else count
     return torch.tensor(
-        [ordinary[(7 * place + place // SHORT) % len(ordinary)] for place in range(count)], device=network.device
+        [ordinary[(7 * place + place // SHORT) % len(ordinary)] for place in range(count)],
+        device=network.device,
     )
 
 
 def _watched(network: Any, ids: Tensor) -> tuple[nn.Module, Tensor]:
-    """The module that the network itself calls for hidden states (itself where it has no head), and its logits (T, V)."""
+    """The module that the network itself calls for hidden states (itself where it has no head), and its
+    logits (T, V)."""
     inside: list[nn.Module] = []
     found: list[tuple[nn.Module, Tensor]] = []
 
@@ -104,7 +114,9 @@ def _alone(network: Any, ids: Tensor) -> Tensor:
 
 def _check_shape(network: Any, own: Tensor, tokens: int) -> None:
     if own.dim() != 2 or len(own) != tokens:
-        raise refusal(network, f"for {tokens} tokens it gives logits of shape {tuple(own.shape)}, not one row per token")
+        raise refusal(
+            network, f"for {tokens} tokens it gives logits of shape {tuple(own.shape)}, not one row per token"
+        )
 
 
 def _check_repeatable(network: Any, ids: Tensor, own: Tensor) -> None:
@@ -123,13 +135,19 @@ def _check_causal(network: Any, ids: Tensor, own: Tensor) -> None:
     raise refusal(network, f"what it predicts at a token depends on the tokens after it{hint}")
 
 
-def _scoring(network: Any, trunk: nn.Module, rows: list[Tensor], expected: list[Tensor]) -> tuple[Passes, float]:
-    """Hidden states of a batch, padded on the right, and the network's head on them; and what rounding makes of its logits.
+def _scoring(
+    network: Any, trunk: nn.Module, rows: list[Tensor], expected: list[Tensor]
+) -> tuple[Passes, float]:
+    """Hidden states of a batch, padded on the right, and the network's head on them; and what rounding makes
+    of its logits.
 
-    Positions are given where they may be: from 0, or from where networks begin that count their padding token too."""
+    Positions are given where they may be: from 0, or from where networks begin that count their padding
+    token too."""
     owner, name = (None, "") if trunk is network else owner_of(network, trunk)
     ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    mask = torch.arange(ids.shape[1], device=ids.device) < torch.tensor([[len(row)] for row in rows], device=ids.device)
+    mask = torch.arange(ids.shape[1], device=ids.device) < torch.tensor(
+        [[len(row)] for row in rows], device=ids.device
+    )
     gap, problem = math.inf, ""
     pad = getattr(network.config.get_text_config(), "pad_token_id", None)
     for first_position in (0, *([] if pad is None else [pad + 1]), None):

@@ -1,4 +1,5 @@
-"""Response tokens without padding. In: hidden states (M, D) of a rollout's response tokens. Out: numbers, (M,) or (B, R).
+"""Response tokens without padding. In: hidden states (M, D) of a rollout's response tokens. Out: numbers,
+(M,) or (B, R).
 
 Logits are the largest tensors of all: they are computed a chunk at a time.
 """
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from proxima.engine.layout import cells
-from proxima.types import Tokens
+from proxima.core.types import Tokens
+from proxima.runtime.engine.layout import cells
 
 CHUNK = 1024  # response positions whose logits exist at once
 
@@ -22,7 +23,9 @@ def unpack(flat: Tensor, tokens: Tokens) -> Tensor:
     """(M, ...) numbers of response tokens at their places in (B, R, ...), 0 on padding."""
     rows, width = tokens.mask.shape
     place = cells(tokens.sizes, width, flat.device)
-    return flat.new_zeros(rows * width, *flat.shape[1:]).index_copy(0, place, flat).unflatten(0, (rows, width))
+    return (
+        flat.new_zeros(rows * width, *flat.shape[1:]).index_copy(0, place, flat).unflatten(0, (rows, width))
+    )
 
 
 def flatten_column(column: Tensor, tokens: Tokens) -> Tensor:
@@ -30,19 +33,29 @@ def flatten_column(column: Tensor, tokens: Tokens) -> Tensor:
     return column.flatten()[cells(tokens.sizes, tokens.mask.shape[1], column.device)]
 
 
-def by_chunks(function: Callable[..., tuple[Tensor, ...]], tokens: Tokens, *hidden: Tensor) -> tuple[Tensor, ...]:
-    """function(hidden states..., ids, kept set) -> numbers (M,) each, over so few rows at once that their logits stay small.
+def by_chunks(
+    function: Callable[..., tuple[Tensor, ...]], tokens: Tokens, *hidden: Tensor
+) -> tuple[Tensor, ...]:
+    """function(hidden states..., ids, kept set) -> numbers (M,) each, over so few rows at once that their
+    logits stay small.
 
-    With gradients, logits are computed again in the backward pass: no more than a chunk of them exists at any time.
+    With gradients, logits are computed again in the backward pass: no more than a chunk of them exists at any
+    time.
     """
     place = cells(tokens.sizes, tokens.mask.shape[1], hidden[0].device)
     ids = tokens.response_ids.flatten()[place]
-    kept = None if tokens.kept is None else tokens.kept.map(lambda part: part.flatten(0, 1)[place].unsqueeze(1))
+    kept = (
+        None if tokens.kept is None else tokens.kept.map(lambda part: part.flatten(0, 1)[place].unsqueeze(1))
+    )
     whole = len(ids) <= CHUNK
     parts = []
     for rows in range(0, len(ids), CHUNK):
         here = slice(rows, rows + CHUNK)
-        given = [*(states[here] for states in hidden), ids[here], None if kept is None else kept.map(itemgetter(here))]
+        given = [
+            *(states[here] for states in hidden),
+            ids[here],
+            None if kept is None else kept.map(itemgetter(here)),
+        ]
         recompute = torch.is_grad_enabled() and not whole
         parts.append(checkpoint(function, *given, use_reentrant=False) if recompute else function(*given))
     return tuple(torch.cat(columns) for columns in zip(*parts, strict=True))

@@ -1,4 +1,7 @@
-"""`RewardModel`, `ClassifierReward`: one score per sequence. In: token ids, EOS included. Out: scores (B,)."""
+"""`RewardModel`, `ClassifierReward`: one score per sequence.
+
+In: token ids, EOS included. Out: scores (B,).
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxima.engine import pack, pack_mask
-from proxima.files import read_file
+from proxima.core.regular_files import read_file
+from proxima.core.types import Tokens
 from proxima.models.backbone import Backbone
 from proxima.models.base_model import BaseModel
-from proxima.types import Tokens
+from proxima.runtime.engine import pack, pack_mask
 
 REPORT_FILE = "reward.json"
 NEAR_CHANCE = 0.55
 
 
 def reward_warning(folder: str) -> str:
-    """What a user should know before trusting the reward model in a folder; empty where there is nothing to say."""
+    """What a user should know before trusting the reward model in a folder; empty where there is nothing
+    to say."""
     path = Path(folder) / REPORT_FILE
     try:
         accuracy = float(json.loads(read_file(path))["accuracy"])
     except (OSError, ValueError, KeyError, TypeError):
         return f"the reward model {folder!r} has no {REPORT_FILE}: nothing is known of its held-out accuracy"
     if accuracy < NEAR_CHANCE:
-        return f"the reward model {folder!r} is near chance: {accuracy:.3f} of its held-out pairs are ordered right"
+        return (
+            f"the reward model {folder!r} is near chance: {accuracy:.3f} of its held-out pairs are "
+            "ordered right"
+        )
     return ""
 
 
@@ -42,7 +49,9 @@ class RewardModel(BaseModel):
 
     def token_scores(self, tokens: Tokens) -> Tensor:
         """Scores (B,) of a rollout."""
-        layout = pack(tokens.prompt_sizes, tokens.sizes, tokens.prompt_ids.shape[1], self.device, read_last=True)
+        layout = pack(
+            tokens.prompt_sizes, tokens.sizes, tokens.prompt_ids.shape[1], self.device, read_last=True
+        )
         return self.head_values(self.backbone.hidden(tokens.input_ids, layout, self.adapter))
 
     def scores(self, ids: Tensor, mask: Tensor) -> Tensor:
@@ -53,15 +62,16 @@ class RewardModel(BaseModel):
 class ClassifierReward:
     """Any `AutoModelForSequenceClassification`: token ids in, one logit out.
 
-    A decoder that scores each token is read at the last token of each row, whatever its pad id; any other network by its own
-    forward pass.
+    A decoder that scores each token is read at the last token of each row, whatever its pad id; any other
+    network by its own forward pass.
     """
 
     def __init__(self, network: Any, tokenizer: Any, label: int | str | None = None, max_length: int = 0):
         """
         Args:
             label: index or name of the logit that is the score; may be left out where there is only one.
-            max_length: rows of more tokens are cut on the left; 0 = they fail, as does what the network cannot read.
+            max_length: rows of more tokens are cut on the left; 0 = they fail, as does what the network
+                cannot read.
         """
         self.network, self.tokenizer = network.eval().requires_grad_(False), tokenizer
         context = getattr(network.config.get_text_config(), "max_position_embeddings", None)
@@ -71,7 +81,11 @@ class ClassifierReward:
             raise ValueError(f"max_length ({max_length}) is more than the reward model's {self.limit} tokens")
         self.label, self.max_length = pick_label(network.config, label), max_length
         head = token_head(network)
-        self.decoder = None if head is None else RewardModel(Backbone(network.base_model), None, pick_row(head, self.label), "")
+        self.decoder = (
+            None
+            if head is None
+            else RewardModel(Backbone(network.base_model), None, pick_row(head, self.label), "")
+        )
 
     @torch.no_grad()
     def scores(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -91,7 +105,9 @@ class ClassifierReward:
         return [*first, *row[len(row) - self.max_length + len(first) :]]
 
     def _forward(self, rows: list[list[int]]) -> Tensor:
-        mask = torch.arange(max(map(len, rows))) < torch.tensor([[len(row)] for row in rows])  # (B, T), padded on the right
+        mask = torch.arange(max(map(len, rows))) < torch.tensor(
+            [[len(row)] for row in rows]
+        )  # (B, T), padded on the right
         ids = torch.full(mask.shape, self.tokenizer.pad_token_id)
         ids[mask] = torch.tensor([token for row in rows for token in row])
         ids, mask = ids.to(self.network.device), mask.to(self.network.device)
@@ -102,7 +118,8 @@ class ClassifierReward:
 
 @torch.no_grad()
 def token_head(network: Any) -> nn.Linear | None:
-    """The head of a network that scores every token and reads the last one; None where its forward pass does anything else."""
+    """The head of a network that scores every token and reads the last one; None where its forward pass
+    does anything else."""
     head, inner = getattr(network, "score", None), network.base_model
     if not isinstance(head, nn.Linear) or inner is network:
         return None
@@ -118,7 +135,9 @@ def token_head(network: Any) -> nn.Linear | None:
 
 def pick_row(head: nn.Linear, index: int) -> nn.Linear:
     """One output of a linear map, as a scalar head in float32."""
-    chosen = nn.utils.skip_init(nn.Linear, head.in_features, 1, device=head.weight.device)  # draws no random numbers
+    chosen = nn.utils.skip_init(
+        nn.Linear, head.in_features, 1, device=head.weight.device
+    )  # draws no random numbers
     chosen.weight.data.copy_(head.weight.data[index : index + 1])
     chosen.bias.data.copy_(torch.zeros(1) if head.bias is None else head.bias.data[index : index + 1])
     return chosen.requires_grad_(False)
@@ -130,7 +149,10 @@ def pick_label(config: Any, label: int | str | None) -> int:
     listed = ", ".join(f"{i} ({name})" for name, i in names.items())
     if label is None:
         if count != 1:
-            raise ValueError(f"the classifier has {count} labels: {listed}; say which is the reward with the option label=...")
+            raise ValueError(
+                f"the classifier has {count} labels: {listed}; say which is the reward with the option "
+                "label=..."
+            )
         return 0
     index = names.get(label) if isinstance(label, str) else label
     if index is None or not 0 <= index < count:

@@ -1,12 +1,15 @@
-"""`SFTModel`: the frozen reference of the KL. In: a rollout's tokens. Out: logits (B, R, V), never a gradient."""
+"""`SFTModel`: the frozen reference of the KL.
+
+In: a rollout's tokens. Out: logits (B, R, V), never a gradient.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from proxima.core.types import Tokens
 from proxima.models.base_model import BaseModel
-from proxima.types import Tokens
 
 
 class SFTModel(BaseModel):

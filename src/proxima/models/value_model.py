@@ -1,13 +1,16 @@
-"""`ValueModel`: expected reward-to-go of a state. In: token ids. Out: V(s_t), read at the token before action t."""
+"""`ValueModel`: expected reward-to-go of a state.
+
+In: token ids. Out: V(s_t), read at the token before action t.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from proxima.engine import pack_mask
+from proxima.core.types import Tokens
 from proxima.models.base_model import BaseModel
 from proxima.models.response_tokens import unpack
-from proxima.types import Tokens
+from proxima.runtime.engine import pack_mask
 
 
 class ValueModel(BaseModel):

@@ -1,4 +1,7 @@
-"""Weights in a folder. In: an adapter or a network. Out: safetensors, as PEFT and `transformers` write them; and back."""
+"""Weights in a folder.
+
+In: an adapter or a network. Out: safetensors, as PEFT and `transformers` write them; and back.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from proxima.processes.sharding import fill
+from proxima.runtime.distributed.sharding import fill
 
 HEAD_FILE = "head.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -23,7 +26,8 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 def adapter_tensors(peft: PeftModel, adapter: str) -> dict[str, Tensor]:
     """An adapter's weights as PEFT names them.
 
-    Told where the base came from, PEFT would ask the Hub at every save whether the vocabulary has grown; ours never does.
+    Told where the base came from, PEFT would ask the Hub at every save whether the vocabulary has grown; ours
+    never does.
     """
     config = peft.peft_config[adapter]
     name, config.base_model_name_or_path = config.base_model_name_or_path, None
@@ -51,8 +55,8 @@ def load_adapter_weights(peft: PeftModel, adapter: str, path: Path) -> None:
 
 @torch.no_grad()
 def fill_adapter(peft: PeftModel, adapter: str, state: dict[str, Tensor]) -> None:
-    """Exactly these weights, by the names under which they are saved (PEFT's loader takes some of them for older ones, renames
-    them, and leaves the adapter as it was)."""
+    """Exactly these weights, by the names under which they are saved (PEFT's loader takes some of them for
+    older ones, renames them, and leaves the adapter as it was)."""
     present = adapter_tensors(peft, adapter)
     shapes = [{name: tuple(value.shape) for name, value in weights.items()} for weights in (state, present)]
     if shapes[0] != shapes[1]:
@@ -65,8 +69,12 @@ def fill_adapter(peft: PeftModel, adapter: str, state: dict[str, Tensor]) -> Non
 def load_sharded(network: nn.Module, path: Path) -> None:
     """A network's file into weights of which each process holds a part."""
     state, present = load_file(path), network.state_dict(keep_vars=True)
-    filled = {id(present[name]) for name in state if name in present}  # of tied weights only one is in the file
-    if odd := sorted({*(state.keys() - present.keys()), *(name for name in present if id(present[name]) not in filled)}):
+    filled = {
+        id(present[name]) for name in state if name in present
+    }  # of tied weights only one is in the file
+    if odd := sorted(
+        {*(state.keys() - present.keys()), *(name for name in present if id(present[name]) not in filled)}
+    ):
         raise ValueError(f"it was made for another model ({odd[0]} differs)")
     for name, value in state.items():
         fill(present[name], value)

@@ -1,4 +1,7 @@
-"""`SequenceGenerator`: stages 1 and 2. In: prompts as text. Out: sampled texts, and pairs with both log-probabilities."""
+"""`SequenceGenerator`: stages 1 and 2.
+
+In: prompts as text. Out: sampled texts, and pairs with both log-probabilities.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ from torch import Tensor
 
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
+from proxima.core.pairs import SAPairs
+from proxima.core.sampling import cover, kept_shape, score_tokens, truncate
+from proxima.core.types import KeptSet, Rollout, Tokens, pad_to
 from proxima.models import PolicyModel, Sampling
 from proxima.models.response_tokens import by_chunks, unpack
-from proxima.pairs import SAPairs
-from proxima.ppo_trainer.prompts import tokenize, without_responses
-from proxima.ppo_trainer.shares import join_tokens, own_share
+from proxima.ppo_trainer.process_shares import join_tokens, own_share
+from proxima.ppo_trainer.prompt_tokens import tokenize, without_responses
 from proxima.ppo_trainer.stopwatch import Stopwatch
-from proxima.rollouts import Pending, VllmRollouts
-from proxima.sampling import cover, kept_shape, score_tokens, truncate
+from proxima.runtime.vllm import Pending, VllmRollouts
 from proxima.token_attribution import TokenAttributor
-from proxima.types import KeptSet, Rollout, Tokens, pad_to
 
 Prompts = Sequence[str] | Tokens
 """Texts, or what `SequenceGenerator.read_prompts` made of them."""
@@ -36,7 +39,8 @@ class Ahead:
 
 
 class SequenceGenerator:
-    """Samples from the policy, then scores the sample with policy and reference in training-side forward passes."""
+    """Samples from the policy, then scores the sample with policy and reference in training-side forward
+    passes."""
 
     def __init__(self, models: ModelSet, tokenizer: Any, config: PPOConfig):
         self.models, self.tokenizer, self.config = models, tokenizer, config
@@ -52,7 +56,8 @@ class SequenceGenerator:
         clock: Stopwatch | None = None,
         following: Sequence[str] | None = None,
     ) -> tuple[SAPairs, list[str]]:
-        """Pairs and texts, one sequence a prompt. Noise follows from (seed, step, prompt): the same call, the same sample.
+        """Pairs and texts, one sequence a prompt. Noise follows from (seed, step, prompt): the same call, the
+        same sample.
 
         Args:
             following: prompts of the next step, to be sampled in the background from now on (with `overlap`).
@@ -140,7 +145,8 @@ class SequenceGenerator:
         return tokenize(prompts, *given, first)
 
     def read_prompts(self, prompts: Prompts, seen: dict[bytes, int] | None = None) -> Tokens:
-        """Prompts as left-padded ids on the device, still without responses; what was read before stays as it is.
+        """Prompts as left-padded ids on the device, still without responses; what was read before stays as it
+        is.
 
         Args:
             seen: where these are a part of a set, what counts its equal prompts (`sequence_keys`).
@@ -152,8 +158,9 @@ class SequenceGenerator:
 
     @torch.no_grad()
     def score(self, tokens: Tokens) -> dict[str, Tensor]:
-        """The columns of a rollout: log-probabilities of policy and reference, exact KL, entropy, truncation's cost; where kept
-        sets are missing, which tokens lie outside those computed here, and `kept`, the sets (B, R, K)."""
+        """The columns of a rollout: log-probabilities of policy and reference, exact KL, entropy,
+        truncation's cost; where kept sets are missing, which tokens lie outside those computed here, and
+        `kept`, the sets (B, R, K)."""
         policy, reference, micro_batches = self.models.policy, self.models.sft, self.models.micro_batches
         own, width = own_share(tokens, self.models.processes), tokens.mask.shape[1]
         missing = self._missing_kept_sets(tokens)
@@ -173,7 +180,9 @@ class SequenceGenerator:
             return {name: torch.cat(columns) for name, columns in parts.items()}
 
         columns = micro_batches.run(measured, tokens.longest)
-        return {name: self.models.processes.join(column, len(tokens.prompts)) for name, column in columns.items()}
+        return {
+            name: self.models.processes.join(column, len(tokens.prompts)) for name, column in columns.items()
+        }
 
     def _missing_kept_sets(self, tokens: Tokens) -> tuple[int, torch.dtype] | None:
         """Size and type of the kept sets that whatever sampled did not name."""
@@ -181,14 +190,22 @@ class SequenceGenerator:
             return None
         rows = self.models.policy.backbone.passes.vocabulary
         shape = kept_shape(self.config.top_k, self.config.top_p, rows)
-        return (shape[0] + 1, shape[1]) if shape is not None and shape[1] == torch.int32 else shape  # `cover` may add a token
+        return (
+            (shape[0] + 1, shape[1]) if shape is not None and shape[1] == torch.int32 else shape
+        )  # `cover` may add a token
 
-    def _measure(self, hidden: Tensor, ref_hidden: Tensor, ids: Tensor, kept: KeptSet | None) -> tuple[Tensor, ...]:
+    def _measure(
+        self, hidden: Tensor, ref_hidden: Tensor, ids: Tensor, kept: KeptSet | None
+    ) -> tuple[Tensor, ...]:
         """Numbers (M,) of each response token, from its hidden states."""
         logits, ref_logits = self.models.policy.logits(hidden), self.models.sft.logits(ref_hidden)
         config = self.config
         found: tuple[Tensor, ...] = ()
-        if kept is None and (named := truncate(logits.float() / config.temperature, config.top_k, config.top_p)) is not None:
+        if (
+            kept is None
+            and (named := truncate(logits.float() / config.temperature, config.top_k, config.top_p))
+            is not None
+        ):
             kept, outside = cover(named, ids)
             packed = kept.ids if kept.ids is not None else kept.bits
             assert packed is not None
@@ -201,11 +218,15 @@ MEASURED = ("logprob_policy", "logprob_ref", "kl_exact", "entropy", "truncation_
 
 
 def with_kept_sets(tokens: Tokens, kept: Tensor | None) -> Tokens:
-    """The tokens with the sets that the scoring pass computed, ids or bits (B, R, K), where they came without."""
+    """The tokens with the sets that the scoring pass computed, ids or bits (B, R, K), where they came
+    without."""
     if kept is None:
         return tokens
     nowhere = ~tokens.mask.unsqueeze(-1)
     listed = kept.dtype == torch.int32
     return replace(
-        tokens, kept=KeptSet(ids=kept.masked_fill(nowhere, -1)) if listed else KeptSet(bits=kept.masked_fill(nowhere, 0))
+        tokens,
+        kept=KeptSet(ids=kept.masked_fill(nowhere, -1))
+        if listed
+        else KeptSet(bits=kept.masked_fill(nowhere, 0)),
     )

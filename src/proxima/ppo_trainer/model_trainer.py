@@ -1,7 +1,8 @@
-"""`ModelTrainer`: stage 7. In: minibatches. Out: updated policy and value weights, and what the update measured.
+"""`ModelTrainer`: stage 7. In: minibatches. Out: updated policy and value weights, and what the update
+measured.
 
-One minibatch is one optimiser step. It is read in micro-batches whose losses are divided by the minibatch's token count, so
-gradients do not depend on how it is cut.
+One minibatch is one optimiser step. It is read in micro-batches whose losses are divided by the minibatch's
+token count, so gradients do not depend on how it is cut.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from torch.distributed.tensor import DTensor
 
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
+from proxima.core.ops import entropy, exact_kl, masked_mean
+from proxima.core.pairs import SAPairs, as_pairs
+from proxima.core.sampling import kept_logits, token_logprobs
 from proxima.experience_buffer import BatchedData
 from proxima.models.response_tokens import by_chunks, flatten_column
-from proxima.ops import entropy, exact_kl, masked_mean
-from proxima.pairs import SAPairs, as_pairs
-from proxima.processes.gradients import add_gradients, clip_gradients
-from proxima.sampling import kept_logits, token_logprobs
+from proxima.runtime.distributed.gradient_sync import add_gradients, clip_gradients
 from proxima.token_attribution.sa_pair_builder import ensure_tokens
 from proxima.training import approximate_kl, clipped, policy_loss, policy_ratio, value_loss
 
@@ -82,15 +83,19 @@ class ModelTrainer:
     def _minibatch(self, batch: SAPairs, policy: bool = True, value: bool = True) -> dict[str, Tensor]:
         """Backward over all micro-batches, then the optimiser steps.
 
-        Above kl_stop: no step, and "stopped" is set. With a loss or gradient that is not finite: no step of either optimiser,
-        and "skipped" is set (the one question an update waits for the device to answer).
+        Above kl_stop: no step, and "stopped" is set. With a loss or gradient that is not finite: no step of
+        either optimiser, and "skipped" is set (the one question an update waits for the device to answer).
         """
         assert batch.tokens is not None
         longest, processes = batch.tokens.longest, self.models.processes
         stats: dict[str, Tensor] = {}
         passes = self.models.micro_batches
-        if policy and value and self.models.value.shares_policy:  # both add to the same gradients: repeated together
-            (sums, peaks), more = passes.run(lambda: (self._policy_backward(batch), self._value_backward(batch)), longest)
+        if (
+            policy and value and self.models.value.shares_policy
+        ):  # both add to the same gradients: repeated together
+            (sums, peaks), more = passes.run(
+                lambda: (self._policy_backward(batch), self._value_backward(batch)), longest
+            )
             stats |= processes.sum({**sums, **more}) | processes.max(peaks)
         else:
             if policy:
@@ -104,7 +109,11 @@ class ModelTrainer:
             stats["grad_norm_policy"] = self._clip(self.policy_parameters)
         if value:
             stats["grad_norm_value"] = self._clip(self.value_parameters)
-        if not torch.stack([stats[name].float() for name in MUST_BE_FINITE if name in stats]).isfinite().all():
+        if (
+            not torch.stack([stats[name].float() for name in MUST_BE_FINITE if name in stats])
+            .isfinite()
+            .all()
+        ):
             return stats | {"skipped": torch.tensor(True)}
         if policy:
             self.policy_optimizer.step()
@@ -115,7 +124,9 @@ class ModelTrainer:
     def _policy_backward(self, batch: SAPairs) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gradients of this process's share; numbers to add up and numbers of which the largest counts."""
         config, total = self.config, batch.mask.sum()
-        sums = dict.fromkeys(("policy_loss", "approx_kl", "clip_fraction"), torch.zeros((), device=batch.mask.device))
+        sums = dict.fromkeys(
+            ("policy_loss", "approx_kl", "clip_fraction"), torch.zeros((), device=batch.mask.device)
+        )
         peaks = dict.fromkeys(("ratio_max", "ratio_error"), torch.zeros((), device=batch.mask.device))
         self.policy_optimizer.zero_grad()
         with self.models.policy.training():
@@ -127,7 +138,8 @@ class ModelTrainer:
                     measured = {
                         "policy_loss": loss.detach(),
                         "approx_kl": approximate_kl(ratio).sum() / total,
-                        "clip_fraction": clipped(ratio, advantages, config.clip_epsilon).float().sum() / total,
+                        "clip_fraction": clipped(ratio, advantages, config.clip_epsilon).float().sum()
+                        / total,
                     }
                     sums = {name: sums[name] + number for name, number in measured.items()}
                     worst = {"ratio_max": ratio.max(), "ratio_error": (ratio - 1).abs().max()}
@@ -139,9 +151,14 @@ class ModelTrainer:
         config, tokens = self.config, part.tokens
         assert tokens is not None
         reference = [self.models.sft.response_hidden(tokens)] if config.kl_loss_coef > 0 else []
-        states = [self.models.policy.response_hidden(tokens), *reference]  # the policy last: its backward follows
+        states = [
+            self.models.policy.response_hidden(tokens),
+            *reference,
+        ]  # the policy last: its backward follows
         logprobs, extra = by_chunks(self._chunk_losses, tokens, *states)
-        old, advantages = (flatten_column(part.column(name), tokens) for name in ("logprob_policy", "advantage"))
+        old, advantages = (
+            flatten_column(part.column(name), tokens) for name in ("logprob_policy", "advantage")
+        )
         ratio = policy_ratio(logprobs, old)
         losses = policy_loss(ratio, advantages, config.clip_epsilon, config.dual_clip)
         if "importance" in part.columns:  # another engine, or an older policy, chose the tokens
@@ -156,7 +173,9 @@ class ModelTrainer:
         logprobs = token_logprobs(logits, ids.unsqueeze(1), kept, config.temperature)
         extra = torch.zeros_like(logprobs)
         if config.entropy_coef > 0:
-            extra = extra - config.entropy_coef * entropy(kept_logits(logits.float() / config.temperature, kept))
+            extra = extra - config.entropy_coef * entropy(
+                kept_logits(logits.float() / config.temperature, kept)
+            )
         if ref_hidden:
             ref_logits = self.models.sft.logits(ref_hidden[0]).unsqueeze(1)
             kl = exact_kl(logits.float() / config.temperature, ref_logits.float() / config.temperature)
@@ -165,7 +184,11 @@ class ModelTrainer:
 
     def _is_far(self, stats: Mapping[str, Tensor]) -> bool:
         """Whether the policy has moved further than kl_stop allows."""
-        return self.config.kl_stop > 0 and "approx_kl" in stats and bool(stats["approx_kl"] > self.config.kl_stop)
+        return (
+            self.config.kl_stop > 0
+            and "approx_kl" in stats
+            and bool(stats["approx_kl"] > self.config.kl_stop)
+        )
 
     def _value_backward(self, batch: SAPairs) -> dict[str, Tensor]:
         total, value = batch.mask.sum(), self.models.value
@@ -176,7 +199,9 @@ class ModelTrainer:
             for part in self._micro_batches(batch):
                 assert part.tokens is not None
                 values = value.response_values(part.tokens)
-                losses = value_loss(values, part.column("return"), part.columns.get("value"), self.config.value_clip)
+                losses = value_loss(
+                    values, part.column("return"), part.columns.get("value"), self.config.value_clip
+                )
                 loss = masked_mean(losses, part.mask, total)
                 (weight * loss).backward()
                 summed = summed + loss.detach()
@@ -190,7 +215,9 @@ class ModelTrainer:
     def _micro_batches(self, batch: SAPairs) -> Iterator[SAPairs]:
         assert batch.tokens is not None
         if self.models.processes.many:
-            batch = batch.select(self.models.processes.balanced_rows(batch.tokens.prompt_sizes + batch.tokens.sizes))
+            batch = batch.select(
+                self.models.processes.balanced_rows(batch.tokens.prompt_sizes + batch.tokens.sizes)
+            )
         assert batch.tokens is not None
         for rows in self.models.micro_batches.rows(batch.tokens):
             yield batch.select(rows)
@@ -198,6 +225,8 @@ class ModelTrainer:
 
 def _adamw(parameters: list[nn.Parameter], rate: float) -> torch.optim.AdamW:
     settings: dict[str, Any] = {"lr": rate, "eps": ADAM_EPS, "weight_decay": 0.0}
-    if any(isinstance(parameter, DTensor) for parameter in parameters):  # sharded and whole ones: one at a time
+    if any(
+        isinstance(parameter, DTensor) for parameter in parameters
+    ):  # sharded and whole ones: one at a time
         return torch.optim.AdamW(parameters, foreach=False, **settings)
     return torch.optim.AdamW(parameters, fused=all(parameter.is_cuda for parameter in parameters), **settings)

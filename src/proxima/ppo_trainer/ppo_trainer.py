@@ -1,4 +1,7 @@
-"""`PPOTrainer`: the orchestrator. In: a config, then prompts. Out: a trained policy, and metrics for every step."""
+"""`PPOTrainer`: the orchestrator.
+
+In: a config, then prompts. Out: a trained policy, and metrics for every step.
+"""
 
 from __future__ import annotations
 
@@ -13,38 +16,48 @@ from torch import Tensor
 
 from proxima.advantage import GAEAdvantage, ReturnCalculator, TDError
 from proxima.base_setup import BaseSetup
-from proxima.checkpoint import write_folder
 from proxima.config import PPOConfig
-from proxima.errors import RewardFailure
+from proxima.core.errors import RewardFailure
+from proxima.core.ops import masked_mean, whiten
+from proxima.core.pairs import SAPairs, rejoin
 from proxima.evaluator import Evaluator
+from proxima.evaluator.held_out import HeldOut
+from proxima.evaluator.judges import Judges, check_judges
 from proxima.experience_buffer import BatchedData, ExperienceBuffer
-from proxima.metrics import ROUNDING, advantage_metrics, rollout_metrics, sampling_gap, score_metrics, update_metrics
-from proxima.ops import masked_mean, whiten
-from proxima.pairs import SAPairs, rejoin
+from proxima.ppo_trainer.batch_plan import Plan
 from proxima.ppo_trainer.generator import SequenceGenerator
-from proxima.ppo_trainer.held_out import HeldOut
-from proxima.ppo_trainer.judges import Judges, check_judges
 from proxima.ppo_trainer.model_trainer import ModelTrainer
-from proxima.ppo_trainer.plan import Plan
-from proxima.ppo_trainer.results import TrainingResults
 from proxima.ppo_trainer.reward_computer import RewardComputer, Scores
 from proxima.ppo_trainer.shared_run import open_run
-from proxima.ppo_trainer.signals import StopSignals
-from proxima.ppo_trainer.state import put_state_together
+from proxima.ppo_trainer.stop_signals import StopSignals
 from proxima.ppo_trainer.stopwatch import Stopwatch
+from proxima.ppo_trainer.trainer_state import put_state_together
+from proxima.ppo_trainer.training_results import TrainingResults
 from proxima.ppo_trainer.training_run import TrainingRun
 from proxima.ppo_trainer.value_adder import ValueAdder
 from proxima.reward_kl import KLDivergence, RewardAdjuster, adapt_kl_coef, shape_scores
 from proxima.rewards import check_rewards
+from proxima.runs.checkpoint import write_folder
+from proxima.runs.metrics import (
+    ROUNDING,
+    advantage_metrics,
+    rollout_metrics,
+    sampling_gap,
+    score_metrics,
+    update_metrics,
+)
 from proxima.training import importance_weights
 from proxima.training.schedule import learning_rate_factor
 
-NEGLIGIBLE_GAP = 1e-3  # mean |log-probability of engine - of training side| a token, up to which no weights are needed
+NEGLIGIBLE_GAP = (
+    1e-3  # mean |log-probability of engine - of training side| a token, up to which no weights are needed
+)
 CHECKED_AT_ONCE = 512  # prompts tokenised together before a run
 
 
 class PPOTrainer:
-    """Builds everything from the config; `ppo_step` walks the road once, `train` walks it over a set of prompts."""
+    """Builds everything from the config; `ppo_step` walks the road once, `train` walks it over a set of
+    prompts."""
 
     def __init__(self, config: PPOConfig):
         self.config = config
@@ -61,7 +74,11 @@ class PPOTrainer:
         self.value_adder = ValueAdder(*workers)
         self.model_trainer = ModelTrainer(*workers)
         self.kl_divergence, self.reward_adjuster = KLDivergence(), RewardAdjuster()
-        self.td_error, self.gae_advantage, self.return_calculator = TDError(), GAEAdvantage(), ReturnCalculator()
+        self.td_error, self.gae_advantage, self.return_calculator = (
+            TDError(),
+            GAEAdvantage(),
+            ReturnCalculator(),
+        )
         self.buffer = ExperienceBuffer(
             max_bytes=config.buffer_max_bytes,
             overflow=config.buffer_overflow,
@@ -81,9 +98,10 @@ class PPOTrainer:
         """One whole PPO step on any number of prompts.
 
         Args:
-            following: prompts of the next step, sampled in the background during this one (`overlap` does it in `train`).
-        Returns: every metric of the glossary by name, and `generated_texts`, `rewards` (nan where one failed),
-        `rewards_by_name`, `reward_source` and the `sa_pairs` that were trained on.
+            following: prompts of the next step, sampled in the background during this one (`overlap` does it
+        in `train`).
+        Returns: every metric of the glossary by name, and `generated_texts`, `rewards` (nan where one
+        failed), `rewards_by_name`, `reward_source` and the `sa_pairs` that were trained on.
         """
         clock = Stopwatch(self.models.device)
         rollout, texts = self.generator.generate_sequences(prompts, self.step, clock, following)
@@ -125,17 +143,20 @@ class PPOTrainer:
         }
 
     def compare_with_sampling(self, gap: float) -> None:
-        """Warn where the built-in sampling and the scoring pass differ by more than rounding (vLLM's is weighed instead)."""
+        """Warn where the built-in sampling and the scoring pass differ by more than rounding (vLLM's is
+        weighed instead)."""
         limit = ROUNDING.get(self.models.sft.backbone.network.dtype, 1e-3)
         if self.generator.rollouts is None and gap > limit:
             warnings.warn(
-                f"tokens were sampled with log-probabilities that are {gap:.3g} nats per token off those they are trained "
+                f"tokens were sampled with log-probabilities that are {gap:.3g} nats per token off those "
+                "they are trained "
                 f"with, where rounding explains {limit:g}; run `proxima doctor`, and try engine: plain",
                 stacklevel=2,
             )
 
     def weigh(self, rollout: SAPairs) -> tuple[SAPairs, dict[str, float]]:
-        """Importance weights, where vLLM's probabilities differ from the training side's by more than rounding may."""
+        """Importance weights, where vLLM's probabilities differ from the training side's by more than
+        rounding may."""
         lag, rollouts = self.generator.policy_lag, self.generator.rollouts
         measured: dict[str, float] = {"policy_lag": lag, "importance_truncated": 0.0, "engine_retries": 0}
         if rollouts is None:
@@ -145,14 +166,17 @@ class PPOTrainer:
         sampled = rollout.tokens.sampled_logprobs
         if sampled is None or (not lag and float(sampling_gap(rollout)) <= NEGLIGIBLE_GAP):
             return rollout, measured
-        weights, cut = importance_weights(rollout.column("logprob_policy"), sampled, self.config.importance_clip)
+        weights, cut = importance_weights(
+            rollout.column("logprob_policy"), sampled, self.config.importance_clip
+        )
         measured["importance_truncated"] = float(masked_mean(cut.float(), rollout.mask))
         return rollout.with_columns(importance=weights), measured
 
     def leave_out_failed(self, rollout: SAPairs, scores: Scores) -> tuple[SAPairs, Tensor]:
         """The sequences whose rewards came, and their rewards as PPO sees them, (B,) or (B, R).
 
-        Penalty, normalisation and clipping act on the part that is one number a sequence; rewards a token stay as they are.
+        Penalty, normalisation and clipping act on the part that is one number a sequence; rewards a token
+        stay as they are.
         """
         assert rollout.tokens is not None
         config, count = self.config, rollout.batch_size
@@ -195,10 +219,15 @@ class PPOTrainer:
 
     def update_models(self, batches: BatchedData) -> dict[str, float]:
         """All epochs at this step's learning rates; what was measured."""
-        done, total = self.step - self.first_step, None if self.total_steps is None else self.total_steps - self.first_step
+        done, total = (
+            self.step - self.first_step,
+            None if self.total_steps is None else self.total_steps - self.first_step,
+        )
         factor = learning_rate_factor(self.config.lr_schedule, done, total, self.config.warmup_steps)
         rates = self.model_trainer.set_learning_rates(self.rate_factor * factor)
-        history, stopped = self.model_trainer.update(batches, policy=self.step >= self.config.critic_warmup_steps)
+        history, stopped = self.model_trainer.update(
+            batches, policy=self.step >= self.config.critic_warmup_steps
+        )
         taken = [stats for stats in history if "skipped" not in stats]
         return {
             **update_metrics(taken),
@@ -210,9 +239,12 @@ class PPOTrainer:
         }
 
     def adapt_kl(self, kl: float, sequences: int) -> None:
-        """The next step's coefficient, where it adapts; while only the value model trains there is nothing to steer."""
+        """The next step's coefficient, where it adapts; while only the value model trains there is nothing
+        to steer."""
         if self.config.kl_controller == "adaptive" and self.step > self.config.critic_warmup_steps:
-            self.kl_coef = adapt_kl_coef(self.kl_coef, kl, self.config.kl_target, self.config.kl_horizon, sequences)
+            self.kl_coef = adapt_kl_coef(
+                self.kl_coef, kl, self.config.kl_target, self.config.kl_horizon, sequences
+            )
 
     def train(
         self,
@@ -222,31 +254,39 @@ class PPOTrainer:
         resume: bool = False,
         force: bool = False,
     ) -> TrainingResults:
-        """PPO steps of `batch_size` prompts, shuffled anew each epoch, until all are done or a verdict or guard says stop.
+        """PPO steps of `batch_size` prompts, shuffled anew each epoch, until all are done or a verdict or
+        guard says stop.
 
         Prompts may be a lazy Sequence (`proxima.data.read_prompts`): a step reads only its own.
 
         Args:
-            resume: go on from the newest good checkpoint of the run in run_dir/run_name; without one there, begin.
+            resume: go on from the newest good checkpoint of the run in run_dir/run_name; without one there,
+            begin.
             force: resume although settings changed that alter what is computed.
         """
         config, held_out = self.config, validation_prompts
         if num_epochs < 1:
             raise ValueError(f"num_epochs ({num_epochs}) must be at least 1")
-        given = {"prompts": prompts, "validation": held_out}  # what is wrong with them is said before anything happens
+        given = {
+            "prompts": prompts,
+            "validation": held_out,
+        }  # what is wrong with them is said before anything happens
         fingerprints = self.models.processes.together(
             lambda: {name: None if texts is None else self.check(texts) for name, texts in given.items()}
         )
         plan = Plan(prompts, config.batch_size, num_epochs, config.seed, fingerprints)
         if config.judges and held_out is None:
-            raise ValueError("judges compare answers to held-out prompts, and there are none; give --validation")
+            raise ValueError(
+                "judges compare answers to held-out prompts, and there are none; give --validation"
+            )
         validate = None if held_out is None else HeldOut(self, held_out, str(fingerprints["validation"]))
         evaluator = Evaluator(self.models, self.tokenizer, config, validate)
         with open_run(config, resume, self.models.processes) as run, StopSignals() as signals:
             return TrainingRun(self, plan, evaluator, run, signals).go(force)
 
     def check(self, prompts: Sequence[str]) -> dict[str, Any]:
-        """Refuse prompts that no step could read; a part at a time, nothing is kept but how many they are and their hash."""
+        """Refuse prompts that no step could read; a part at a time, nothing is kept but how many they are
+        and their hash."""
         if isinstance(prompts, str) or not len(prompts):
             self.generator.tokenize(prompts)
         digest = hashlib.sha256()
@@ -256,11 +296,16 @@ class PPOTrainer:
             self.reward_computer.check_columns(part)
             for prompt in part:
                 columns = getattr(prompt, "columns", {})
-                digest.update(json.dumps([prompt, columns], sort_keys=True, default=lambda item: type(item).__name__).encode())
+                digest.update(
+                    json.dumps(
+                        [prompt, columns], sort_keys=True, default=lambda item: type(item).__name__
+                    ).encode()
+                )
         return {"count": len(prompts), "sha256": digest.hexdigest()}
 
     def save(self, folder: str | Path) -> Path:
-        """Write `policy/` and `value/` (adapters in PEFT's format, heads) and the tokenizer; each folder in one move."""
+        """Write `policy/` and `value/` (adapters in PEFT's format, heads) and the tokenizer; each folder
+        in one move."""
 
         whole = put_state_together(self, optimizers=False)
 
@@ -270,7 +315,9 @@ class PPOTrainer:
 
         def write() -> None:
             write_folder(Path(folder) / "policy", policy, manifest=False)
-            write_folder(Path(folder) / "value", lambda part: self.models.value.save(part, whole), manifest=False)
+            write_folder(
+                Path(folder) / "value", lambda part: self.models.value.save(part, whole), manifest=False
+            )
 
         self.models.processes.lead(write)
         return Path(folder)

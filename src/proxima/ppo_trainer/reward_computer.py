@@ -1,4 +1,5 @@
-"""`RewardComputer`: stage 3. In: what was generated. Out: the weighted sum of all rewards, nan where one failed.
+"""`RewardComputer`: stage 3. In: what was generated. Out: the weighted sum of all rewards, nan where one
+failed.
 
 Where scores come from is in `proxima.rewards`. No failure is ever replaced by a number.
 """
@@ -17,16 +18,16 @@ from torch import Tensor
 
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig, RewardSpec
-from proxima.ops import place_rewards
-from proxima.pairs import SAPairs
-from proxima.ppo_trainer.shares import own_share
-from proxima.processes.group import Processes
+from proxima.core.ops import place_rewards
+from proxima.core.pairs import SAPairs
+from proxima.core.types import Tokens, pad_to
+from proxima.ppo_trainer.process_shares import own_share
 from proxima.reward_kl import shape_scores
 from proxima.rewards import Outcome, Samples, open_reward
-from proxima.rewards.model import ClassifierSource, TrainedReward
-from proxima.rewards.outcome import in_one_line
-from proxima.rewards.sources import RewardSource
-from proxima.types import Tokens, pad_to
+from proxima.rewards.model_reward import ClassifierSource, TrainedReward
+from proxima.rewards.reward_outcome import in_one_line
+from proxima.rewards.reward_sources import RewardSource
+from proxima.runtime.distributed.process_group import Processes
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,8 @@ class Scores:
         return scores if self.token is None else scores + self.token.sum(1)
 
     def placed(self, shaped: Tensor, mask: Tensor) -> Tensor:
-        """Rewards as the adjuster takes them: `shaped` (B,), or (B, R) with `shaped` added on each last real token."""
+        """Rewards as the adjuster takes them: `shaped` (B,), or (B, R) with `shaped` added on each last
+        real token."""
         if self.token is None:
             return shaped
         width = mask.shape[1]
@@ -64,26 +66,35 @@ def join_scores(scores: Scores, shape: torch.Size, processes: Processes) -> Scor
     total, width = shape
     token = None
     if processes.largest(int(scores.token is not None)):
-        own = torch.zeros(len(scores.sequence), 0, dtype=torch.float64) if scores.token is None else scores.token
+        own = (
+            torch.zeros(len(scores.sequence), 0, dtype=torch.float64)
+            if scores.token is None
+            else scores.token
+        )
         token = processes.join(pad_to(own, width), total)
     by_name = {name: processes.join(each, total) for name, each in scores.by_name.items()}
     return Scores(processes.join(scores.sequence, total), token, by_name)
 
 
 class RewardComputer:
-    """Adds up the configured rewards; without any, the reward model's untrained head stands in and says so."""
+    """Adds up the configured rewards; without any, the reward model's untrained head stands in and says
+    so."""
 
     def __init__(self, models: ModelSet, tokenizer: Any, config: PPOConfig):
         self.models, self.tokenizer, self.config = models, tokenizer, config
         self.last_failure = ""
         self.rewards = [
-            (spec, open_reward(spec, models.reward, tokenizer, config, models.micro_batches)) for spec in config.rewards
+            (spec, open_reward(spec, models.reward, tokenizer, config, models.micro_batches))
+            for spec in config.rewards
         ]
         if not self.rewards:
             warnings.warn(
-                "no reward is configured: scores come from an untrained head and mean nothing; set `rewards`", stacklevel=2
+                "no reward is configured: scores come from an untrained head and mean nothing; set `rewards`",
+                stacklevel=2,
             )
-            self.rewards = [(RewardSpec("untrained"), TrainedReward(models.reward, tokenizer, models.micro_batches))]
+            self.rewards = [
+                (RewardSpec("untrained"), TrainedReward(models.reward, tokenizer, models.micro_batches))
+            ]
 
     @property
     def reward_source(self) -> str:
@@ -96,12 +107,17 @@ class RewardComputer:
             source.check(prompts)
 
     def compute_rewards(
-        self, prompts: Sequence[str], generated_texts: Sequence[str] | None = None, normalize: bool | None = None
+        self,
+        prompts: Sequence[str],
+        generated_texts: Sequence[str] | None = None,
+        normalize: bool | None = None,
     ) -> list[float]:
-        """One score per sequence, on prompt + generated text; nan where it failed. Per-token rewards are added up.
+        """One score per sequence, on prompt + generated text; nan where it failed. Per-token rewards are
+        added up.
 
-        Texts carry no token ids, so each counts as finished: a reward model reads the text as its own tokenizer writes it, and
-        an EOS after it where the model was trained on texts that end with one. Inside `ppo_step` sampled ids are scored.
+        Texts carry no token ids, so each counts as finished: a reward model reads the text as its own
+        tokenizer writes it, and an EOS after it where the model was trained on texts that end with one.
+        Inside `ppo_step` sampled ids are scored.
 
         Args:
             prompts: prompts; or, without `generated_texts`, the full texts.
@@ -124,7 +140,8 @@ class RewardComputer:
         return self.score_tokens(pairs.tokens)
 
     def score_tokens(self, tokens: Tokens) -> Scores:
-        """The same of a rollout that is not pairs yet; several processes score their own rows, and all get all scores."""
+        """The same of a rollout that is not pairs yet; several processes score their own rows, and all get
+        all scores."""
         self.settle(tokens)
         own, self.last_failure = own_share(tokens, self.models.processes), ""
         scores = self.score(Samples.of_tokens(own))
@@ -163,7 +180,9 @@ class RewardComputer:
             return Scores(nothing, None, {spec.label: nothing for spec, _ in self.rewards})
         self.check_columns(samples.prompts)
         outcomes = [(spec, self._attempt(spec.label, source, samples)) for spec, source in self.rewards]
-        by_name = {spec.label: torch.tensor(outcome.totals, dtype=torch.float64) for spec, outcome in outcomes}
+        by_name = {
+            spec.label: torch.tensor(outcome.totals, dtype=torch.float64) for spec, outcome in outcomes
+        }
         sequence = torch.zeros(len(samples), dtype=torch.float64)
         token = torch.zeros(len(samples), max(samples.lengths), dtype=torch.float64)
         for spec, outcome in outcomes:
@@ -180,11 +199,16 @@ class RewardComputer:
             try:
                 outcome = source(samples)
                 break
-            except (Exception, SystemExit) as error:  # a user's reward may raise anything; the samples are counted as failed
+            except (
+                Exception,
+                SystemExit,
+            ) as error:  # a user's reward may raise anything; the samples are counted as failed
                 outcome = Outcome.failed(len(samples), in_one_line(error))
                 if attempt < source.attempts:
                     log.warning("reward %s failed and is tried again: %s", name, outcome.reason)
         if outcome.failures:
             self.last_failure = f"{name}: {outcome.reason}"
-            log.warning("reward failed for %d of %d samples: %s", outcome.failures, len(samples), self.last_failure)
+            log.warning(
+                "reward failed for %d of %d samples: %s", outcome.failures, len(samples), self.last_failure
+            )
         return outcome

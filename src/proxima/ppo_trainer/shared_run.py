@@ -1,7 +1,8 @@
-"""One run folder for all processes. In: a config. Out: the folder, which the first process alone holds and writes.
+"""One run folder for all processes. In: a config. Out: the folder, which the first process alone holds and
+writes.
 
-Every process calls the same methods in the same order; what the first one gets, a result or an error, they all get. Checkpoints
-are read by every process itself, so that the folder must lie where all machines see it.
+Every process calls the same methods in the same order; what the first one gets, a result or an error, they
+all get. Checkpoints are read by every process itself, so that the folder must lie where all machines see it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
-from proxima.checkpoint import Checkpoint
 from proxima.config import PPOConfig
-from proxima.processes import started_by_torchrun
-from proxima.processes.group import Processes
-from proxima.run_folder import RunFolder
+from proxima.runs.checkpoint import Checkpoint
+from proxima.runs.run_writer import RunFolder
+from proxima.runtime.distributed import started_by_torchrun
+from proxima.runtime.distributed.process_group import Processes
 
 LAUNCH = ".launch"  # in a run folder: which torchrun began or resumed it
 
@@ -41,7 +42,10 @@ class SharedCheckpoints:
         return to_checkpoint(self._lead(lambda run: from_checkpoint(run.checkpoints.best(last))))
 
     def by_verdict(self) -> list[Path]:
-        return [Path(path) for path in self._lead(lambda run: [str(path) for path in run.checkpoints.by_verdict()])]
+        return [
+            Path(path)
+            for path in self._lead(lambda run: [str(path) for path in run.checkpoints.by_verdict()])
+        ]
 
     def forget_after(self, checkpoint: Checkpoint) -> None:
         self._lead(lambda run: run.checkpoints.forget_after(checkpoint))
@@ -64,7 +68,9 @@ class SharedRun:
 
     def _look(self) -> None:
         if not self.path.is_dir():
-            raise ValueError(f"{platform.node()} does not see {self.path}; put run_dir on a disk that all machines share")
+            raise ValueError(
+                f"{platform.node()} does not see {self.path}; put run_dir on a disk that all machines share"
+            )
 
     @property
     def warnings(self) -> int:
@@ -96,7 +102,8 @@ AnyRun = RunFolder | SharedRun
 
 
 def open_run(config: PPOConfig, resume: bool, processes: Processes) -> AbstractContextManager[AnyRun]:
-    """The run folder; that of a run which torchrun started again (--max-restarts) is resumed without being asked to."""
+    """The run folder; that of a run which torchrun started again (--max-restarts) is resumed without being
+    asked to."""
     resume = processes.lead(lambda: was_restarted(config)) or resume
     with ExitStack() as stack:
         run: AnyRun = SharedRun(config, resume, processes) if processes.many else RunFolder(config, resume)
@@ -109,9 +116,13 @@ def open_run(config: PPOConfig, resume: bool, processes: Processes) -> AbstractC
 
 def was_restarted(config: PPOConfig) -> bool:
     """Whether this torchrun has begun this very run before."""
-    restarts, allowed = (int(os.environ.get(f"TORCHELASTIC_{name}", "0")) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+    restarts, allowed = (
+        int(os.environ.get(f"TORCHELASTIC_{name}", "0")) for name in ("RESTART_COUNT", "MAX_RESTARTS")
+    )
     if allowed and not config.run_name:
-        raise ValueError("torchrun --max-restarts needs run_name, so that a run that is started again finds its folder")
+        raise ValueError(
+            "torchrun --max-restarts needs run_name, so that a run that is started again finds its folder"
+        )
     launch = Path(config.run_dir) / config.run_name / LAUNCH
     return restarts > 0 and launch.is_file() and launch.read_text(encoding="utf-8") == launch_id()
 

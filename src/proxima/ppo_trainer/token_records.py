@@ -1,7 +1,8 @@
-"""What each token of a few samples was worth. In: a trainer, and samples. Out: plain records for `runs/NAME/tokens/`.
+"""What each token of a few samples was worth. In: a trainer, and samples. Out: plain records for
+`runs/NAME/tokens/`.
 
-`followed`: the same prompts at every verdict, walked down the road as a step would, but not trained on. Their scores are not
-normalised and their advantages not whitened: over so few samples that would mean nothing.
+`followed`: the same prompts at every verdict, walked down the road as a step would, but not trained on. Their
+scores are not normalised and their advantages not whitened: over so few samples that would mean nothing.
 `trained`: samples of the step's batch, with ratio and clipping as they are after its update.
 """
 
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from proxima.pairs import SAPairs, rejoin
+from proxima.core.pairs import SAPairs, rejoin
 from proxima.ppo_trainer.reward_computer import Scores
 from proxima.reward_kl import shape_scores
 from proxima.training import clipped, policy_ratio
@@ -22,7 +23,18 @@ if TYPE_CHECKING:
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer
 
 COLUMNS = {"logprob": "logprob_policy"} | {
-    name: name for name in ("logprob_ref", "kl", "reward", "value", "td_error", "advantage", "return", "ratio", "clipped")
+    name: name
+    for name in (
+        "logprob_ref",
+        "kl",
+        "reward",
+        "value",
+        "td_error",
+        "advantage",
+        "return",
+        "ratio",
+        "clipped",
+    )
 }
 FROM_SCORE = ("reward", "td_error", "advantage", "return")  # without a score they mean nothing
 LONGEST_CHARACTER = 4  # tokens, where each is a byte
@@ -33,27 +45,43 @@ def followed_records(trainer: PPOTrainer, rollout: SAPairs, scores: Scores) -> l
     """Records of a rollout that nothing is trained on."""
     assert rollout.tokens is not None
     config, failed = trainer.config, scores.total.isnan()
-    known = Scores(scores.sequence.nan_to_num(), None if scores.token is None else scores.token.nan_to_num(), scores.by_name)
-    shaped = shape_scores(known.sequence, rollout.tokens.ended.cpu(), config.missing_eos_penalty, clip=config.clip_rewards)
+    known = Scores(
+        scores.sequence.nan_to_num(),
+        None if scores.token is None else scores.token.nan_to_num(),
+        scores.by_name,
+    )
+    shaped = shape_scores(
+        known.sequence, rollout.tokens.ended.cpu(), config.missing_eos_penalty, clip=config.clip_rewards
+    )
     pairs = trainer.kl_divergence.add_kl_to_sa_pairs(rollout)
     rewards = known.placed(shaped, rollout.mask)
     pairs = trainer.reward_adjuster.adjust_rewards_with_kl(pairs, rewards, trainer.kl_coef)
     pairs = trainer.value_adder.add_values_to_sa_pairs(rejoin(pairs, rollout))
     pairs = trainer.advantages_of(rejoin(pairs, rollout))
     unknown = failed.to(pairs.mask.device).unsqueeze(1)
-    pairs = pairs.with_columns(**{name: pairs.column(name).masked_fill(unknown, math.nan) for name in FROM_SCORE})
+    pairs = pairs.with_columns(
+        **{name: pairs.column(name).masked_fill(unknown, math.nan) for name in FROM_SCORE}
+    )
     by_name = {name: column.tolist() for name, column in scores.by_name.items()}
     return records(pairs, "followed", scores.total.tolist(), by_name)
 
 
 def trained_records(trainer: PPOTrainer, outcome: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Records of the first `count` samples that a step trained on; their log-probabilities are scored once more."""
+    """Records of the first `count` samples that a step trained on; their log-probabilities are scored once
+    more."""
     good = [i for i, reward in enumerate(outcome["rewards"]) if not math.isnan(reward)][:count]
     pairs = outcome["sa_pairs"].select(torch.arange(len(good)))
-    ratio = policy_ratio(trainer.generator.score(pairs.tokens)["logprob_policy"], pairs.column("logprob_policy"))
+    ratio = policy_ratio(
+        trainer.generator.score(pairs.tokens)["logprob_policy"], pairs.column("logprob_policy")
+    )
     held = clipped(ratio, pairs.column("advantage"), trainer.config.clip_epsilon)
     by_name = {name: [column[i] for i in good] for name, column in outcome["rewards_by_name"].items()}
-    return records(pairs.with_columns(ratio=ratio, clipped=held), "trained", [outcome["rewards"][i] for i in good], by_name)
+    return records(
+        pairs.with_columns(ratio=ratio, clipped=held),
+        "trained",
+        [outcome["rewards"][i] for i in good],
+        by_name,
+    )
 
 
 def records(
@@ -77,7 +105,10 @@ def records(
                 "ended": ended[i],
                 "ids": own,
                 "tokens": pieces(own, tokens.tokenizer.decode),
-                "columns": {name: [rounded(x) for x in column[i][mask[i]].tolist()] for name, column in columns.items()},
+                "columns": {
+                    name: [rounded(x) for x in column[i][mask[i]].tolist()]
+                    for name, column in columns.items()
+                },
             }
         )
     return rows
@@ -94,8 +125,9 @@ def rounded(number: float) -> float | int:
 
 
 def pieces(ids: Sequence[int], decode: Callable[..., str]) -> list[str]:
-    """The text that each token adds. Bytes of an unfinished character wait for the token that ends it; special tokens such as
-    EOS show their own name. Each piece is decoded after the one before it, which some tokenizers need for their spaces."""
+    """The text that each token adds. Bytes of an unfinished character wait for the token that ends it;
+    special tokens such as EOS show their own name. Each piece is decoded after the one before it, which
+    some tokenizers need for their spaces."""
     texts: list[str] = []
     before = shown = 0  # ids[before:shown] is the last piece
     for end in range(1, len(ids) + 1):

@@ -1,6 +1,8 @@
-"""`TrainingRun`: one call of `train`. In: a trainer, a plan of batches, a run folder. Out: results; a run that can be resumed.
+"""`TrainingRun`: one call of `train`. In: a trainer, a plan of batches, a run folder. Out: results; a run
+that can be resumed.
 
-A step's batch follows from its number, its noise from seed and number; so a checkpoint and a number say how a run goes on.
+A step's batch follows from its number, its noise from seed and number; so a checkpoint and a number say how a
+run goes on.
 """
 
 from __future__ import annotations
@@ -12,21 +14,29 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from proxima.checkpoint import Checkpoint
-from proxima.checkpoint.tensors import same_random_state
-from proxima.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
+from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.evaluator import Evaluator
-from proxima.glossary import is_defined
-from proxima.guards import MAX_ROLLBACKS, Alarm, alarms
-from proxima.ppo_trainer.held_out import HeldOut, answer
-from proxima.ppo_trainer.plan import Plan
-from proxima.ppo_trainer.results import DONE, TrainingResults, step_line
+from proxima.evaluator.held_out import HeldOut, answer
+from proxima.ppo_trainer.batch_plan import Plan
 from proxima.ppo_trainer.shared_run import AnyRun
-from proxima.ppo_trainer.signals import StopSignals
-from proxima.ppo_trainer.state import agree, check_resumable, endings, load_state, plain_state, put_state_together, save_tensors
+from proxima.ppo_trainer.stop_signals import StopSignals
 from proxima.ppo_trainer.token_records import sample_row, trained_records
-from proxima.processes.meeting import is_lost
-from proxima.run_folder import plain
+from proxima.ppo_trainer.trainer_state import (
+    agree,
+    check_resumable,
+    endings,
+    load_state,
+    plain_state,
+    put_state_together,
+    save_tensors,
+)
+from proxima.ppo_trainer.training_results import DONE, TrainingResults, step_line
+from proxima.runs.checkpoint import Checkpoint
+from proxima.runs.checkpoint.checkpoint_tensors import same_random_state
+from proxima.runs.glossary import is_defined
+from proxima.runs.guards import MAX_ROLLBACKS, Alarm, alarms
+from proxima.runs.run_writer import plain
+from proxima.runtime.distributed.rendezvous import is_lost
 
 if TYPE_CHECKING:
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer
@@ -37,8 +47,16 @@ log = logging.getLogger(__name__)
 class TrainingRun:
     """The loop over steps, with verdicts, guards, checkpoints and signals around each."""
 
-    def __init__(self, trainer: PPOTrainer, plan: Plan, evaluator: Evaluator, run: AnyRun, signals: StopSignals):
-        self.trainer, self.plan, self.evaluator, self.run, self.signals = trainer, plan, evaluator, run, signals
+    def __init__(
+        self, trainer: PPOTrainer, plan: Plan, evaluator: Evaluator, run: AnyRun, signals: StopSignals
+    ):
+        self.trainer, self.plan, self.evaluator, self.run, self.signals = (
+            trainer,
+            plan,
+            evaluator,
+            run,
+            signals,
+        )
         self.config, self.processes = trainer.config, trainer.models.processes
         self.results = TrainingResults(run_folder=run.path)
         self.rollbacks = 0
@@ -46,7 +64,8 @@ class TrainingRun:
         self.saved: int | None = None  # step of the newest checkpoint
 
     def go(self, force: bool = False) -> TrainingResults:
-        """The whole call; the learning-rate schedule is this call's own, so it ends with it, however that is."""
+        """The whole call; the learning-rate schedule is this call's own, so it ends with it, however that
+        is."""
         try:
             self.begin(force)
             self.loop()
@@ -56,10 +75,15 @@ class TrainingRun:
 
     def loop(self) -> None:
         if self.config.overlap:
-            log.info("overlap: responses are sampled one update behind; importance weights correct for it (policy_lag)")
+            log.info(
+                "overlap: responses are sampled one update behind; importance weights correct for it "
+                "(policy_lag)"
+            )
         total, done = self.trainer.total_steps or 0, self.trainer.step - self.trainer.first_step
         hidden = None if self.processes.first else True
-        with tqdm(desc="PPO", unit="step", initial=done, total=total - self.trainer.first_step, disable=hidden) as bar:
+        with tqdm(
+            desc="PPO", unit="step", initial=done, total=total - self.trainer.first_step, disable=hidden
+        ) as bar:
             try:
                 while not self.results.stop_reason and self.trainer.step < total:
                     if self.stop_asked():
@@ -69,7 +93,9 @@ class TrainingRun:
             except (RewardFailure, EngineFailure) as failure:
                 self.checkpoint()
                 folder = self.trainer.save(self.run.path)
-                raise type(failure)(f"{failure}; the weights as they were before this step are in {folder}") from failure
+                raise type(failure)(
+                    f"{failure}; the weights as they were before this step are in {folder}"
+                ) from failure
             except Exception as error:
                 if is_lost(error):
                     raise ProcessLost(f"{error}; {self.what_to_do()}") from error
@@ -87,7 +113,11 @@ class TrainingRun:
 
     def what_to_do(self) -> str:
         """After another process was lost."""
-        last = "no checkpoint was written yet" if self.saved is None else f"the checkpoint of step {self.saved} is good"
+        last = (
+            "no checkpoint was written yet"
+            if self.saved is None
+            else f"the checkpoint of step {self.saved} is good"
+        )
         return f"{last}; to go on: the same command with --resume --run-name {self.run.path.name}"
 
     def begin(self, force: bool) -> None:
@@ -101,7 +131,9 @@ class TrainingRun:
             return
         state = checkpoint.state
         total = state["first_step"] + steps
-        changed = self.processes.lead(lambda: check_resumable(checkpoint, self.config, self.plan, total, force))
+        changed = self.processes.lead(
+            lambda: check_resumable(checkpoint, self.config, self.plan, total, force)
+        )
         self.restore(checkpoint)
         self.results.metrics = self.run.begin(checkpoint.step, state["warnings"])
         self.run.checkpoints.forget_after(checkpoint)
@@ -119,7 +151,9 @@ class TrainingRun:
         following = self.following()
         outcome = trainer.ppo_step(batch) if following is None else trainer.ppo_step(batch, following)
         metrics = {"epoch": epoch + 1, **{name: outcome[name] for name in outcome if is_defined(name)}}
-        metrics = self.processes.lead(lambda: metrics)  # what verdicts and guards decide by is the same bits everywhere
+        metrics = self.processes.lead(
+            lambda: metrics
+        )  # what verdicts and guards decide by is the same bits everywhere
         self.verdict, new_best = None, False
         if trainer.step % self.config.eval_every == 0 or trainer.step == trainer.total_steps:
             with same_random_state():  # a verdict changes nothing that training draws
@@ -158,7 +192,9 @@ class TrainingRun:
         if count:
             held_out = self.evaluator.validate
             followed = (
-                held_out.records if isinstance(held_out, HeldOut) else answer(trainer, self.plan.prompts[:count], count).records
+                held_out.records
+                if isinstance(held_out, HeldOut)
+                else answer(trainer, self.plan.prompts[:count], count).records
             )
             self.run.write_tokens(trainer.step, [*followed, *trained_records(trainer, outcome, count)])
         rows = [*map(sample_row, followed), *({"kind": "trained", **sample} for sample in trained)]
@@ -179,10 +215,15 @@ class TrainingRun:
         """Say what is new, and do as configured; True where the run went back and the step is no more."""
         history = self.results.metrics
         before = {alarm.guard for alarm in self.alarms(history[:-1])} if len(history) > 1 else set()
-        actions = {alarm: self.config.on_nonfinite if alarm.guard == "nonfinite" else self.config.on_guard for alarm in raised}
+        actions = {
+            alarm: self.config.on_nonfinite if alarm.guard == "nonfinite" else self.config.on_guard
+            for alarm in raised
+        }
         for alarm, action in actions.items():
             if action != "warn" or alarm.guard not in before:
-                log.warning("step %d, guard %s: %s (%s)", self.trainer.step, alarm.guard, alarm.message, action)
+                log.warning(
+                    "step %d, guard %s: %s (%s)", self.trainer.step, alarm.guard, alarm.message, action
+                )
                 self.run.write_warning(self.trainer.step, alarm.guard, alarm.message, action)
         for alarm, action in actions.items():
             if action == "rollback":
@@ -193,14 +234,22 @@ class TrainingRun:
         return False
 
     def go_back(self, alarm: Alarm) -> bool:
-        """To the best checkpoint (the newest where updates were not finite), and on from there with smaller learning rates.
+        """To the best checkpoint (the newest where updates were not finite), and on from there with smaller
+        learning rates.
 
-        What a step samples shows what the update before it did, so the checkpoint before this step is the one that went wrong.
+        What a step samples shows what the update before it did, so the checkpoint before this step is the one
+        that went wrong.
         """
         checkpoints, last = self.run.checkpoints, self.trainer.step - 2
-        found = checkpoints.newest() if alarm.guard == "nonfinite" else checkpoints.best(last) or checkpoints.newest(last)
+        found = (
+            checkpoints.newest()
+            if alarm.guard == "nonfinite"
+            else checkpoints.best(last) or checkpoints.newest(last)
+        )
         if found is None:
-            self.results.stop_reason = f"guard {alarm.guard}: {alarm.message}; there is no checkpoint to go back to"
+            self.results.stop_reason = (
+                f"guard {alarm.guard}: {alarm.message}; there is no checkpoint to go back to"
+            )
             return False
         self.results.stop_reason = ""
         rate, rollbacks = self.trainer.rate_factor * self.config.rollback_rate_factor, self.rollbacks + 1
@@ -209,7 +258,9 @@ class TrainingRun:
         self.restore(found)
         self.trainer.rate_factor, self.rollbacks = rate, rollbacks
         if rollbacks > MAX_ROLLBACKS:
-            self.results.stop_reason = f"guard {alarm.guard}: {alarm.message}, again after {MAX_ROLLBACKS} rollbacks"
+            self.results.stop_reason = (
+                f"guard {alarm.guard}: {alarm.message}, again after {MAX_ROLLBACKS} rollbacks"
+            )
         log.warning("went back to step %d; learning rates are now x %g", found.step, rate)
         self.checkpoint(again=True)
         return True
@@ -242,7 +293,11 @@ class TrainingRun:
         state = checkpoint.state
         load_state(self.trainer, checkpoint.path, state)
         self.evaluator.restore(state["evaluator"])
-        self.trainer.first_step, self.rollbacks, self.verdict = state["first_step"], state["rollbacks"], state["verdict"]
+        self.trainer.first_step, self.rollbacks, self.verdict = (
+            state["first_step"],
+            state["rollbacks"],
+            state["verdict"],
+        )
         self.results.evaluation, self.results.best_step = state["evaluation"], self.evaluator.best_step
         self.saved = self.trainer.step
 
@@ -277,5 +332,8 @@ class TrainingRun:
         self.trainer.generator.release()
         log.info("ended after step %d: %s", self.trainer.step, results.stop_reason)
         if self.stop_asked():
-            raise Interrupted(self.signals.received, f"{self.signals.name} came in the last step; {self.run.path} is finished")
+            raise Interrupted(
+                self.signals.received,
+                f"{self.signals.name} came in the last step; {self.run.path} is finished",
+            )
         return results

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
-from proxima.encoding import encode_prompts, pad_left
-from proxima.pairs import SAPairs, as_pairs
-from proxima.ppo_trainer.prompts import check_prompts
-from proxima.ppo_trainer.shares import own_share
-from proxima.types import pad_to
+from proxima.core.encoding import encode_prompts, pad_left
+from proxima.core.pairs import SAPairs, as_pairs
+from proxima.core.types import pad_to
+from proxima.ppo_trainer.process_shares import own_share
+from proxima.ppo_trainer.prompt_tokens import check_prompts
 
 
 class ValueAdder:
@@ -39,7 +39,9 @@ class ValueAdder:
         def measured() -> Tensor:
             passes = [own.select(rows) for rows in self.models.micro_batches.rows(own)]
             nothing = torch.zeros(0, width, device=pairs.mask.device)
-            return torch.cat([nothing, *(pad_to(self.models.value.response_values(part), width) for part in passes)])
+            return torch.cat(
+                [nothing, *(pad_to(self.models.value.response_values(part), width) for part in passes)]
+            )
 
         values = self.models.micro_batches.run(measured, tokens.longest)
         return pairs.with_columns(value=processes.join(values, len(tokens.prompts)))
@@ -52,5 +54,7 @@ class ValueAdder:
         for start in range(0, len(states), self.models.micro_batches.size):
             chunk = states[start : start + self.models.micro_batches.size]
             ids, mask = pad_left(encode_prompts(self.tokenizer, chunk), self.tokenizer.pad_token_id)
-            values += self.models.value.last_values(ids.to(self.models.device), mask.to(self.models.device)).tolist()
+            values += self.models.value.last_values(
+                ids.to(self.models.device), mask.to(self.models.device)
+            ).tolist()
         return values

@@ -1,6 +1,7 @@
 """Stage 3 of the road: what a token earned.
 
-In: pairs with log-probabilities, one score a sequence. Out: pairs with `kl` and `reward`; the next KL coefficient.
+In: pairs with log-probabilities, one score a sequence. Out: pairs with `kl` and `reward`; the next KL
+    coefficient.
 """
 
 from proxima.reward_kl.kl_controller import adapt_kl_coef

@@ -1,7 +1,9 @@
 """Per-token KL: kl_t = logprob_policy_t - logprob_ref_t.
 
-The policy is the one that acted (truncated and renormalised), the reference has its whole vocabulary, both at the sampling
-temperature: an unbiased sample (k1) of KL(acting policy || reference), never negative in expectation, single tokens may be.
+The policy is the one that acted (truncated and renormalised), the reference has its whole vocabulary, both at
+the sampling
+temperature: an unbiased sample (k1) of KL(acting policy || reference), never negative in expectation, single
+    tokens may be.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from proxima.pairs import SAPairs, as_pairs
+from proxima.core.pairs import SAPairs, as_pairs
 
 
 class KLDivergence:

@@ -1,4 +1,5 @@
-"""Rewards a token: reward_t = score_t - kl_coef * kl_t, where a sequence's one score sits on its last real token."""
+"""Rewards a token: reward_t = score_t - kl_coef * kl_t, where a sequence's one score sits on its last real
+token."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from proxima.ops import place_rewards
-from proxima.pairs import SAPairs, as_pairs
+from proxima.core.ops import place_rewards
+from proxima.core.pairs import SAPairs, as_pairs
 
 
 class RewardAdjuster:
@@ -31,9 +32,14 @@ class RewardAdjuster:
 
 
 def shape_scores(
-    scores: Tensor, ended: Tensor, missing_eos_penalty: float = 0.0, normalize: bool = False, clip: float = 0.0
+    scores: Tensor,
+    ended: Tensor,
+    missing_eos_penalty: float = 0.0,
+    normalize: bool = False,
+    clip: float = 0.0,
 ) -> Tensor:
-    """Scores (B,) as PPO sees them: minus a penalty where no EOS came, normalised over the batch, clipped to +-clip.
+    """Scores (B,) as PPO sees them: minus a penalty where no EOS came, normalised over the batch, clipped to
+    +-clip.
 
     Failed scores are nan: they stay nan and have no share in the mean and deviation.
     """

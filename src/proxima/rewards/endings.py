@@ -1,4 +1,5 @@
-"""How a text ends for a classifier. In: a checkpoint, or scores of samples. Out: `Ending`: with EOS or without, and why.
+"""How a text ends for a classifier. In: a checkpoint, or scores of samples. Out: `Ending`: with EOS or
+without, and why.
 
 A reward model is read at its last token, so a text has to end as those that it was trained on.
 """
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from proxima.models.reward_model import REPORT_FILE
-from proxima.rewards.samples import Samples, columns_of
+from proxima.rewards.reward_samples import Samples, columns_of
 
 HOW = ("append", "leave")
 CHOICES = ("auto", *HOW)
@@ -32,7 +33,10 @@ TURN = "Proxima asks what follows an answer."
 
 @dataclass(frozen=True)
 class Ending:
-    """`append`: a response that ended is followed by EOS. `leave`: none is added, a sampled one is dropped."""
+    """`append`: a response that ended is followed by EOS.
+
+    `leave`: none is added, a sampled one is dropped.
+    """
 
     how: str
     why: str
@@ -72,7 +76,8 @@ def recorded_ending(source: str, saved: Any, tokenizer: Any, chat: bool) -> Endi
 
 
 def unread_pad(saved: Any, tokenizer: Any) -> int | None:
-    """The id of a pad token that the network itself would never read at the end of a row; EOS is `Ending`'s matter."""
+    """The id of a pad token that the network itself would never read at the end of a row; EOS is
+    `Ending`'s matter."""
     pad = saved.get_text_config().pad_token_id
     return None if pad == tokenizer.eos_token_id or _is_openrlhf(saved) else pad
 
@@ -90,7 +95,8 @@ def _is_openrlhf(saved: Any) -> bool:
 
 
 def _is_trl(source: str) -> bool:
-    """Whether the training arguments beside the weights are a `RewardConfig`, or the model card has TRL's tag. Nothing is
+    """Whether the training arguments beside the weights are a `RewardConfig`, or the model card has TRL's
+    tag. Nothing is
     unpickled: only the name of the class is looked for."""
     folder = Path(source)
     try:
@@ -103,7 +109,11 @@ def _is_trl(source: str) -> bool:
         pass
     try:
         with (folder / "README.md").open(encoding="utf-8", errors="replace") as file:
-            return bool(re.search(r"^- reward-trainer\s*$", file.read(LARGEST_ARGUMENTS).split("\n---", 1)[0], re.MULTILINE))
+            return bool(
+                re.search(
+                    r"^- reward-trainer\s*$", file.read(LARGEST_ARGUMENTS).split("\n---", 1)[0], re.MULTILINE
+                )
+            )
     except OSError:
         return False
 
@@ -125,10 +135,10 @@ Score = Callable[[Samples, str], Tensor]
 def compare_endings(score: Score, samples: Samples) -> Ending:
     """The ending under which the model tells samples apart, where its checkpoint says nothing.
 
-    Prompts that carry `chosen` and `rejected` answers: the ending that makes these preferences likelier, by the mean of
-    log sigmoid(r(chosen) - r(rejected)). Else the one whose scores of the samples spread wider: training draws scores apart at
-    the token that it reads, and at another one they stay closer together. Where neither tells, EOS is a guess: most trainers
-    of reward models append it.
+    Prompts that carry `chosen` and `rejected` answers: the ending that makes these preferences likelier, by
+    the mean of log sigmoid(r(chosen) - r(rejected)). Else the one whose scores of the samples spread wider:
+    training draws scores apart at the token that it reads, and at another one they stay closer together.
+    Where neither tells, EOS is a guess: most trainers of reward models append it.
 
     Args:
         score: scores (B,) of samples under an ending, each sample taken as finished; nan where one failed.
@@ -136,7 +146,9 @@ def compare_endings(score: Score, samples: Samples) -> Ending:
     pairs = preference_pairs(samples)
     if pairs is not None:
         chosen, rejected = pairs
-        fit = {how: _finite(logsigmoid(score(chosen, how) - score(rejected, how))).mean().item() for how in HOW}
+        fit = {
+            how: _finite(logsigmoid(score(chosen, how) - score(rejected, how))).mean().item() for how in HOW
+        }
         best = max(HOW, key=lambda how: fit[how])
         if fit["append"] != fit["leave"] and not any(map(math.isnan, fit.values())):
             shown = f"log-likelihood {fit['append']:.3f} with EOS, {fit['leave']:.3f} without"
@@ -148,7 +160,9 @@ def compare_endings(score: Score, samples: Samples) -> Ending:
         if wide[best] > CLEARLY * min(wide.values()):
             shown = f"deviation {wide['append']:.3g} with EOS, {wide['leave']:.3g} without"
             return Ending(best, f"scores of {len(samples)} samples spread wider ({shown})")
-    return Ending("append", "a guess, nothing tells how it was trained; set eos=append or eos=leave", is_guess=True)
+    return Ending(
+        "append", "a guess, nothing tells how it was trained; set eos=append or eos=leave", is_guess=True
+    )
 
 
 def preference_pairs(samples: Samples) -> tuple[Samples, Samples] | None:
@@ -158,7 +172,10 @@ def preference_pairs(samples: Samples) -> tuple[Samples, Samples] | None:
     if len(rows) < FEWEST:
         return None
     prompts = [prompt for prompt, _ in rows]
-    chosen, rejected = (Samples(prompts, [row[name] for _, row in rows], [[]] * len(rows), [True] * len(rows)) for name in PAIR)
+    chosen, rejected = (
+        Samples(prompts, [row[name] for _, row in rows], [[]] * len(rows), [True] * len(rows))
+        for name in PAIR
+    )
     return chosen, rejected
 
 

@@ -1,4 +1,7 @@
-"""Stage 2 of the road: which token did what. In: a rollout, or a text with log-probabilities. Out: state-action pairs."""
+"""Stage 2 of the road: which token did what.
+
+In: a rollout, or a text with log-probabilities. Out: state-action pairs.
+"""
 
 from proxima.token_attribution.token_attribution import TokenAttributor
 

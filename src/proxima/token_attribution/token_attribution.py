@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from proxima.pairs import SAPairs
+from proxima.core.pairs import SAPairs
+from proxima.core.types import Rollout
 from proxima.token_attribution.extractor import check_texts, split_text
 from proxima.token_attribution.sa_pair_builder import pairs_from_pieces, pairs_from_rollout
-from proxima.types import Rollout
 
 
 class TokenAttributor:
@@ -21,7 +21,9 @@ class TokenAttributor:
         """
         self.tokenizer = tokenizer
 
-    def extract_pairs(self, text: str | Sequence[str], logprobs: Rollout | Sequence[float], prompt: str = "") -> SAPairs:
+    def extract_pairs(
+        self, text: str | Sequence[str], logprobs: Rollout | Sequence[float], prompt: str = ""
+    ) -> SAPairs:
         """
         Args:
             text: a generated text, or the texts of a whole rollout.

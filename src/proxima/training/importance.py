@@ -1,6 +1,8 @@
-"""Truncated importance weights: w_t = min(pi_training(a_t) / pi_engine(a_t), cap), for tokens that another engine sampled.
+"""Truncated importance weights: w_t = min(pi_training(a_t) / pi_engine(a_t), cap), for tokens that another
+engine sampled.
 
-The PPO loss of a token is multiplied by w_t; its ratio stays that of the training side, 1 before the first optimiser step.
+The PPO loss of a token is multiplied by w_t; its ratio stays that of the training side, 1 before the first
+optimiser step.
 Source: Espeholt et al. 2018 (V-trace's rho-bar), Yao et al. 2025 (rollout engines that round differently).
 """
 
@@ -10,7 +12,7 @@ import math
 
 from torch import Tensor
 
-from proxima.ops import at_least_float32
+from proxima.core.ops import at_least_float32
 
 
 def importance_weights(logprobs: Tensor, sampled_logprobs: Tensor, cap: float) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,9 @@ from torch import Tensor
 
 def policy_loss(ratio: Tensor, advantages: Tensor, clip_epsilon: float, dual_clip: float = 0.0) -> Tensor:
     """Loss a token, (B, R) -> (B, R); `dual_clip` 0 is off."""
-    objective = torch.minimum(ratio * advantages, ratio.clamp(1 - clip_epsilon, 1 + clip_epsilon) * advantages)
+    objective = torch.minimum(
+        ratio * advantages, ratio.clamp(1 - clip_epsilon, 1 + clip_epsilon) * advantages
+    )
     if dual_clip > 0:
         bounded = torch.maximum(objective, dual_clip * advantages)
         objective = torch.where(advantages < 0, bounded, objective)
@@ -19,5 +21,8 @@ def policy_loss(ratio: Tensor, advantages: Tensor, clip_epsilon: float, dual_cli
 
 
 def clipped(ratio: Tensor, advantages: Tensor, clip_epsilon: float) -> Tensor:
-    """Where clipping has stopped the gradient: outside the band on the side the advantage pushes to. Bool (B, R)."""
+    """Where clipping has stopped the gradient: outside the band on the side the advantage pushes to.
+
+    Bool (B, R).
+    """
     return ((advantages > 0) & (ratio > 1 + clip_epsilon)) | ((advantages < 0) & (ratio < 1 - clip_epsilon))

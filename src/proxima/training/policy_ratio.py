@@ -1,11 +1,12 @@
-"""Policy ratio: r_t = exp(logprob_new_t - logprob_old_t), exactly 1 before the first optimiser step of a rollout."""
+"""Policy ratio: r_t = exp(logprob_new_t - logprob_old_t), exactly 1 before the first optimiser step of a
+rollout."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from proxima.ops import at_least_float32
+from proxima.core.ops import at_least_float32
 
 
 def policy_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
-"""Simulated annotators. In: a post and two summaries. Out: a noisy choice, Bradley-Terry on the gold score, with one bias.
+"""Simulated annotators. In: a post and two summaries. Out: a noisy choice, Bradley-Terry on the gold score,
+with one bias.
 
 P(first) = sigmoid((u(first) - u(second)) / NOISE), u = gold + BIAS if the summary opens with "basically,".
-The bias is documented so that everyone can watch a reward model being gamed: the opening adds nothing to the gold score.
+The bias is documented so that everyone can watch a reward model being gamed: the opening adds nothing to the
+gold score.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Demonstrations of mixed quality: what people really write under a post. In: a post. Out: a summary in one of six styles."""
+"""Demonstrations of mixed quality: what people really write under a post.
+
+In: a post. Out: a summary in one of six styles.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,14 @@ import random
 from proxima.world.posts import Post
 from proxima.world.words import FILLER, OPENING, SOMETIMES
 
-STYLES = {"faithful": 0.32, "partial": 0.20, "first_line": 0.16, "rambling": 0.16, "wrong": 0.03, "unfinished": 0.13}
+STYLES = {
+    "faithful": 0.32,
+    "partial": 0.20,
+    "first_line": 0.16,
+    "rambling": 0.16,
+    "wrong": 0.03,
+    "unfinished": 0.13,
+}
 """How often each style is written."""
 
 OPENING_SHARE = 0.15
@@ -15,7 +25,11 @@ OPENING_SHARE = 0.15
 
 def tell(facts: dict[str, str], rng: random.Random) -> str:
     """Facts as one summary, in one of a few wordings; only what `facts` holds is told."""
-    event = " ".join(f"my {facts['who']} {facts['what']}".split()) if "what" in facts else f"it is about my {facts['who']}"
+    event = (
+        " ".join(f"my {facts['who']} {facts['what']}".split())
+        if "what" in facts
+        else f"it is about my {facts['who']}"
+    )
     place = "".join(f" {facts[slot]}" for slot in ("when", "where") if slot in facts)
     feeling = f"i feel {facts['feeling']}" if "feeling" in facts else ""
     ask = f"{facts['ask']}?" if "ask" in facts else ""

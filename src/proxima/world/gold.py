@@ -3,7 +3,8 @@
     gold = max(0, covered / facts - 0.25 * invented) * brevity * ending
 
 covered: facts of the post that the summary names. invented: values it names that are not the post's facts.
-brevity: 1 up to 6 + 3 words a fact, falling to 0 at twice that. ending: 1 if it ends by itself and with . or ?, else 1/2.
+brevity: 1 up to 6 + 3 words a fact, falling to 0 at twice that. ending: 1 if it ends by itself and with . or
+    ?, else 1/2.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from proxima.world.posts import Post
 from proxima.world.words import SLOTS
 
 _FINDERS = {
-    slot: {value: re.compile(rf"(?<![\w']){re.escape(value)}(?![\w'])") for value in values} for slot, values in SLOTS.items()
+    slot: {value: re.compile(rf"(?<![\w']){re.escape(value)}(?![\w'])") for value in values}
+    for slot, values in SLOTS.items()
 }
 
 
 def named_values(text: str) -> dict[str, set[str]]:
     """The values of each slot that a text names, as whole words."""
-    return {slot: {value for value, finder in finders.items() if finder.search(text)} for slot, finders in _FINDERS.items()}
+    return {
+        slot: {value for value, finder in finders.items() if finder.search(text)}
+        for slot, finders in _FINDERS.items()
+    }
 
 
 def gold_score(post: Post, summary: str, ended: bool = True) -> float:

@@ -1,4 +1,8 @@
-"""Posts. In: a seed and a split. Out: posts with their facts; evaluation posts combine people and events never trained on."""
+"""Posts.
+
+In: a seed and a split. Out: posts with their facts; evaluation posts combine people and events never trained
+on.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,8 @@ HELD_OUT_SHARE = 8  # one in so many (who, what) combinations is for evaluation 
 
 @dataclass(frozen=True)
 class Post:
-    """A prompt in the form `SUBREDDIT: … TITLE: … POST: … TL;DR:`, and the 3 to 6 facts that a summary should hold."""
+    """A prompt in the form `SUBREDDIT: … TITLE: … POST: … TL;DR:`, and the 3 to 6 facts that a summary
+    should hold."""
 
     prompt: str
     facts: dict[str, str]  # slot -> value
@@ -38,7 +43,10 @@ def make_post(rng: random.Random, split: Split) -> Post:
     for slot in SOMETIMES:
         if rng.random() < 0.55:
             facts[slot] = rng.choice(SLOTS[slot])
-    others = {slot: rng.choice([value for value in values if value != facts.get(slot)]) for slot, values in SLOTS.items()}
+    others = {
+        slot: rng.choice([value for value in values if value != facts.get(slot)])
+        for slot, values in SLOTS.items()
+    }
     told = [rng.choice(SENTENCES["event"]).format(**facts)]
     told += [rng.choice(SENTENCES[slot]).format(**facts) for slot in SOMETIMES if slot in facts]
     asides = [rng.choice(HEARSAY).format(**others)] if rng.random() < 0.5 else []
@@ -50,7 +58,10 @@ def make_post(rng: random.Random, split: Split) -> Post:
     sentences = [*rest[:place], told[0], *rest[place:]]
     question = rng.choice(SENTENCES["ask"]).format(**facts)
     sentences.insert(len(sentences) if rng.random() < 0.8 else rng.randint(0, len(sentences)), question)
-    prompt = f"SUBREDDIT: r/{rng.choice(SUBREDDITS)}\nTITLE: {rng.choice(TITLES)}\nPOST: {' '.join(sentences)}\nTL;DR:"
+    prompt = (
+        f"SUBREDDIT: r/{rng.choice(SUBREDDITS)}\nTITLE: {rng.choice(TITLES)}\nPOST: "
+        f"{' '.join(sentences)}\nTL;DR:"
+    )
     return Post(prompt, facts, tuple(sentences), others)
 
 

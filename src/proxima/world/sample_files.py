@@ -1,5 +1,5 @@
-"""`proxima data sample`: files to try every command on. In: a folder. Out: one file of each kind of data, from the embedded
-world, and the demo's settings as YAML; the same bytes every time."""
+"""`proxima data sample`: files to try every command on. In: a folder. Out: one file of each kind of data,
+from the embedded world, and the demo's settings as YAML; the same bytes every time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 import yaml
 
+from proxima.world.demo_settings import PPO_SETTINGS, REWARD_SETTINGS, STEPS
 from proxima.world.demonstrations import write_summary
 from proxima.world.gold import gold_score
 from proxima.world.posts import make_posts
-from proxima.world.settings import PPO_SETTINGS, REWARD_SETTINGS, STEPS
 
-SHIPPED = Path(__file__).parents[1] / "embedded" / "preferences_train.jsonl.gz"
+SHIPPED = Path(__file__).parent / "embedded" / "preferences_train.jsonl.gz"
 SEED = 100  # other posts than those the demo trains on and is judged by
 DEMONSTRATIONS = 500
 HELD_OUT = 100
@@ -29,12 +29,17 @@ def write_samples(folder: Path) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     posts = make_posts(DEMONSTRATIONS, "train", SEED)
     writer = random.Random(f"demonstrations {SEED}")
-    prompts = [{"prompt": post.prompt} for post in make_posts(STEPS * PPO_SETTINGS["batch_size"], "train", SEED + 1)]
+    prompts = [
+        {"prompt": post.prompt} for post in make_posts(STEPS * PPO_SETTINGS["batch_size"], "train", SEED + 1)
+    ]
     held_out = [{"prompt": post.prompt} for post in make_posts(HELD_OUT, "eval", SEED)]
     shown = [{"prompt": post.prompt, "completion": write_summary(post, writer)} for post in posts]
     rng = random.Random(f"ratings {SEED}")
     rated = [
-        {**row, "rating": min(5, max(1, round(1 + 4 * gold_score(post, row["completion"]) + rng.gauss(0, 0.4))))}
+        {
+            **row,
+            "rating": min(5, max(1, round(1 + 4 * gold_score(post, row["completion"]) + rng.gauss(0, 0.4)))),
+        }
         for post, row in zip(posts, shown, strict=True)
     ]
     _lines(folder / "prompts.jsonl", prompts)
@@ -63,4 +68,6 @@ def _lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def _settings(path: Path, commands: str, values: Mapping[str, Any]) -> None:
     """Written as flags would set them, so that a newcomer can change them."""
     head = f"# for {commands} on the model that ships; a model of its own size wants other rates\n"
-    path.write_text(head + yaml.safe_dump({"model_name": "embedded", **values}, sort_keys=False), encoding="utf-8")
+    path.write_text(
+        head + yaml.safe_dump({"model_name": "embedded", **values}, sort_keys=False), encoding="utf-8"
+    )

@@ -1,0 +1,285 @@
+"""The command line. In: flags or YAML. Out: one of `proxima.cli.commands`, run.
+
+Flags are made by tyro from the dataclasses themselves. `--config FILE.yaml` gives them new defaults; flags
+win.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import logging
+import os
+import re
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from pathlib import Path
+from types import NoneType
+from typing import Any, NoReturn, get_args, get_type_hints
+
+from proxima import __version__
+from proxima.cli.commands import COMMANDS
+from proxima.config import PPOConfig, RewardSpec, StageConfig
+from proxima.config.secrets import shareable
+from proxima.config.settings_base import checked, read_yaml
+from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
+from proxima.core.terminal_text import stderr_handler, visible
+from proxima.runtime.distributed import rank_and_count
+
+CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "stage": StageConfig}
+GENERAL = "--config FILE.yaml gives every flag a new default; --debug shows tracebacks."
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command. What the user can mend is one line on stderr and exit code 2, what nobody expected
+    is exit code 1; `--debug` shows the traceback instead."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # a letter that the terminal's encoding lacks, or half a one, stops nothing
+        sys.stdout.reconfigure(errors="backslashreplace")
+    debug, first = "--debug" in given, rank_and_count()[0] == 0
+    try:
+        with nullcontext() if debug else _short_warnings(), _safe_log():
+            try:
+                _run([argument for argument in given if argument != "--debug"])
+            finally:
+                sys.stdout.flush()
+    except BrokenPipeError:  # who read our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
+    except Interrupted as stop:
+        if first:
+            print(f"proxima: {visible(str(stop))}", file=sys.stderr)
+        raise SystemExit(stop.exit_code) from None
+    except KeyboardInterrupt:
+        print("proxima: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    except Exception as error:
+        if debug:
+            raise
+        if not first and (
+            getattr(error, "shared", False) or isinstance(error, (RewardFailure, EngineFailure))
+        ):
+            _leave_silently()
+        known = isinstance(
+            error, (ValueError, OSError, MemoryError, RewardFailure, EngineFailure, ProcessLost)
+        )
+        reason = " ".join(str(error).split()) or type(error).__name__
+        hint = "" if known else f" (an unexpected {type(error).__name__}; --debug shows the traceback)"
+        print(f"proxima: {visible(shareable(reason))}{hint}", file=sys.stderr)
+        raise SystemExit(2 if known else 1) from None
+
+
+def _run(arguments: Sequence[str]) -> None:
+    rank, count = rank_and_count()
+    with (
+        _silence() if rank else nullcontext()
+    ):  # all read the same arguments: the first process says what is wrong with them
+        if count > 1 and arguments[:1] != ["train"]:
+            raise ValueError(
+                f"only `proxima train` can use several processes; start {' '.join(arguments[:1])} without "
+                "torchrun"
+            )
+        command = parse(arguments)
+    try:
+        with _quiet() if rank else nullcontext():
+            command.run()
+    finally:
+        sys.stdout.flush()
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    with _quiet(), open(os.devnull, "w") as nothing, redirect_stderr(nothing):
+        try:
+            yield
+        except ValueError:
+            _leave_silently()
+
+
+def _leave_silently() -> NoReturn:
+    """The first process says what is wrong; torchrun would stop it from doing so as soon as another one
+    has gone."""
+    time.sleep(10)
+    raise SystemExit(2)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Of several processes only the first prints and warns."""
+    with open(os.devnull, "w") as nothing, redirect_stdout(nothing), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Warnings in one line, without the place in the code."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda message, *place, **more: f"proxima: {visible(shareable(str(message)))}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
+@contextmanager
+def _safe_log() -> Iterator[None]:
+    """Warnings of the package, without what steers a terminal."""
+    logger = logging.getLogger("proxima")
+    if logger.hasHandlers():
+        yield
+        return
+    handler = stderr_handler()
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def parse(arguments: Sequence[str]) -> Any:
+    """The command that these arguments describe, ready to run."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(overview())
+        raise SystemExit(0)
+    name, *rest = arguments
+    if name == "--version":
+        print(f"proxima {__version__}")
+        raise SystemExit(0)
+    if name not in COMMANDS:
+        raise ValueError(f"unknown command {name!r}; the commands are {', '.join(COMMANDS)}")
+    import tyro
+
+    kind = COMMANDS[name]
+    after = ", after `proxima data sample my-data`" if "my-data" in kind.example else ""
+    rest, values = _take_config(_with_flags(kind, rest))
+    registry = tyro.constructors.ConstructorRegistry()
+    registry.primitive_rule(_reward_rule)
+    try:
+        return tyro.cli(
+            kind,
+            args=rest,
+            prog=f"proxima {name}",
+            description=f"{kind.__doc__}\n\nFor example{after}: {kind.example}\n\n{GENERAL}",
+            default=_defaults(kind, values),
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+            registry=registry,
+        )
+    except _Unusable as error:
+        raise ValueError(str(error)) from None
+
+
+def overview() -> str:
+    rows = "\n".join(f"  {name:13} {kind.__doc__}" for name, kind in COMMANDS.items())
+    return (
+        f"Proxima {__version__}: PPO fine-tuning of language models with human feedback.\n\n"
+        f"usage: proxima COMMAND [flags]\n\n{rows}\n\n"
+        "`proxima COMMAND --help` lists its flags; `proxima demo` is the place to start."
+    )
+
+
+def _with_flags(kind: Any, arguments: list[str]) -> list[str]:
+    """Leading words get the flags the command names for them (`proxima eval RUN`), a flag that ends in
+    `...` all that are left; `--model` is short for `--model-name`."""
+    named: list[str] = []
+    for flag in getattr(kind, "words", ()):
+        if arguments and not arguments[0].startswith("-"):
+            named += [f"--{flag.removesuffix('...')}", arguments.pop(0)]
+        while flag.endswith("...") and arguments and not arguments[0].startswith("-"):
+            named.append(arguments.pop(0))
+    return named + [re.sub(r"^--model(?==|$)", "--model-name", word) for word in arguments]
+
+
+def _take_config(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Cut `--config FILE` (or `--config=FILE`) out of the arguments and read the file."""
+    rest: list[str] = []
+    values: dict[str, Any] = {}
+    pending = iter(arguments)
+    for argument in pending:
+        if argument == "--config" or argument.startswith("--config="):
+            path = argument.partition("=")[2] or next(pending, "")
+            if not path:
+                raise ValueError("--config needs a file")
+            values |= _settings(path, arguments)
+        else:
+            rest.append(argument)
+    return rest, values
+
+
+def _settings(path: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """What a settings file holds.
+
+    Other people's code is never run because a file says so: that needs the flag.
+    """
+    values = read_yaml(path)
+    allowed = {"--trust-remote-code", "--trust_remote_code"} & set(arguments)
+    if values.get("trust_remote_code") and not allowed:
+        raise ValueError(
+            f"{path} asks for trust_remote_code, which only the command line may allow: add "
+            "--trust-remote-code, or take "
+            "the line out"
+        )
+    return {name: value for name, value in values.items() if name != "trust_remote_code" or not allowed}
+
+
+def _defaults(kind: Any, values: dict[str, Any]) -> Any:
+    """The command with its defaults; a YAML file may set the command's own flags and those of `PPOConfig`
+    alike."""
+    import tyro
+
+    own: dict[str, Any] = {}
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if field.name in CONFIGS:
+            continue
+        if field.name in values:
+            own[field.name] = _in_type(field.name, values.pop(field.name), hints[field.name])
+        elif field.default is dataclasses.MISSING:
+            own[field.name] = tyro.MISSING
+    for field in dataclasses.fields(kind):
+        if field.name in CONFIGS:
+            own[field.name] = CONFIGS[field.name].from_dict(values)
+            values = {}
+    if values:
+        raise ValueError(f"unknown setting {sorted(values)[0]!r} for this command")
+    return kind(**own)
+
+
+def _in_type(name: str, value: Any, kind: Any) -> Any:
+    """A value from YAML for one of a command's own flags."""
+    if kind is RewardSpec:
+        return RewardSpec.of(value)
+    if NoneType in get_args(kind):
+        return None if value is None else _in_type(name, value, get_args(kind)[0])
+    return Path(checked(name, value, str)) if kind is Path else checked(name, value, kind)
+
+
+class _Unusable(Exception):  # noqa: N818
+    """A value that tyro must not report: it would repeat the word, which may hold a key."""
+
+
+def _reward(word: str) -> RewardSpec:
+    try:
+        return RewardSpec.of(word)
+    except ValueError as error:
+        raise _Unusable(str(error)) from None
+
+
+def _reward_rule(info: Any) -> Any:
+    """On the command line a reward is one word."""
+    import tyro
+
+    if info.type is not RewardSpec:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="[WEIGHT*]SOURCE[,KEY=VALUE...]",
+        instance_from_str=lambda words: _reward(words[0]),
+        is_instance=lambda value: isinstance(value, RewardSpec),
+        str_from_instance=lambda spec: [spec.to_text()],
+    )

@@ -1,0 +1,56 @@
+"""`proxima compare`: runs beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from proxima.config import RewardSpec
+
+
+@dataclass
+class Compare:
+    """Compare runs: curves over each other, reward against KL, seeds as a mean, win rates between them;
+    one HTML file."""
+
+    words: ClassVar[tuple[str, ...]] = ("runs...",)
+    example: ClassVar[str] = "proxima compare runs/first runs/second --data my-data/held_out.jsonl --limit 20"
+
+    runs: tuple[str, ...]
+    """Folders of the runs, two or more; may be given without the flag."""
+    data: str = ""
+    """Held-out prompts that every run answers, for win rates between them; without it no model is loaded."""
+    rewards: tuple[RewardSpec, ...] = ()
+    """Score answers by these; by default by the runs' own rewards, where they are the same and no function
+    or server."""
+    judges: tuple[RewardSpec, ...] = ()
+    """Who else says which of two answers is better; docs/evaluate.md has the forms."""
+    limit: int = 0
+    """Use only the first so many prompts; 0 = all."""
+    out: Path = Path("compare.html")
+    """Where the page goes."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a checkpoint.
+
+    Off: such checkpoints are refused, whatever the run's settings say.
+    """
+
+    def run(self) -> None:
+        from proxima.pages.comparison import compare_runs
+        from proxima.pages.comparison.comparison_page import lines
+
+        if (self.rewards or self.judges) and not self.data:
+            raise ValueError(
+                "--rewards and --judges need answers to judge: give --data with held-out prompts"
+            )
+        read = self._read if self.data else None
+        result = compare_runs(self.runs, self.out, read, self.rewards, self.judges, self.trust_remote_code)
+        print("\n".join(lines(result)))
+        print(f"written to {self.out}")
+
+    def _read(self, tokenizer: Any) -> Sequence[str]:
+        from proxima.data import read_prompts
+
+        return read_prompts(self.data, tokenizer, self.limit)

@@ -1,0 +1,50 @@
+"""`proxima demo`: the whole of RLHF, offline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+
+@dataclass
+class Demo:
+    """See all of RLHF work, offline, in minutes: preferences, reward model, PPO, evaluation, on the
+    embedded model."""
+
+    example: ClassVar[str] = "proxima demo --steps 5"
+
+    seed: int = 0
+    """Seed of the whole demo: the same seed gives the same results.json, but for times."""
+    steps: int = 20
+    """PPO steps."""
+    preferences: int = 3000
+    """Pairs that the reward model learns from; 5532 ship."""
+    relabel: bool = False
+    """Sample answers and ask the simulated annotators now, instead of reading the shipped preferences."""
+    device: str = "auto"
+    """`auto` = cuda where there is one, else cpu."""
+    engine: Literal["auto", "plain", "vllm"] = "auto"
+    """What PPO samples with; `vllm` in this process or, with --engine-urls, on servers (docs/engines.md)."""
+    engine_urls: tuple[str, ...] = ()
+    """vLLM servers of the embedded model."""
+    run_dir: Path = Path("runs")
+    """Folder of all runs; this one is `demo` in it."""
+
+    def run(self) -> None:
+        from proxima.world.demo import run_demo
+
+        if self.steps < 1:
+            raise ValueError(f"steps ({self.steps}) must be at least 1")
+        if self.preferences < 1:
+            raise ValueError(f"preferences ({self.preferences}) must be at least 1")
+        ppo = {"engine": self.engine, "engine_urls": self.engine_urls}
+        run_demo(
+            self.seed,
+            self.steps,
+            self.relabel,
+            self.run_dir,
+            device=self.device,
+            preferences=self.preferences,
+            ppo=ppo,
+        )

@@ -1,0 +1,40 @@
+"""`proxima doctor`: what would spoil a run, before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from proxima.config import PPOConfig
+
+
+@dataclass
+class Doctor:
+    """Find what would spoil a run before it starts; takes the flags of `train`."""
+
+    example: ClassVar[str] = (
+        "proxima doctor --model-name embedded --data my-data/prompts.jsonl --rewards ends_with_eos"
+    )
+
+    ppo: PPOConfig
+    data: str
+    """Prompts, as `train` takes them."""
+    validation: str = ""
+    """Held-out prompts; the same forms."""
+    limit: int = 0
+    """Use only the first so many rows of the data; 0 = all."""
+    epochs: int = 1
+    """Passes over the prompts that are planned."""
+    samples: int = 16
+    """Prompts to sample and score; more say more about the reward.
+
+    While all score the same, up to 16 times as many are.
+    """
+
+    def run(self) -> None:
+        from proxima.tools.doctor import examine, show
+
+        findings = examine(self.ppo, self.data, self.limit, self.epochs, self.samples, self.validation)
+        show(findings)
+        if any(item.level == "fail" for item in findings):
+            raise SystemExit(1)

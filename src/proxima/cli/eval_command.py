@@ -1,0 +1,88 @@
+"""`proxima eval`: a finished run on held-out prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from proxima.config import RewardSpec
+from proxima.core.terminal_text import printable, visible
+
+LABELS = {
+    "avg_reward": "reward",
+    "kl": "sequence KL (nats)",
+    "response_length": "length (tokens)",
+    "eos_rate": "ended by itself",
+    "distinct_1": "different words",
+    "distinct_2": "different word pairs",
+    "repetition": "repeated four-word runs",
+}
+
+
+@dataclass
+class Eval:
+    """Judge a finished run on held-out prompts: rewards, KL, lengths, and its win rate against the
+    reference."""
+
+    words: ClassVar[tuple[str, ...]] = ("folder",)
+    example: ClassVar[str] = "proxima eval runs/first --data my-data/held_out.jsonl --limit 20"
+
+    folder: Path
+    """Folder of the run, for example runs/NAME; may be given without the flag."""
+    data: str
+    """Held-out prompts, in any form `proxima train` takes."""
+    rewards: tuple[RewardSpec, ...] = ()
+    """Score by these instead of the run's own rewards; functions and servers are only called where they
+    are named here."""
+    judges: tuple[RewardSpec, ...] = ()
+    """Who else says which of two answers is better: any reward, or a function or URL that compares
+    (docs/evaluate.md); by default the run's own judges."""
+    limit: int = 0
+    """Use only the first so many prompts; 0 = all."""
+    show: int = 3
+    """Answers to print, side by side."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a checkpoint.
+
+    Off: such checkpoints are refused, whatever the run's settings say.
+    """
+
+    def run(self) -> None:
+        from proxima.base_setup.tokenizer_setup import load_tokenizer
+        from proxima.data import read_prompts
+        from proxima.evaluator.finished_run import evaluate_run, run_config
+
+        given = {name: value for name, value in (("rewards", self.rewards), ("judges", self.judges)) if value}
+        config = run_config(self.folder, **given, trust_remote_code=self.trust_remote_code)
+        prompts = read_prompts(
+            self.data, load_tokenizer(config.model_name, config.trust_remote_code), self.limit
+        )
+        results = evaluate_run(self.folder, prompts, trust_remote_code=self.trust_remote_code, **given)
+        for sample in results["samples"][: self.show]:
+            print(f"\n{visible(sample['prompt'])}")
+            for side in ("reference", "policy"):
+                print(f"  {side} ({sample[side + '_reward']:.3g}): {visible(sample[side])}")
+        print(printable(table(results)))
+        print(f"written to {self.folder / 'evaluation.json'}")
+
+
+def table(results: dict[str, Any]) -> str:
+    """Reference and policy side by side, then the win rates."""
+    names = [name for name in results["policy"] if name in LABELS or name.startswith("reward/")]
+    rows = [f"\n{'on ' + str(results['prompts']) + ' prompts':28}{'reference':>12}{'policy':>12}"]
+    old, new = results["reference"], results["policy"]
+    rows += [f"{LABELS.get(name, name):28}{old[name]:>12.4g}{new[name]:>12.4g}" for name in names]
+    rates = {"win rate (ties half)": results["win_rate"]}
+    rates |= {f"win rate by {name}": rate for name, rate in results["win_rates"].items()}
+    for label, rate in rates.items():
+        rows.append(
+            f"{label:28}{'':>12}{rate['rate']:>12.3f}   (95 %: {rate['low']:.3f} to {rate['high']:.3f})"
+        )
+    failed = sum(results[side]["failed_rewards"] for side in ("reference", "policy"))
+    if failed:
+        rows.append(f"{failed:.0f} rewards failed and were left out")
+    for name, rate in results["win_rates"].items():
+        if unjudged := results["prompts"] - rate["prompts"]:
+            rows.append(f"{unjudged} prompts could not be judged by {name} and were left out")
+    return "\n".join(rows)

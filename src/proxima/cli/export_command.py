@@ -1,0 +1,36 @@
+"""`proxima export`: a trained model that other tools load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+
+@dataclass
+class Export:
+    """Write a trained policy as an adapter or as a merged model that `transformers` loads by itself, with
+    a model card."""
+
+    words: ClassVar[tuple[str, ...]] = ("folder", "to")
+    example: ClassVar[str] = "proxima export runs/first my-model --merge"
+
+    folder: Path
+    """Folder of a run of `proxima train` or `proxima sft`; may be given without the flag."""
+    to: Path
+    """New folder to write; may be given without the flag."""
+    merge: bool = False
+    """Merge the adapter into the base: larger, but it needs neither peft nor the base."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of a merged model's weights; auto = the base's own."""
+
+    trust_remote_code: bool = False
+    """Run Python code that comes with a checkpoint.
+
+    Off: such checkpoints are refused, whatever the run's settings say.
+    """
+
+    def run(self) -> None:
+        from proxima.tools.export import export
+
+        print(f"written to {export(self.folder, self.to, self.merge, self.dtype, self.trust_remote_code)}")

@@ -1,0 +1,93 @@
+"""`proxima sft` and `proxima reward`: the stages before PPO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from proxima.config import StageConfig
+
+
+@dataclass
+class Sft:
+    """Fine-tune a model on demonstrations (supervised): the stage that gives PPO its reference."""
+
+    example: ClassVar[str] = (
+        "proxima sft --model-name embedded --data my-data/demonstrations.jsonl --limit 64 --run-name sft"
+    )
+
+    stage: StageConfig
+    data: str
+    """Demonstrations: a file, a folder or a Hugging Face dataset, OWNER/NAME[/CONFIG][:SPLIT];
+    docs/data.md lists the forms."""
+    validation: str = ""
+    """Held-out demonstrations; by default a share of the data."""
+    limit: int = 0
+    """Use only the first so many rows of the data; 0 = all."""
+
+    def run(self) -> None:
+        from proxima.base_setup.tokenizer_setup import load_tokenizer
+        from proxima.data import open_rows, read_demonstrations
+        from proxima.finetuning import SFTTrainer
+
+        rows, held_out_rows = (
+            open_rows(self.data, self.limit),
+            open_rows(self.validation) if self.validation else None,
+        )
+        tokenizer = load_tokenizer(self.stage.model_name, self.stage.trust_remote_code)
+        examples = read_demonstrations(rows, tokenizer)
+        held_out = read_demonstrations(held_out_rows, tokenizer) if held_out_rows is not None else None
+        results = SFTTrainer(self.stage, tokenizer=tokenizer).train(examples, held_out)
+        best = results.best
+        print(
+            f"stopped: {results.stop_reason}; validation loss {best['validation_loss']:.4f} at step "
+            f"{best['step']:.0f}"
+        )
+        print(f"left out as too long: {results.left_out}; saved to {results.folder}")
+
+
+@dataclass
+class Reward:
+    """Train a reward model on preferences (which of two answers is better) or ratings (how good an answer
+    is)."""
+
+    example: ClassVar[str] = (
+        "proxima reward --model-name embedded --data my-data/preferences.jsonl --limit 64 --run-name reward"
+    )
+
+    stage: StageConfig
+    data: str
+    """Preferences or ratings: a file, a folder or a Hugging Face dataset, OWNER/NAME[/CONFIG][:SPLIT]; see
+    docs/data.md."""
+    validation: str = ""
+    """Held-out examples; by default a share of the data."""
+    demonstrations: str = ""
+    """Demonstrations that shall score 0 on average; by default the training answers do."""
+    limit: int = 0
+    """Use only the first so many rows of the data; 0 = all."""
+
+    def run(self) -> None:
+        from proxima.base_setup.tokenizer_setup import load_tokenizer
+        from proxima.data import kinds_of, open_rows, read_demonstrations, read_preferences, read_ratings
+        from proxima.finetuning import RatingTrainer, RewardTrainer, StageResults
+
+        rows = open_rows(self.data, self.limit)
+        held_out_rows, centre_rows = (
+            open_rows(name) if name else None for name in (self.validation, self.demonstrations)
+        )
+        tokenizer = load_tokenizer(self.stage.model_name, self.stage.trust_remote_code)
+        centre = read_demonstrations(centre_rows, tokenizer) if centre_rows is not None else None
+
+        def train(trainer: Any, read: Any) -> StageResults:
+            examples = read(rows, tokenizer)
+            held_out = read(held_out_rows, tokenizer) if held_out_rows is not None else None
+            return trainer(self.stage, tokenizer=tokenizer, centre_on=centre).train(examples, held_out)
+
+        kinds = kinds_of(rows)
+        rated = "ratings" in kinds and "preferences" not in kinds
+        results = train(RatingTrainer, read_ratings) if rated else train(RewardTrainer, read_preferences)
+        best = results.best
+        calibration = "" if rated else f", calibration error {best['calibration_error']:.3f}"
+        print(f"trained on {'ratings' if rated else 'preferences'}; stopped: {results.stop_reason}")
+        print(f"held-out accuracy {best['accuracy']:.3f}, loss {best['validation_loss']:.4f}{calibration}")
+        print(f"left out as too long: {results.left_out}; use it with --rewards {results.folder}")

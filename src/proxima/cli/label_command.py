@@ -1,0 +1,145 @@
+"""`proxima label`: human feedback on a local page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from proxima.core.terminal_text import printable
+
+if TYPE_CHECKING:
+    from proxima.pages.label import Item, Store
+
+
+@dataclass
+class Label:
+    """Let people compare or rate completions on a local web page; export the answers as training data."""
+
+    example: ClassVar[str] = "proxima label --model-name embedded --data my-data/held_out.jsonl --count 8"
+
+    db: Path = Path("feedback.db")
+    """The answers, in an SQLite file. One that is there is gone on with; new items are added to it."""
+    data: str = ""
+    """Prompts to sample completions for, as for `train`."""
+    pairs: str = ""
+    """Ready completions instead: a file with `prompt`, `a`, `b` or `prompt`, `chosen`, `rejected`
+    (ratings: `completion`)."""
+    mode: Literal["pairs", "ratings"] | None = None
+    """Compare two completions, or rate one from 1 to 5.
+
+    By default what the file holds; pairs for a new one.
+    """
+    overlap: float = 0.2
+    """Share of the items that every annotator gets, to measure agreement; the rest is shared out, one
+    answer each."""
+
+    model_name: str = "Qwen/Qwen3-0.6B-Base"
+    """Hugging Face id or local folder of the model to sample from; `embedded` is the one in the package."""
+    adapter: str = ""
+    """Folder of a trained policy adapter, for example runs/NAME/policy."""
+    adapter_b: str = ""
+    """Another adapter, for the second completion: compares two models; `base` = the model without one."""
+    count: int = 0
+    """Items to sample; prompts are taken again from the first when they run out. 0 = one a prompt."""
+    max_new_tokens: int = 64
+    """Most tokens in a completion."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+    top_k: int = 50
+    """Sample among the k likeliest tokens; 0 = all."""
+    top_p: float = 0.95
+    """Of these, among the fewest that hold this share of the probability; 1 = all."""
+    truncate_prompts: bool = False
+    """Cut prompts that do not fit the model's context on the left, for the model; people see them whole."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a checkpoint. Off: such checkpoints are refused."""
+    seed: int = 0
+    """Seed of sampling and, for a new file, of which side is shown first."""
+    device: str = "auto"
+    """`auto` = cuda where there is one, else cpu; or any torch device."""
+
+    host: str = "127.0.0.1"
+    """Address to listen at.
+
+    The default cannot be reached from other machines; over any other the traffic is not encrypted.
+    """
+    port: int = 0
+    """Port to listen at; 0 = a free one."""
+    open: bool = False
+    """Open the page in the browser."""
+    export: Path | None = None
+    """Write the answers to this .jsonl file for `proxima reward`, print the agreement, and end."""
+    every_answer: bool = False
+    """Export one row an answer instead of one an item by majority."""
+
+    def run(self) -> None:
+        if self.export is not None:
+            return self._export(self.export)
+        from proxima.pages.label import Store, make_label_app
+        from proxima.pages.web import Site, serve
+
+        if not (self.db.exists() or self.data or self.pairs):
+            raise ValueError(
+                f"there is no {self.db} yet; give --data PROMPTS (and --model-name) or --pairs FILE for its "
+                "items"
+            )
+        site = Site(self.host, self.port)
+        store = Store(self.db, self.mode, self.seed, self.overlap)
+        self._add_items(store)
+        items, answers = store.counts()
+        if not items:
+            raise ValueError(f"{self.db} holds no items; give --data PROMPTS or --pairs FILE")
+        print(f"{items} items and {answers} answers in {self.db}")
+        serve(make_label_app(store, site), site, self.open)
+        print(
+            f"{store.counts()[1]} answers in {self.db}; export them with --db {self.db} --export FILE.jsonl"
+        )
+
+    def _export(self, path: Path) -> None:
+        from proxima.pages.label import Store, export, in_words, summarize
+
+        if self.data or self.pairs:
+            raise ValueError("--export writes what --db holds and ends; leave out --data and --pairs")
+        if not self.db.exists():
+            raise ValueError(f"there is no {self.db} to export from; --db names the file")
+        store = Store(self.db, self.mode)
+        print(printable("\n".join(in_words(summarize(store)))))
+        print(f"{export(store, path, self.every_answer)} rows in {path}")
+
+    def _add_items(self, store: Store) -> None:
+        from proxima.pages.label.label_items import read_items
+
+        for path, items in ((self.pairs, read_items), (self.data, self._sample)):
+            if path:
+                found = items(path, store.mode)
+                added = store.add_items(found)
+                print(f"{path}: {added} items added, {len(found) - added} were there already")
+
+    def _sample(self, path: str, mode: str) -> list[Item]:
+        from proxima.base_setup.tokenizer_setup import load_tokenizer
+        from proxima.config import PPOConfig
+        from proxima.data import open_rows, read_prompts
+        from proxima.pages.label.label_items import sample_items
+
+        if self.count < 0:
+            raise ValueError(f"count ({self.count}) must be 0 (one item a prompt) or more")
+        config = PPOConfig(
+            model_name=self.model_name,
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            truncate_prompts=self.truncate_prompts,
+            trust_remote_code=self.trust_remote_code,
+            seed=self.seed,
+            device=self.device,
+        )
+        prompts = read_prompts(open_rows(path), load_tokenizer(self.model_name, self.trust_remote_code))
+        wanted = [prompts[i % len(prompts)] for i in range(self.count or len(prompts))]
+        adapter_b = {"": None, "base": ""}.get(self.adapter_b, self.adapter_b)
+        print(f"sampling {len(wanted)} {mode} from {self.adapter or self.model_name}", flush=True)
+        items = sample_items(wanted, config, mode, self.adapter, adapter_b)
+        if len(items) < len(wanted):
+            print(f"{len(wanted) - len(items)} prompts left out: both completions stayed the same")
+        return items

@@ -1,0 +1,59 @@
+"""`proxima scaling`: how much memory and time a size needs on so many GPUs, on paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass
+class Scaling:
+    """Estimate memory and time of a PPO step for model sizes and numbers of GPUs, and what the bottleneck
+    would be."""
+
+    example: ClassVar[str] = "proxima scaling --sizes 8B 70B --gpus 8 64 --batch 512"
+
+    sizes: tuple[str, ...] = ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "70B")
+    """Model sizes."""
+    gpus: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    """Numbers of GPUs (H200; 8 in a machine)."""
+    batch: int = 512
+    """Prompts of a step, over all GPUs."""
+    prompt: int = 512
+    """Tokens of a prompt."""
+    response: int = 53
+    """Tokens of a response."""
+    epochs: int = 4
+    """Passes over a rollout."""
+    minibatches: int = 1
+    """Optimiser steps an epoch."""
+    all_ways: bool = False
+    """Show every way to run it, not only the fastest that fits."""
+
+    def run(self) -> None:
+        from proxima.tools.scaling import SHAPES, best_plan, plans
+        from proxima.tools.scaling.step_costs import GIB, Work
+
+        if unknown := [size for size in self.sizes if size not in SHAPES]:
+            raise ValueError(f"unknown size {unknown[0]!r}; the sizes are {', '.join(SHAPES)}")
+        numbers = (*self.gpus, self.batch, self.prompt, self.response, self.epochs, self.minibatches)
+        if min(numbers) < 1:
+            raise ValueError(
+                f"{min(numbers)} is too small: GPUs, batch, tokens, epochs and minibatches must be at least 1"
+            )
+        work = Work(self.batch, self.prompt, self.response, self.epochs, self.minibatches)
+        print("On paper, from one measured H200; several GPUs were not measured (docs/scaling.md).\n")
+        print(f"{'size':>5} {'GPUs':>5} {'GiB a GPU':>10} {'s a step':>9}  {'way':34} bottleneck")
+        for size in self.sizes:
+            for count in self.gpus:
+                for plan in (
+                    plans(SHAPES[size], count, work)
+                    if self.all_ways
+                    else [best_plan(SHAPES[size], count, work)]
+                ):
+                    room = f"{plan.memory / GIB:.0f}" if plan.memory < 1e15 else "-"
+                    step = f"{plan.seconds:.1f}" if plan.fits else "too large"
+                    print(
+                        f"{size:>5} {count:>5} {room:>10} {step:>9}  {plan.way:34} "
+                        f"{plan.bottleneck if plan.fits else ''}"
+                    )

@@ -1,0 +1,115 @@
+"""`proxima train`: PPO on a file of prompts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from proxima.config import PPOConfig
+from proxima.core.terminal_text import visible
+
+
+@dataclass
+class Train:
+    """Train a policy with PPO on a file of prompts."""
+
+    example: ClassVar[str] = (
+        "proxima train --model-name embedded --data my-data/prompts.jsonl --rewards ends_with_eos --limit "
+        "64 --run-name first"
+    )
+
+    ppo: PPOConfig
+    data: str
+    """Prompts: a file, a folder or a Hugging Face dataset, OWNER/NAME[/CONFIG][:SPLIT]; docs/data.md lists
+    the forms."""
+    validation: str = ""
+    """Held-out prompts that decide what is best and when to stop; the same forms."""
+    limit: int = 0
+    """Use only the first so many rows of the data; 0 = all."""
+    epochs: int = 1
+    """Passes over the prompts."""
+    resume: bool = False
+    """Go on from the newest good checkpoint of --run-name (docs/resume.md); without one there, begin."""
+    force: bool = False
+    """Resume although settings changed that alter what is computed."""
+    skip_checks: bool = False
+    """Start even where the quick part of `proxima doctor` finds what would spoil the run."""
+
+    def run(self) -> None:
+        from proxima.ppo_trainer import PPOTrainer
+        from proxima.runtime.distributed.rendezvous import meet
+
+        processes = meet(self.ppo.device, self.ppo.process_timeout)
+        if processes.many:
+            way = "NCCL" if processes.direct else "gloo"
+            print(
+                f"{processes.count} processes ({way}), layers "
+                f"{'sharded' if self.ppo.shard_base else 'replicated'}"
+            )
+        prompts, held_out, tokenizer = processes.together(self._read)
+        if not self.skip_checks:
+            processes.lead(lambda: self._check(prompts, tokenizer))
+        trainer = processes.together(lambda: PPOTrainer(self.ppo))
+        results = trainer.train(prompts, self.epochs, held_out, self.resume, self.force)
+        print(
+            f"stopped: {visible(results.stop_reason)}; best step {results.best_step}; results in "
+            f"{results.run_folder}"
+        )
+        if processes.first:
+            self._report(results.run_folder, len(prompts))
+        processes.leave()
+
+    def _read(self) -> tuple[Sequence[str], Sequence[str] | None, Any]:
+        """Prompts, validation prompts where there are some, and the tokenizer."""
+        from proxima.base_setup.tokenizer_setup import load_tokenizer
+        from proxima.data import open_rows, read_prompts
+
+        if not self.ppo.rewards:
+            raise ValueError(
+                "no reward is configured; give --rewards module:function, a reward model's folder, a Hub "
+                "id, a URL or a "
+                "ready-made one such as ends_with_eos (docs/rewards.md has them all)"
+            )
+        rows, held_out_rows = (
+            open_rows(self.data, self.limit),
+            open_rows(self.validation) if self.validation else None,
+        )
+        tokenizer = load_tokenizer(self.ppo.model_name, self.ppo.trust_remote_code)
+        held_out = read_prompts(held_out_rows, tokenizer) if held_out_rows is not None else None
+        return read_prompts(rows, tokenizer), held_out, tokenizer
+
+    def _report(self, folder: Path, prompts: int) -> None:
+        """Note what the data was, and write the report; what was trained stays good where this fails."""
+        from proxima.pages.report import write_report
+        from proxima.runs import Run
+
+        noted = {
+            "data": self.data,
+            "prompts": prompts,
+            "validation": self.validation,
+            "limit": self.limit,
+            "epochs": self.epochs,
+        }
+        try:
+            (folder / "data.json").write_text(json.dumps(noted, indent=2) + "\n", encoding="utf-8")
+            print(f"report: {write_report(Run(folder))}")
+        except Exception as error:  # whatever it is, the run is done
+            print(
+                f"proxima: warning: the report could not be written: {visible(str(error))}", file=sys.stderr
+            )
+
+    def _check(self, prompts: Sequence[str], tokenizer: Any) -> None:
+        """Say what the quick checks warn of; refuse to start where one fails."""
+        from proxima.tools.doctor import quick_findings
+
+        findings = quick_findings(self.ppo, prompts, tokenizer, self.epochs)
+        for finding in findings:
+            if finding.level == "fail":
+                raise ValueError(f"{finding.sentence} (--skip-checks starts all the same)")
+        for finding in findings:
+            if finding.level == "warn":
+                print(f"proxima: warning: {visible(finding.sentence)}", file=sys.stderr)

@@ -1,8 +1,0 @@
-"""Runs beside each other. In: run folders, and held-out prompts where answers are to be compared. Out: one HTML file, a table.
-
-Without prompts only what the folders hold is read, and no model is loaded.
-"""
-
-from proxima.comparison.compare import compare_runs
-
-__all__ = ["compare_runs"]

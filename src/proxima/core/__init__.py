@@ -1,0 +1,1 @@
+"""What everything else is built on: records, tensor operations, sampling, state-action pairs, errors."""

@@ -1,0 +1,225 @@
+"""Records that travel along the road: the tokens of a rollout, its kept sets and its log-probabilities.
+
+Legend used everywhere: B batch, P prompt, R response, T = P + R, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+def pad_to(tensor: Tensor, size: int, value: float = 0, left: bool = False) -> Tensor:
+    """Pad dimension 1 to `size`, on the right unless `left`."""
+    missing = size - tensor.shape[1]
+    widths = [0, 0] * (tensor.dim() - 2) + ([missing, 0] if left else [0, missing])
+    return pad(tensor, widths, value=value)
+
+
+class Prompt(str):
+    """A prompt that carries the other columns of its row (a reference answer, say) to the rewards that ask
+    for them.
+
+    It is the text itself, so everything that takes prompts takes it; whatever makes a new text of it drops
+    the columns.
+    """
+
+    columns: dict[str, Any]
+
+    def __new__(cls, text: str, columns: Mapping[str, Any] | None = None) -> Prompt:
+        prompt = super().__new__(cls, text)
+        prompt.columns = dict(columns or {})
+        return prompt
+
+
+@dataclass(frozen=True)
+class KeptSet:
+    """The tokens that truncated sampling could have chosen, at each response position.
+
+    Top-k keeps few tokens, so their ids are listed; pure top-p may keep any number, so it is one bit a
+    vocabulary entry. Exactly one of the two is set. A row whose ids are all -1 (padding) keeps nothing.
+    """
+
+    ids: Tensor | None = None  # (B, R, K) int32, filled up with -1
+    bits: Tensor | None = None  # (B, R, ceil(V / 8)) uint8, lowest bit first
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> KeptSet:
+        return KeptSet(
+            None if self.ids is None else function(self.ids),
+            None if self.bits is None else function(self.bits),
+        )
+
+    def resized(self, responses: int, choices: int | None = None) -> KeptSet:
+        """Cut or padded to `responses` positions and, for ids, to `choices` tokens a position."""
+
+        def fit(tensor: Tensor, value: int, width: int) -> Tensor:
+            fitted = pad_to(tensor[:, :responses], responses, value)
+            return pad(fitted, (0, width - fitted.shape[2]), value=value)
+
+        if self.ids is not None:
+            return KeptSet(ids=fit(self.ids, -1, choices or self.ids.shape[2]))
+        assert self.bits is not None
+        return KeptSet(bits=fit(self.bits, 0, self.bits.shape[2]))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What was read and written: prompts padded on the left, responses on the right.
+
+    Masks decide, never the pad id.
+    """
+
+    prompts: list[str]  # B texts, as the model saw them
+    prompt_ids: Tensor  # (B, P) int64
+    prompt_mask: Tensor  # (B, P) bool
+    response_ids: Tensor  # (B, R) int64
+    mask: Tensor  # (B, R) bool, True = real response token (EOS included)
+    ended: Tensor  # (B,) bool, True = the last real token is an EOS
+    truncated: Tensor  # (B,) bool, True = the prompt was cut on the left to fit the context
+    keys: Tensor  # (B,) int64, the sequence's identity: its sample and its place in a shuffle follow from it
+    kept: KeptSet | None = None  # None = sampled from the whole vocabulary
+    sampled_logprobs: Tensor | None = None  # (B, R) float32, by the arithmetic of whatever sampled them
+    tokenizer: Any = None
+
+    @cached_property
+    def prompt_sizes(self) -> Tensor:
+        """(B,) prompt tokens, on the CPU; asking for it waits for the device once."""
+        return self.prompt_mask.sum(1).cpu()
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """(B,) response tokens, on the CPU; asking for it waits for the device once."""
+        return self.mask.sum(1).cpu()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, prompt and response."""
+        return int((self.prompt_sizes + self.sizes).max())
+
+    @property
+    def input_ids(self) -> Tensor:
+        return torch.cat([self.prompt_ids, self.response_ids], 1)  # (B, T)
+
+    @property
+    def input_mask(self) -> Tensor:
+        return torch.cat([self.prompt_mask, self.mask], 1)  # (B, T)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Tokens:
+        """Apply a function to every tensor (to a device, to a row selection, to disk)."""
+        names = ("prompt_ids", "prompt_mask", "response_ids", "mask", "ended", "truncated", "keys")
+        changed: dict[str, Any] = {name: function(getattr(self, name)) for name in names}
+        sampled = None if self.sampled_logprobs is None else function(self.sampled_logprobs)
+        return replace(
+            self,
+            **changed,
+            kept=None if self.kept is None else self.kept.map(function),
+            sampled_logprobs=sampled,
+        )
+
+    def select(self, rows: Tensor) -> Tokens:
+        """Some rows, with the columns that only they leave empty cut away."""
+        rows = rows.cpu()
+        here = rows.to(self.mask.device, non_blocking=True)
+        chosen = self.map(lambda tensor: tensor[here])
+        prompt_sizes, sizes = self.prompt_sizes[rows], self.sizes[rows]
+        prompts = int(prompt_sizes.max()) if len(rows) else 0
+        responses = int(sizes.max()) if len(rows) else 0
+        first = chosen.prompt_ids.shape[1] - prompts
+        selected = replace(
+            chosen,
+            prompts=[self.prompts[row] for row in rows.tolist()],
+            prompt_ids=chosen.prompt_ids[:, first:],
+            prompt_mask=chosen.prompt_mask[:, first:],
+            response_ids=chosen.response_ids[:, :responses],
+            mask=chosen.mask[:, :responses],
+            kept=None if chosen.kept is None else chosen.kept.resized(responses),
+            sampled_logprobs=None
+            if chosen.sampled_logprobs is None
+            else chosen.sampled_logprobs[:, :responses],
+        )
+        selected.__dict__.update(prompt_sizes=prompt_sizes, sizes=sizes)
+        return selected
+
+    @staticmethod
+    def cat(parts: Sequence[Tokens]) -> Tokens:
+        """Several rollouts under each other, padded to the widest."""
+        prompts = max(part.prompt_ids.shape[1] for part in parts)
+        responses = max(part.response_ids.shape[1] for part in parts)
+        kept = None
+        sets = [part.kept for part in parts if part.kept is not None]
+        if sets and len(sets) != len(parts):
+            raise ValueError("cannot join rollouts sampled with and without truncation")
+        if sets:
+            choices = max((item.ids.shape[2] for item in sets if item.ids is not None), default=None)
+            fitted = [item.resized(responses, choices) for item in sets]
+            ids = [item.ids for item in fitted if item.ids is not None]
+            bits = [item.bits for item in fitted if item.bits is not None]
+            if ids and bits:
+                raise ValueError("cannot join rollouts sampled with top-k and with top-p alone")
+            kept = KeptSet(ids=torch.cat(ids)) if ids else KeptSet(bits=torch.cat(bits))
+        sampled = [
+            pad_to(part.sampled_logprobs, responses) for part in parts if part.sampled_logprobs is not None
+        ]
+        return Tokens(
+            prompts=[text for part in parts for text in part.prompts],
+            prompt_ids=torch.cat([pad_to(part.prompt_ids, prompts, left=True) for part in parts]),
+            prompt_mask=torch.cat([pad_to(part.prompt_mask, prompts, left=True) for part in parts]),
+            response_ids=torch.cat([pad_to(part.response_ids, responses) for part in parts]),
+            mask=torch.cat([pad_to(part.mask, responses) for part in parts]),
+            ended=torch.cat([part.ended for part in parts]),
+            truncated=torch.cat([part.truncated for part in parts]),
+            keys=torch.cat([part.keys for part in parts]),
+            kept=kept,
+            sampled_logprobs=torch.cat(sampled) if len(sampled) == len(parts) else None,
+            tokenizer=parts[0].tokenizer,
+        )
+
+    def texts(self, special: bool = False) -> list[str]:
+        """The responses as text; `special` also shows tokens such as EOS."""
+        ids, mask = self.response_ids.cpu(), self.mask.cpu()
+        rows = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
+        return [self.tokenizer.decode(row, skip_special_tokens=not special) for row in rows]
+
+
+@dataclass(frozen=True)
+class Rollout(Sequence["Rollout"]):
+    """What `SequenceGenerator.generate` returns beside the texts: tokens and log-probabilities; `rollout[i]`
+    is one sequence.
+
+    columns["logprob_policy"] (B, R)   acting policy, over the kept set, at the sampling temperature
+    columns["logprob_ref"] (B, R)      reference, over the whole vocabulary, at the same temperature
+    and what the scoring pass measured beside them (see `proxima.runs.metrics`).
+    """
+
+    tokens: Tokens
+    columns: dict[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.tokens.prompts)
+
+    @overload
+    def __getitem__(self, index: int) -> Rollout: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Rollout]: ...
+    def __getitem__(self, index: int | slice) -> Rollout | Sequence[Rollout]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sequence {index} of a rollout of {len(self)}")
+        rows = torch.tensor([index % len(self)])
+        tokens = self.tokens.select(rows)
+        width = tokens.mask.shape[1]
+        columns = {name: column[rows.to(column.device)][:, :width] for name, column in self.columns.items()}
+        return Rollout(tokens, columns)
+
+    @property
+    def logprobs(self) -> list[list[float]]:
+        """The policy's log-probabilities as plain numbers, one list a sequence."""
+        column, mask = self.columns["logprob_policy"], self.tokens.mask
+        return [values[real].tolist() for values, real in zip(column, mask, strict=True)]

@@ -1,0 +1,91 @@
+"""Conversations as text. In: messages and a tokenizer with a chat template. Out: a prompt, or a prompt and
+its answer.
+
+prompt + answer is the template's own rendering, but for what the trainer adds itself: a BOS in front, an EOS
+behind.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxima.core.encoding import added_ids
+from proxima.data.rows import BrokenData
+
+Message = dict[str, Any]
+Messages = list[Message]
+
+
+class Skip(Exception):  # noqa: N818
+    """This row is left out, and counted under this reason; the rest of the file is fine."""
+
+
+class ChatTemplate:
+    """Renders messages with the template of a model's tokenizer; without one it says what is missing when
+    first used."""
+
+    def __init__(self, tokenizer: Any = None):
+        self._tokenizer = tokenizer
+        self._bos = ""
+        if tokenizer is not None and getattr(tokenizer, "bos_token", None):
+            self._bos = tokenizer.bos_token if tokenizer.bos_token_id in added_ids(tokenizer).before else ""
+
+    def prompt(self, messages: Messages) -> str:
+        """Everything before the answer, and what begins the answer."""
+        return self._render(messages, True)
+
+    def answer(self, messages: Messages, answer: Message) -> tuple[str, str]:
+        """The prompt, and the answer as the model has to write it."""
+        prompt, whole = self._render(messages, True), self._render([*messages, answer], False)
+        if not whole.startswith(prompt):
+            raise BrokenData(
+                "the chat template writes a prompt differently once it is answered, so where the answer "
+                "begins cannot be told; "
+                "give `prompt` and `completion` as texts"
+            )
+        return prompt, self._without_end(whole[len(prompt) :])
+
+    def _without_end(self, text: str) -> str:
+        """Without the EOS that the trainer adds, and the line break that follows it."""
+        end = self._tokenizer.eos_token
+        return text.rstrip().removesuffix(end) if end and text.rstrip().endswith(end) else text
+
+    def _render(self, messages: Messages, asks: bool) -> str:
+        if self._tokenizer is None:
+            raise BrokenData(
+                "conversations become text by a model's chat template; give the tokenizer, or texts"
+            )
+        if not self._tokenizer.chat_template:
+            raise BrokenData(
+                f"the tokenizer of {self._tokenizer.name_or_path!r} has no chat template, which "
+                "conversations need; "
+                "use a chat model's, or data with `prompt` as text"
+            )
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
+        except Exception as error:  # the template is a program that came with the model
+            raise Skip(f"refused by the chat template ({error})") from None
+        return text.removeprefix(self._bos)
+
+
+def check_messages(value: Any, column: str) -> Messages:
+    """A list of {role, content} as the template reads it: keys that Arrow filled up with None are gone."""
+    if not isinstance(value, list):
+        raise BrokenData(f"`{column}` is a {type(value).__name__}, not a text or a list of messages")
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise BrokenData(
+                f"`{column}` must be a list of {{role, content}}, got {str(message)[:60]!r} in it"
+            )
+        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
+            raise BrokenData(
+                f"`{column}` has a message of role {message['role']!r} whose content is not a text"
+            )
+    return [{key: item for key, item in message.items() if item is not None} for message in value]
+
+
+def until_last(messages: Messages, *roles: str) -> Messages:
+    """The messages up to and including the last one of these roles; empty where there is none."""
+    return messages[
+        : max((i for i, message in enumerate(messages, 1) if message["role"] in roles), default=0)
+    ]

@@ -1,0 +1,116 @@
+"""A finished run, judged on held-out prompts. In: a run's folder and prompts. Out: policy and reference side
+by side.
+
+Both are sampled with the same noise and scored by the run's own rewards (or others, where given).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from proxima.config import PPOConfig, RewardSpec
+from proxima.config.trust import check_trust
+from proxima.core.errors import RewardFailure
+from proxima.evaluator.held_out import Answers, answer, win_rates
+from proxima.evaluator.judges import OWN
+from proxima.evaluator.win_rate import mean_interval
+from proxima.ppo_trainer import PPOTrainer
+from proxima.ppo_trainer.trainer_state import restore_endings
+from proxima.runs import Run
+from proxima.runs.run_writer import plain
+
+ALONE = {"engine": "auto", "engine_urls": (), "overlap": False}
+"""A run that sampled on vLLM goes without it here: its servers may be gone."""
+
+
+def saved_config(run: str | Path) -> PPOConfig:
+    """The settings of a finished run as they stand in its folder, which may be a stranger's: to look at,
+    not to load by."""
+    path = Path(run) / "config.yaml"
+    if not (Path(run) / "policy").is_dir() or not path.is_file():
+        raise ValueError(
+            f"{run} is not the folder of a finished `proxima train` run (no config.yaml and policy/ in it)"
+        )
+    return PPOConfig.from_yaml(path)
+
+
+def run_config(run: str | Path, **given: Any) -> PPOConfig:
+    """The settings to load a finished run by: its own, some of them replaced by what is given. Functions,
+    servers and `trust_remote_code` count only where they are given."""
+    config = saved_config(run)
+    check_trust(run, config, given)
+    alone = ALONE if config.engine == "vllm" else {}
+    return replace(config, **{"trust_remote_code": False, **alone, **given})
+
+
+def open_run(run: str | Path, rewards: Sequence[RewardSpec] = (), **changes: Any) -> PPOTrainer:
+    """The trainer of a finished run, before its trained weights are loaded: policy and reference are still
+    the same."""
+    return PPOTrainer(run_config(run, **_given(rewards), **{"trackers": (), "judges": (), **changes}))
+
+
+def evaluate_run(
+    run: str | Path,
+    prompts: Sequence[str],
+    rewards: Sequence[RewardSpec] = (),
+    judges: Sequence[RewardSpec] = (),
+    **changes: Any,
+) -> dict[str, Any]:
+    """
+    Args:
+        rewards: score by these instead of the run's own.
+        judges: who else judges win rates; by default the run's own judges.
+        changes: settings to evaluate with, for example `temperature`.
+            Functions and servers that only the run's folder names are refused: give them here, as
+    `trust_remote_code`.
+    Returns: `reference` and `policy` by metric, the `win_rate` by the rewards, `win_rates` by judge, and
+        `samples`; also in the run's `evaluation.json`.
+    """
+    judges = tuple(judges) or run_config(run, **_given(rewards), **changes).judges
+    trainer = open_run(run, rewards, judges=judges, **changes)
+    restore_endings(trainer, (Run(run).results or {}).get("endings"))
+    reference = answer(trainer, prompts)
+    trainer.load(run)
+    policy = answer(trainer, prompts)
+    scores = [side.scores[OWN] for side in (reference, policy)]
+    if any(all(map(math.isnan, column)) for column in scores):
+        raise RewardFailure(
+            f"all rewards failed, nothing was judged; the last reason: {trainer.reward_computer.last_failure}"
+        )
+    rates = win_rates(trainer, prompts, policy, reference)
+    results = {
+        "step": Run(run).last().get("step"),
+        "prompts": len(prompts),
+        "rewards": trainer.reward_computer.reward_source,
+        "reference": _with_interval(reference, trainer.config.seed),
+        "policy": _with_interval(policy, trainer.config.seed),
+        "win_rate": rates.pop(OWN),
+        "win_rates": rates,
+        "samples": [
+            {
+                "prompt": row[0],
+                "reference": row[1],
+                "reference_reward": row[2],
+                "policy": row[3],
+                "policy_reward": row[4],
+            }
+            for row in zip(prompts, reference.texts, scores[0], policy.texts, scores[1], strict=True)
+        ],
+    }
+    text = json.dumps(plain(results), indent=2, ensure_ascii=False)
+    (Path(run) / "evaluation.json").write_text(text + "\n", encoding="utf-8")
+    return results
+
+
+def _given(rewards: Sequence[RewardSpec]) -> dict[str, Any]:
+    return {"rewards": tuple(rewards)} if rewards else {}
+
+
+def _with_interval(answers: Answers, seed: int) -> dict[str, float]:
+    _, low, high = mean_interval(answers.scores[OWN], seed)
+    return {**answers.measured, "reward_low": low, "reward_high": high}

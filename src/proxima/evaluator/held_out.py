@@ -1,0 +1,207 @@
+"""Prompts that nothing is trained on.
+
+In: a trainer and prompts. Out: its answers, what they measure, a few by token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from proxima.core.types import Tokens
+from proxima.evaluator.diversity import distinct, repetition
+from proxima.evaluator.judges import OWN, compare_answers
+from proxima.evaluator.win_rate import mean_interval, share_won
+from proxima.ppo_trainer.reward_computer import Scores
+from proxima.ppo_trainer.token_records import followed_records
+from proxima.rewards import Samples
+from proxima.runs.metrics import rollout_metrics, score_metrics
+
+if TYPE_CHECKING:
+    from proxima.ppo_trainer.ppo_trainer import PPOTrainer
+
+VALIDATION_STEP = -1  # its noise is a stream of its own, the same at every evaluation
+FAST_BATCH = 256
+SHOWN = ("kl", "kl_exact", "response_length", "eos_rate")
+DECIDES_ANSWERS = (
+    "model_name",
+    "sft_adapter",
+    "rewards",
+    "judges",
+    "temperature",
+    "top_k",
+    "top_p",
+    "max_new_tokens",
+    "seed",
+)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One answer a prompt, and what they are worth."""
+
+    texts: list[str]
+    scores: dict[str, list[float]]  # by judge, the run's own rewards under `OWN`; nan where one failed
+    measured: dict[str, float]  # by the names of the glossary
+    records: list[dict[str, Any]]  # of the first few, token by token
+
+
+def answer(trainer: PPOTrainer, prompts: Sequence[str], followed: int = 0) -> Answers:
+    """Answers of the policy as it is now.
+
+    Args:
+        followed: answers, from the first on, whose every token is looked at.
+    """
+    records: list[dict[str, Any]] = []
+    sums = dict.fromkeys(SHOWN, 0.0)
+    collected = _Collected(trainer)
+    for batch in _batches(trainer, prompts):
+        pairs, _ = trainer.generator.generate_sequences(batch, VALIDATION_STEP)
+        assert pairs.tokens is not None
+        scores = collected.add(pairs.tokens)
+        count = len(batch.prompts)
+        if few := min(followed - len(records), count):
+            rows = torch.arange(few)
+            records += followed_records(trainer, pairs.select(rows), scores.select(rows))
+        measured = rollout_metrics(pairs)
+        sums = {name: sums[name] + measured[name] * count / len(prompts) for name in SHOWN}
+    return collected.answers(sums, records)
+
+
+def reference_answers(trainer: PPOTrainer, prompts: Sequence[str]) -> Answers:
+    """Answers of the frozen reference with the same noise, however far the policy has gone."""
+    collected = _Collected(trainer)
+    sizes, ends = 0, 0
+    for batch in _batches(trainer, prompts):
+        tokens = trainer.generator.sample(batch, VALIDATION_STEP, reference=True)
+        collected.add(tokens)
+        sizes, ends = sizes + int(tokens.sizes.sum()), ends + int(tokens.ended.sum())
+    return collected.answers({"response_length": sizes / len(prompts), "eos_rate": ends / len(prompts)}, [])
+
+
+class _Collected:
+    """Texts and scores, batch by batch."""
+
+    def __init__(self, trainer: PPOTrainer):
+        self.trainer = trainer
+        self.texts: list[str] = []
+        self.own: list[Scores] = []
+        self.judged: dict[str, list[float]] = {}
+
+    def add(self, tokens: Tokens) -> Scores:
+        scores, samples = self.trainer.reward_computer.score_tokens(tokens), Samples.of_tokens(tokens)
+        judged = self.trainer.models.processes.lead(lambda: self.trainer.judges.score(samples))
+        self.texts += samples.completions
+        self.own.append(scores)
+        for name, column in judged.items():
+            self.judged.setdefault(name, []).extend(column)
+        return scores
+
+    def answers(self, measured: Mapping[str, float], records: list[dict[str, Any]]) -> Answers:
+        total = torch.cat([item.total for item in self.own])
+        by_name = {name: torch.cat([item.by_name[name] for item in self.own]) for name in self.own[0].by_name}
+        varied = {f"distinct_{size}": distinct(self.texts, size) for size in (1, 2)} | {
+            "repetition": repetition(self.texts)
+        }
+        numbers = {**score_metrics(total, by_name), **measured, **varied}
+        return Answers(self.texts, {OWN: total.tolist(), **self.judged}, numbers, records)
+
+
+def _batches(trainer: PPOTrainer, prompts: Sequence[str]) -> Iterator[Tokens]:
+    """Of the run's own size; more at once where the fast engine samples, which needs few passes for many
+    prompts.
+
+    Equal prompts are counted over all batches, so that no answer depends on the batches' size.
+    """
+    seen: dict[bytes, int] = {}
+    fast = trainer.models.policy.backbone.generation is not None
+    size = max(trainer.config.batch_size, FAST_BATCH if fast else 1)
+    for start in range(0, len(prompts), size):
+        part = [prompts[i] for i in range(start, min(start + size, len(prompts)))]
+        yield trainer.generator.read_prompts(part, seen)
+
+
+def win_rates(
+    trainer: PPOTrainer, prompts: Sequence[str], ours: Answers, theirs: Answers
+) -> dict[str, dict[str, float]]:
+    """By judge, the run's own rewards under `OWN`: rate, low, high and the number of prompts it rests on."""
+    texts, scores = (ours.texts, theirs.texts), (ours.scores, theirs.scores)
+    judged = trainer.models.processes.lead(
+        lambda: list(compare_answers(trainer.judges.comparing, prompts, texts, scores))
+    )
+    return {name: share_won(preferences, trainer.config.seed) for name, preferences in judged}
+
+
+class HeldOut:
+    """Called at a verdict, it measures the held-out prompts; `records` are those of the last call.
+
+    The reference answers once, at the first verdict; its answers are part of a checkpoint.
+    """
+
+    def __init__(self, trainer: PPOTrainer, prompts: Sequence[str], fingerprint: str = ""):
+        """
+        Args:
+            fingerprint: hash of the prompts, so that answers kept for other prompts are not taken for theirs.
+        """
+        self.trainer, self.prompts = trainer, list(prompts)
+        self.records: list[dict[str, Any]] = []
+        self.reference: Answers | None = None
+        trainer.judges.check(self.prompts)
+        settings = trainer.config.to_dict()
+        stamp = json.dumps([fingerprint, *(settings[name] for name in DECIDES_ANSWERS)], default=repr)
+        self.stamp = hashlib.sha256(stamp.encode()).hexdigest()
+
+    def __call__(self) -> dict[str, float]:
+        """Where too many rewards fail, the reward is nan: no verdict."""
+        config = self.trainer.config
+        answers = answer(self.trainer, self.prompts, config.token_samples)
+        self.records = answers.records
+        if self.reference is None:
+            self.reference = reference_answers(self.trainer, self.prompts)
+        measured = dict(answers.measured)
+        too_many = measured["failed_rewards"] > config.max_reward_failures * len(self.prompts)
+        numbers = [math.nan] * 3 if too_many else mean_interval(answers.scores[OWN], config.seed)
+        named = dict(zip(("reward", "reward_low", "reward_high"), numbers, strict=True))
+        known = [score for score in self.reference.scores[OWN] if not math.isnan(score)]
+        named["reference_reward"] = fmean(known) if known else math.nan
+        for name, rate in win_rates(self.trainer, self.prompts, answers, self.reference).items():
+            by = f"/{name}" if name else ""
+            named |= {
+                f"win_rate{by}": rate["rate"],
+                f"win_rate_low{by}": rate["low"],
+                f"win_rate_high{by}": rate["high"],
+            }
+            if name:
+                named[f"unjudged/{name}"] = len(self.prompts) - rate["prompts"]
+        left_out = ("avg_reward", "reward_std", "kl_exact")
+        shown = {**named, **{name: number for name, number in measured.items() if name not in left_out}}
+        return self.trainer.models.processes.lead(lambda: shown)
+
+    def state(self) -> dict[str, Any] | None:
+        """The reference's answers, as plain values; None before there are any."""
+        if self.reference is None:
+            return None
+        return {
+            "stamp": self.stamp,
+            "texts": self.reference.texts,
+            "scores": _each(self.reference.scores, lambda score: None if math.isnan(score) else score),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Answers that were kept under other settings or for other prompts are forgotten: the reference
+        answers anew."""
+        scores = _each(state["scores"], lambda score: math.nan if score is None else score)
+        self.reference = (
+            Answers(list(state["texts"]), scores, {}, []) if state["stamp"] == self.stamp else None
+        )
+
+
+def _each(columns: Mapping[str, Sequence[Any]], change: Callable[[Any], Any]) -> dict[str, list[Any]]:
+    return {name: [change(number) for number in column] for name, column in columns.items()}

@@ -1,0 +1,191 @@
+"""Judges that compare two answers. In: prompts and two answers each. Out: the probability that the first is
+better, nan where the judge failed. Each pair is asked in both orders and averaged, so that a liking for one
+place cancels.
+
+Python   f(prompts, ours, theirs)  ->  one entry a prompt: 1, 0 or -1 (better, tie, worse), or a probability
+(any float)
+HTTP     POST {"prompts": [...], "first": [...], "second": [...], "columns": {...}}
+         ->  {"verdicts": [1, 0, -1, null, ...]}  or  {"preferences": [0.8, null, ...]}: for the first
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any
+
+from proxima.config import RewardSpec
+from proxima.rewards.coroutines import run_async
+from proxima.rewards.function_reward import load_function
+from proxima.rewards.http_reward import EndpointReward, Unusable
+from proxima.rewards.reward_options import check_options, keyword_options, typed
+from proxima.rewards.reward_outcome import Outcome, in_one_line
+from proxima.rewards.reward_samples import Samples
+
+log = logging.getLogger(__name__)
+
+NAMES = ("ours", "theirs")  # a function that takes both compares; any other scores, as a reward does
+SCORES = "score"  # option of a URL that scores each answer by itself
+
+
+@dataclass(frozen=True)
+class Pairs(Samples):
+    """Two answers a prompt."""
+
+    seconds: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> Pairs:
+        nothing: list[list[int]] = [[] for _ in prompts]
+        return cls(list(prompts), list(first), nothing, [True] * len(nothing), None, list(second))
+
+    def part(self, start: int, stop: int) -> Pairs:
+        return Pairs.of(self.prompts[start:stop], self.completions[start:stop], self.seconds[start:stop])
+
+
+class PairJudge:
+    """Asks in both orders; no failure is ever replaced by a number."""
+
+    def __init__(self, label: str, ask: Callable[[Pairs], Outcome], attempts: int):
+        self.label, self._ask, self._attempts = label, ask, attempts
+        self.last_failure = ""
+
+    def compare(self, prompts: Sequence[str], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
+        """The preference for ours, one a prompt. Equal answers are a tie and nobody is asked."""
+        asked = [i for i in range(len(prompts)) if ours[i] != theirs[i]]
+        result = [0.5] * len(prompts)
+        if asked:
+            chosen = [[column[i] for i in asked] for column in (prompts, ours, theirs)]
+            forth, back = (self._try(Pairs.of(chosen[0], *sides)) for sides in (chosen[1:], chosen[:0:-1]))
+            for i, first, second in zip(asked, forth, back, strict=True):
+                result[i] = (first + 1 - second) / 2
+        return result
+
+    def _try(self, pairs: Pairs) -> list[float]:
+        outcome = Outcome.failed(len(pairs), "")
+        for attempt in range(1, self._attempts + 1):
+            try:
+                outcome = self._ask(pairs)
+                break
+            except (
+                Exception,
+                SystemExit,
+            ) as error:  # a user's judge may raise anything; its pairs are counted as failed
+                outcome = Outcome.failed(len(pairs), in_one_line(error))
+                if attempt < self._attempts:
+                    log.warning("judge %s failed and is tried again: %s", self.label, outcome.reason)
+        if outcome.failures:
+            self.last_failure = f"{self.label}: {outcome.reason}"
+            log.warning(
+                "judge failed for %d of %d pairs: %s", outcome.failures, len(pairs), self.last_failure
+            )
+        return outcome.sequence
+
+
+class EndpointJudge(EndpointReward):
+    """A judge behind HTTP, with the requests, retries and time limits of a reward behind HTTP."""
+
+    def _body(self, part: Samples) -> bytes:
+        assert isinstance(part, Pairs)
+        body = json.loads(super()._body(part))
+        del body["ended"]
+        return json.dumps({"first": body.pop("completions"), "second": part.seconds, **body}).encode()
+
+    def _read(self, reply: bytes, part: Samples) -> Outcome:
+        try:
+            answer = json.loads(reply)
+            signs = "verdicts" in answer
+            entries = answer["verdicts" if signs else "preferences"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise Unusable(
+                'the reply is not JSON of the form {"verdicts": [...]} or {"preferences": [...]}'
+            ) from None
+        try:
+            return read_preferences(entries, len(part), signs)
+        except ValueError as error:
+            raise Unusable(str(error)) from None
+
+
+def open_pair_judge(spec: RewardSpec) -> PairJudge | None:
+    """The judge, where this one compares; None where it scores each answer by itself."""
+    if spec.is_http:
+        accepted = {
+            name: kind for name, kind in keyword_options(EndpointReward).items() if name != "send_ids"
+        }
+        options = check_options(spec, {**accepted, SCORES: bool})
+        if options.pop(SCORES, False):
+            return None
+        return PairJudge(spec.label, EndpointJudge(str(spec.source), **options), EndpointJudge.attempts)
+    if not spec.is_function:
+        return None
+    function = spec.source if callable(spec.source) else load_function(spec.source)
+    try:
+        parameters = inspect.signature(function).parameters
+    except (ValueError, TypeError):  # some builtins have no signature
+        return None
+    if not set(NAMES) <= set(parameters):
+        return None
+    own = ("prompts", *NAMES)
+    options = check_options(spec, typed(function, [name for name in parameters if name not in own]))
+    needed = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and name not in options
+    ]
+    if set(needed) != set(own):
+        raise ValueError(
+            f"the judge {spec.label!r} must take (prompts, ours, theirs), it takes ({', '.join(needed)})"
+        )
+
+    def ask(pairs: Pairs) -> Outcome:
+        given = {
+            "prompts": list(pairs.prompts),
+            "ours": list(pairs.completions),
+            "theirs": list(pairs.seconds),
+        }
+        returned = function(**given, **options)
+        if inspect.isawaitable(returned):
+            returned = run_async(returned)
+        return read_preferences(returned, len(pairs))
+
+    return PairJudge(spec.label, ask, attempts=2)
+
+
+def as_reward(spec: RewardSpec) -> RewardSpec:
+    """The spec of a judge that scores, as rewards have it."""
+    options = {name: value for name, value in spec.options.items() if name != SCORES or not spec.is_http}
+    return RewardSpec(spec.source, spec.weight, spec.label, options)
+
+
+def read_preferences(returned: Any, count: int, signs: bool | None = None) -> Outcome:
+    """Each entry by itself; anything else than a verdict or a probability is nan.
+
+    Args:
+        signs: whether entries are verdicts (1, 0, -1) or probabilities; None = whole numbers are verdicts,
+            True and False say whether the first is better, and all else are probabilities.
+    """
+    entries = returned.tolist() if hasattr(returned, "tolist") else returned
+    if not isinstance(entries, (list, tuple)):
+        raise ValueError(f"it returned a {type(returned).__name__}, not a list of {count} preferences")
+    if len(entries) != count:
+        raise ValueError(f"it returned {len(entries)} preferences for {count} pairs")
+    numbers = [_preference(entry, signs) for entry in entries]
+    bad = next((entry for entry, number in zip(entries, numbers, strict=True) if math.isnan(number)), None)
+    shown = bad if bad is None or isinstance(bad, (bool, float)) else f"a {type(bad).__name__}"
+    reason = (
+        f"neither a verdict (1, 0, -1) nor a probability but {shown}" if any(map(math.isnan, numbers)) else ""
+    )
+    return Outcome(numbers, {}, reason)
+
+
+def _preference(entry: Any, signs: bool | None) -> float:
+    if not isinstance(entry, Real) or (isinstance(entry, bool) and signs is not None):
+        return math.nan
+    if signs or (signs is None and isinstance(entry, Integral) and not isinstance(entry, bool)):
+        return (float(entry) + 1) / 2 if entry in (-1, 0, 1) else math.nan
+    return float(entry) if 0 <= float(entry) <= 1 else math.nan  # nan fails too

@@ -1,0 +1,39 @@
+"""Examples as ids, one at a time.
+
+In: examples, and which of them are used. Out: a sequence that encodes what is asked for.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
+
+
+class Encoded(Sequence[Any]):
+    """Examples as ids, encoded when asked for; a slice is a list."""
+
+    def __init__(
+        self, examples: Sequence[Any], encode: Callable[[Any], Any], lengths: Iterable[tuple[int, int]]
+    ):
+        """
+        Args:
+            lengths: place and length of each example that is used.
+        """
+        self._examples, self._encode = examples, encode
+        self._places, self.lengths = array("Q"), array("Q")
+        for place, length in lengths:
+            self._places.append(place)
+            self.lengths.append(length)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self._encode(self._examples[place]) for place in self._places[index]]
+        return self._encode(self._examples[self._places[index]])

@@ -1,0 +1,45 @@
+"""Examples as numbers. In: texts. Out: ids, then padded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.core.encoding import encode_prompts
+from proxima.runtime.engine import Layout, pack
+
+
+def encode(tokenizer: Any, prompt: str, completion: str, ended: bool = True) -> tuple[list[int], list[int]]:
+    """Ids of prompt and completion, cut where PPO cuts them: the prompt by itself, then what follows, then
+    EOS."""
+    response = tokenizer(completion, add_special_tokens=False)["input_ids"]
+    return encode_prompts(tokenizer, [prompt])[0], response + ([tokenizer.eos_token_id] if ended else [])
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences padded as PPO pads them: prompts on the left, responses on the right."""
+
+    ids: Tensor  # (B, T)
+    layout: Layout  # where the real tokens are; what chose each response token is read out
+    response_ids: Tensor  # (M,)
+
+
+def collate(
+    rows: Sequence[tuple[list[int], list[int]]], device: torch.device, read_last: bool = False
+) -> Batch:
+    """
+    Args:
+        read_last: read out the last token of each sequence instead.
+    """
+    prompts, responses = (torch.tensor([len(row[side]) for row in rows]) for side in (0, 1))
+    width = int(prompts.max())
+    ids = torch.zeros(len(rows), width + int(responses.max()), dtype=torch.long)
+    for i, (prompt, response) in enumerate(rows):
+        ids[i, width - len(prompt) : width + len(response)] = torch.tensor(prompt + response)
+    written = torch.tensor([token for _, response in rows for token in response], device=device)
+    return Batch(ids.to(device), pack(prompts, responses, width, device, read_last), written)

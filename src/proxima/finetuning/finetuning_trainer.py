@@ -1,0 +1,287 @@
+"""The loop that supervised fine-tuning and reward training share. In: examples. Out: the best weights, and
+metrics.
+
+Batches hold examples of similar length; the loss is divided by what the whole batch counts, so micro-batches
+do not change it. Of the data only lengths and an order stay in memory: an example is read and encoded when
+its batch is due.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from proxima.base_setup.loading import load_network, pick_device
+from proxima.base_setup.lora_setup import add_adapter, copy_adapter, load_adapter, lora_config, merge_adapter
+from proxima.base_setup.tokenizer_setup import load_tokenizer
+from proxima.config import StageConfig
+from proxima.finetuning.encoded_examples import Encoded
+from proxima.models import Backbone
+from proxima.models.base_model import BaseModel
+from proxima.training.schedule import learning_rate_factor
+
+Example = TypeVar("Example")
+BUCKET = 32  # batches whose examples are sorted by length among themselves
+MAX_SKIPPED = 10  # updates that were not finite; then the stage gives up
+
+
+@dataclass
+class StageResults:
+    """What a stage did."""
+
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    """One dict a measurement: step, train_loss, and the validation numbers."""
+    best: dict[str, float] = field(default_factory=dict)
+    """The measurement whose weights were kept."""
+    stop_reason: str = "all epochs done"
+    left_out: int = 0
+    """Examples longer than max_length."""
+    folder: Path = Path()
+    """The trained adapter or model."""
+
+
+class StageTrainer(ABC, Generic[Example]):
+    """Encodes, trains, measures, keeps the best."""
+
+    name: str
+    judged_by: str
+    higher_is_better: bool
+
+    def __init__(self, config: StageConfig, network: Any = None, tokenizer: Any = None):
+        """
+        Args:
+            network, tokenizer: a model already in memory (for one made from nothing); by default `model_name`
+            is loaded.
+        """
+        self.config = config
+        self.tokenizer = tokenizer or load_tokenizer(config.model_name, config.trust_remote_code)
+        device = pick_device(config.device)
+        if network is None:  # weights that train are read as they are stored, not rounded first
+            loaded = config if config.lora_r else replace(config, dtype="float32")
+            network = load_network(loaded, config.model_name, device)
+        self.backbone = Backbone(network.to(device))
+        self.skipped = 0
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(config.seed)
+            self.role = self.make_role()
+        if (
+            device.type == "cuda"
+        ):  # weights that train by `transformers`' own pass cannot be in a captured graph too
+            self.backbone.settings.fast = False
+
+    def adapter(self, name: str) -> str | None:
+        """What trains: an adapter (fresh, or a copy of `sft_adapter`), or with lora_r = 0 the whole
+        network in float32."""
+        if self.config.lora_r == 0:
+            if self.config.sft_adapter:
+                self.backbone = merge_adapter(self.backbone, self.config.sft_adapter)
+            self.backbone.network.float().requires_grad_(True)
+            return None
+        if self.config.sft_adapter:
+            return copy_adapter(
+                self.backbone, load_adapter(self.backbone, "sft", self.config.sft_adapter), name
+            )
+        return add_adapter(self.backbone, name, lora_config(self.config, self.backbone))
+
+    @abstractmethod
+    def make_role(self) -> BaseModel: ...
+
+    @abstractmethod
+    def encode(self, example: Example) -> Any:
+        """An example as ids."""
+
+    @abstractmethod
+    def length(self, encoded: Any) -> int:
+        """Tokens of the longest sequence in an encoded example."""
+
+    @abstractmethod
+    def count(self, encoded: Any) -> int:
+        """What the example counts in the loss's mean: tokens, or one a pair."""
+
+    @abstractmethod
+    def loss(self, rows: Sequence[Any]) -> Tensor:
+        """Summed loss of some encoded examples."""
+
+    @abstractmethod
+    def measure(self, rows: Sequence[Any]) -> dict[str, float]:
+        """Numbers on validation examples; one of them is `judged_by`."""
+
+    def train(self, examples: Sequence[Example], validation: Sequence[Example] | None = None) -> StageResults:
+        """Train on examples, judge on validation (a share of the examples where none is given), save the
+        best."""
+        if len(examples) < 2:
+            raise ValueError(f"{self.name} needs at least 2 examples, got {len(examples)}")
+        order = array("Q", range(len(examples)))
+        held_out: Sequence[Example] = examples if validation is None else validation
+        places = array("Q", range(len(held_out)))
+        if validation is None:
+            random.Random(f"validation {self.config.seed}").shuffle(order)
+            cut = max(1, round(self.config.validation_share * len(examples)))
+            order, places = order[cut:], order[:cut]
+        results = StageResults()
+        self.prepare((examples[i] for i in order), (held_out[i] for i in places))
+        train_rows, validation_rows = self._fitting(examples, order), self._fitting(held_out, places)
+        results.left_out = len(order) - len(train_rows)
+        if not len(train_rows) or not len(validation_rows):
+            raise ValueError(f"no example fits max_length ({self.config.max_length} tokens); raise it")
+        results.folder = self._folder()
+        with _gone_if_empty(results.folder):
+            with torch.random.fork_rng(devices=[self.role.device] if self.role.device.type == "cuda" else []):
+                torch.manual_seed(self.config.seed)
+                self._fit(train_rows, validation_rows, results)
+            self.finish(train_rows)
+            self.save(results.folder, results)
+        return results
+
+    def prepare(self, examples: Iterable[Example], held_out: Iterable[Example]) -> None:
+        """What a stage has to know of its data before it trains."""
+
+    def finish(self, rows: Sequence[Any]) -> None:
+        """What a stage does with its best weights before they are saved."""
+
+    def save(self, folder: Path, results: StageResults) -> None:
+        self.role.save(folder)
+        self.tokenizer.save_pretrained(folder)
+        self.config.to_yaml(folder / "stage.yaml")
+
+    def _fit(self, rows: Encoded, validation: Encoded, results: StageResults) -> None:
+        config, parameters = self.config, self.role.parameters()
+        optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
+        total = config.epochs * math.ceil(len(rows) / config.batch_size)
+        warmup = round(config.warmup_share * total)
+        best: list[Tensor] = []
+        stale, recent, step = 0, [], 0
+        started = time.perf_counter()
+        bar = tqdm(total=total, desc=self.name, unit="step", disable=None)
+        for epoch in range(config.epochs):
+            for batch in self._batches(rows, epoch):
+                factor = learning_rate_factor(config.lr_schedule, step, total, warmup)
+                optimizer.param_groups[0]["lr"] = factor * config.learning_rate
+                recent.append(self._step(batch, optimizer, parameters))
+                step += 1
+                bar.update()
+                if step % config.eval_every and step != total:
+                    continue
+                measured = self._measure(validation)
+                if math.isnan(measured[self.judged_by]):
+                    raise ValueError(f"{self.judged_by} is not a number at step {step}; {self._remedy()}")
+                train_loss = float(torch.stack(recent).mean())
+                skipped = {"skipped_updates": self.skipped} if self.skipped else {}
+                results.metrics.append(
+                    {"step": step, "epoch": epoch + 1, "train_loss": train_loss, **measured, **skipped}
+                )
+                recent = []
+                shown = "  ".join(
+                    f"{name} {value:.4g}" for name, value in list(results.metrics[-1].items())[2:]
+                )
+                bar.write(f"{self.name}: step {step}/{total}  {shown}  {time.perf_counter() - started:.0f} s")
+                if self._is_better(measured, results.best):
+                    results.best, stale = results.metrics[-1], 0
+                    best = [parameter.detach().clone() for parameter in parameters]
+                else:
+                    stale += 1
+                if config.patience and stale >= config.patience:
+                    results.stop_reason = f"{self.judged_by} has not improved in {stale} measurements"
+                    break
+            else:
+                continue
+            break
+        bar.close()
+        for parameter, value in zip(parameters, best, strict=True):
+            parameter.data.copy_(value)
+        self.backbone.network.eval()
+
+    def _step(
+        self, batch: list[Any], optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
+    ) -> Tensor:
+        """One optimiser step; the batch's mean loss. Dropout acts here and only here."""
+        self.backbone.network.train()
+        total = sum(self.count(row) for row in batch)
+        optimizer.zero_grad()
+        summed = torch.zeros((), device=self.role.device)
+        for start in range(0, len(batch), self.config.micro_batch_size):
+            with self.role.active():
+                loss = self.loss(batch[start : start + self.config.micro_batch_size]) / total
+                loss.backward()
+            summed += loss.detach()
+        norm = nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm or float("inf"))
+        if norm.isfinite():
+            optimizer.step()
+        else:
+            self.skipped += 1
+            if self.skipped == MAX_SKIPPED:
+                raise ValueError(f"{MAX_SKIPPED} updates had a gradient that is not finite; {self._remedy()}")
+        return summed
+
+    def _remedy(self) -> str:
+        return f"lower learning_rate ({self.config.learning_rate:g}), or set dtype to float32"
+
+    @torch.no_grad()
+    def _measure(self, rows: Sequence[Any]) -> dict[str, float]:
+        self.backbone.network.eval()
+        with self.role.active():
+            return self.measure(rows)
+
+    def _is_better(self, measured: dict[str, float], best: dict[str, float]) -> bool:
+        if not best:
+            return True
+        new, old = measured[self.judged_by], best[self.judged_by]
+        return new > old if self.higher_is_better else new < old
+
+    def _fitting(self, examples: Sequence[Example], places: Sequence[int]) -> Encoded:
+        """The examples at these places that are no longer than max_length."""
+        lengths = ((place, self.length(self.encode(examples[place]))) for place in places)
+        return Encoded(examples, self.encode, (pair for pair in lengths if pair[1] <= self.config.max_length))
+
+    def _batches(self, rows: Encoded, epoch: int) -> Iterator[list[Any]]:
+        """Shuffled; within a bucket of batches sorted by length, so that little is padding."""
+        size, rng = self.config.batch_size, random.Random(f"{self.name} {self.config.seed} {epoch}")
+        order = rng.sample(range(len(rows)), len(rows))
+        batches = []
+        for start in range(0, len(order), size * BUCKET):
+            bucket = sorted(order[start : start + size * BUCKET], key=lambda i: rows.lengths[i])
+            batches += [bucket[i : i + size] for i in range(0, len(bucket), size)]
+        rng.shuffle(batches)
+        return ([rows[i] for i in batch] for batch in batches)
+
+    def _folder(self) -> Path:
+        """Made before training, so that a name that is taken or cannot be written costs nothing."""
+        stamp = time.strftime(f"{self.name}-%Y%m%d-%H%M%S")
+        names = (
+            [self.config.run_name]
+            if self.config.run_name
+            else [stamp, *(f"{stamp}-{i}" for i in range(1, 1000))]
+        )
+        folders = [Path(self.config.run_dir) / name for name in names]
+        free = [
+            path
+            for path in folders
+            if not any((path / mark).exists() for mark in ("stage.yaml", "metrics.jsonl"))
+        ]
+        if not free:
+            raise ValueError(f"{folders[0]} already holds a run; choose another run_name or move it away")
+        free[0].mkdir(parents=True, exist_ok=True)
+        return free[0]
+
+
+@contextmanager
+def _gone_if_empty(folder: Path) -> Iterator[None]:
+    """A block that was cut short leaves no empty folder."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            folder.rmdir()
+        raise

@@ -1,0 +1,85 @@
+"""`RatingTrainer`: a reward model from ratings. In: answers with a number each. Out: the same folder as
+`RewardTrainer`'s.
+
+The head regresses the rating, standardised by mean and deviation of the training set, with a squared error:
+what it then predicts is the mean rating that people would give, in deviations, a scale that PPO's settings
+suit. Held-out accuracy is the share of pairs with different ratings that the scores put in the right order,
+so that it reads as a preference model's does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from proxima.data import Rating
+from proxima.finetuning.example_batches import encode
+from proxima.finetuning.finetuning_trainer import StageResults
+from proxima.finetuning.reward_trainer import Row, ScoreTrainer
+
+Rated = tuple[Row, float]  # an answer, its rating
+
+
+class RatingTrainer(ScoreTrainer[Rating]):
+    """Learns how people rate an answer."""
+
+    mean, deviation = 0.0, 1.0
+
+    def prepare(self, examples: Iterable[Rating], held_out: Iterable[Rating]) -> None:
+        """Mean and deviation of the training ratings; without two different ones there is nothing to learn
+        or to judge."""
+        count, self.mean, squares = 0, 0.0, 0.0
+        for count, example in enumerate(examples, 1):
+            difference = example.rating - self.mean
+            self.mean += difference / count
+            squares += difference * (example.rating - self.mean)
+        self.deviation = math.sqrt(squares / max(count, 1))
+        if not self.deviation:
+            raise ValueError(f"all {count} ratings are {self.mean:g}; a reward model needs different ones")
+        if len({example.rating for example in held_out}) < 2:
+            raise ValueError(
+                "the held-out ratings are all the same; hold out more (validation_share) or give validation "
+                "data"
+            )
+
+    def encode(self, example: Rating) -> Rated:
+        return encode(self.tokenizer, example.prompt, example.completion, example.ended), example.rating
+
+    def answers(self, encoded: Rated) -> Sequence[Row]:
+        return encoded[:1]
+
+    def errors(self, rows: Sequence[Rated]) -> tuple[Tensor, Tensor]:
+        """Scores (B,) and standardised ratings (B,)."""
+        scores = self.scores([row for row, _ in rows])
+        return scores, scores.new_tensor([(rating - self.mean) / self.deviation for _, rating in rows])
+
+    def loss(self, rows: Sequence[Rated]) -> Tensor:
+        scores, ratings = self.errors(rows)
+        return ((scores - ratings) ** 2).sum()
+
+    def measure(self, rows: Sequence[Rated]) -> dict[str, float]:
+        size = self.config.micro_batch_size
+        parts = [self.errors(rows[i : i + size]) for i in range(0, len(rows), size)]
+        scores, ratings = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        return {
+            "validation_loss": float(((scores - ratings) ** 2).mean()),
+            "accuracy": order_accuracy(scores, ratings),
+        }
+
+    def report(self, results: StageResults) -> dict[str, float]:
+        """Also what turns a score back into a rating, but for the centring: score * deviation + mean."""
+        return {**super().report(results), "rating_mean": self.mean, "rating_deviation": self.deviation}
+
+
+def order_accuracy(scores: Tensor, ratings: Tensor) -> float:
+    """Share of all pairs with different ratings whose scores differ in the same direction; nan without
+    such a pair."""
+    right = pairs = 0
+    for i in range(len(scores) - 1):
+        gaps = ratings[i] - ratings[i + 1 :]
+        right += int(((scores[i] - scores[i + 1 :]) * gaps > 0).sum())
+        pairs += int((gaps != 0).sum())
+    return right / pairs if pairs else math.nan

@@ -1,0 +1,60 @@
+"""`SFTTrainer`: supervised fine-tuning.
+
+In: demonstrations. Out: an adapter or a model that writes like them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from proxima.core.sampling import token_logprobs
+from proxima.data import Demonstration
+from proxima.finetuning.example_batches import collate, encode
+from proxima.finetuning.finetuning_trainer import StageResults, StageTrainer
+from proxima.models import PolicyModel
+
+Row = tuple[list[int], list[int]]
+
+
+class SFTTrainer(StageTrainer[Demonstration]):
+    """Cross-entropy of the completion's tokens, EOS included; the prompt counts nothing."""
+
+    name, judged_by, higher_is_better = "sft", "validation_loss", False
+
+    def make_role(self) -> PolicyModel:
+        adapter = self.adapter("policy")
+        return PolicyModel(self.backbone, adapter)
+
+    def encode(self, example: Demonstration) -> Row:
+        return encode(self.tokenizer, example.prompt, example.completion)
+
+    def length(self, encoded: Row) -> int:
+        return len(encoded[0]) + len(encoded[1])
+
+    def count(self, encoded: Row) -> int:
+        return len(encoded[1])
+
+    def loss(self, rows: Sequence[Row]) -> Tensor:
+        batch = collate(rows, self.role.device)
+        hidden = self.backbone.hidden(batch.ids, batch.layout, self.role.adapter)
+        logits = self.backbone.head(hidden, self.role.adapter)  # (M, V)
+        return -token_logprobs(logits, batch.response_ids, None, 1.0).sum()
+
+    def measure(self, rows: Sequence[Row]) -> dict[str, float]:
+        size = self.config.micro_batch_size
+        summed, tokens = 0.0, 0
+        for start in range(0, len(rows), size):
+            batch = rows[start : start + size]
+            summed += float(self.loss(batch))
+            tokens += sum(self.count(row) for row in batch)
+        return {"validation_loss": summed / tokens}
+
+    def save(self, folder: Path, results: StageResults) -> None:
+        super().save(folder, results)
+        (folder / "sft.json").write_text(
+            json.dumps({"best": results.best, "left_out": results.left_out}, indent=2) + "\n"
+        )

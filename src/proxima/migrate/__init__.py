@@ -1,6 +1,0 @@
-"""From TRL 1.12's PPO to Proxima's. In: a PPO script, a shell script or a YAML file, read and never run. Out: `Migration`."""
-
-from proxima.migrate.convert import migrate
-from proxima.migrate.migration import Migration
-
-__all__ = ["Migration", "migrate"]

@@ -1,0 +1,74 @@
+"""The page and the table of a comparison.
+
+In: what `compare_runs` found. Out: one HTML file; lines of text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from proxima.core.terminal_text import visible
+from proxima.pages.web.single_file import make_page, read_script, read_style
+
+OWN = Path(__file__).parent / "static"
+
+
+def write_page(path: Path, result: Mapping[str, Any], names: Sequence[str]) -> Path:
+    title = " and ".join(names) if len(names) < 4 else f"{len(names)} runs"
+    body = (
+        f'<header class="bar"><span class="brand">Proxima <span>comparison</span></span></header>\n'
+        f'<main class="compare"><h1>{escape(title)}</h1>\n<section id="table"></section>\n<section '
+        'id="wins"></section>\n'
+        '<section id="charts"></section>\n<section id="texts"></section>\n<section '
+        'id="problems"></section></main>'
+    )
+    script = read_script("dom.js", "chart.js", OWN / "compare.js")
+    style = read_style("base.css", "chart.css", OWN / "compare.css")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            make_page(f"Proxima: {title}", body, script, style, {**result, "names": names}), encoding="utf-8"
+        )
+    except OSError as error:
+        raise ValueError(
+            f"cannot write {path}: {error.strerror or error}; choose another place with --out"
+        ) from error
+    return path
+
+
+def lines(result: Mapping[str, Any]) -> list[str]:
+    """The same for the terminal, short, without any character that could steer it."""
+    columns = [name for name in result["rows"][0] if any(row[name] is not None for row in result["rows"])]
+    cells = [columns, *([_cell(row[name]) for name in columns] for row in result["rows"])]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    shown = [
+        "  ".join(
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    for judge, rows in result["win_rates"].items():
+        shown += ["", f"win rates by {judge}"]
+        for row in rows:
+            interval = f"95 %: {row['low']:.3f} to {row['high']:.3f}, {row['prompts']} prompts"
+            told = f"{row['rate']:.3f}   ({interval})" if row["prompts"] else "no prompt could be judged"
+            shown.append(f"  {row['ours']} over {row['theirs']}: {told}")
+    shown += result["notes"]
+    return [
+        visible(line.rstrip())
+        for line in [*shown, *(f"left out: {problem}" for problem in result["problems"])]
+    ]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        mean, low, high = value
+        return f"{mean:.4g}" if math.isnan(low) else f"{mean:.4g} ({low:.4g} to {high:.4g})"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

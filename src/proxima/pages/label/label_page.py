@@ -1,0 +1,100 @@
+"""The page's side on the server. In: a store. Out: an app with the page and its routes.
+
+    GET  /api/annotators         the mode, and the names that have answered
+    GET  /api/state?annotator=   what to show: the next item with its sides in shown order, progress, the last
+    answer
+    POST /api/answer             {annotator, item, choice, seconds} -> the next state
+    POST /api/undo               {annotator, answer} -> the state with the item that lost its answer
+    GET  /api/summary            counts and agreement
+
+The page never learns which side is a and which is b, nor which model wrote it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxima.pages.label.label_export import summarize
+from proxima.pages.label.label_store import Item, Store, check_annotator
+from proxima.pages.web import Conflict, Site, make_app
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+
+PAGE = Path(__file__).parent / "static"
+
+
+def make_label_app(store: Store, site: Site) -> FastAPI:
+    app = make_app(site, PAGE)
+    add_label_routes(app, store)
+    return app
+
+
+def add_label_routes(app: FastAPI, store: Store) -> None:
+    """What the page asks for; the studio has these routes too."""
+
+    @app.get("/api/state")
+    def state(annotator: str) -> dict[str, Any]:
+        return state_of(store, check_annotator(annotator))
+
+    @app.get("/api/annotators")
+    def annotators() -> dict[str, Any]:
+        return {"mode": store.mode, "annotators": store.annotators()}
+
+    @app.get("/api/summary")
+    def summary() -> dict[str, Any]:
+        return {**summarize(store), "mode": store.mode, "db": str(store.path)}
+
+    @app.post("/api/answer")
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        annotator = check_annotator(body.get("annotator"))
+        item, choice = _number(body, "item"), str(body.get("choice"))
+        try:
+            store.add_answer(item, annotator, choice, body.get("seconds", 0))
+        except Conflict as error:
+            raise Conflict(str(error), state_of(store, annotator)) from None
+        return state_of(store, annotator)
+
+    @app.post("/api/undo")
+    def undo(body: dict[str, Any]) -> dict[str, Any]:
+        annotator = check_annotator(body.get("annotator"))
+        try:
+            item = store.undo(annotator, _number(body, "answer"))
+        except Conflict as error:
+            raise Conflict(str(error), state_of(store, annotator)) from None
+        return state_of(store, annotator, None if item is None else store.item(item))
+
+
+def state_of(store: Store, annotator: str, item: Item | None = None) -> dict[str, Any]:
+    """What the page shows to one annotator."""
+    item = item or store.next_item(annotator)
+    done, left = store.progress(annotator)
+    return {
+        "mode": store.mode,
+        "annotator": annotator,
+        "done": done,
+        "total": done + left,
+        "last": store.last_answer(annotator),
+        "item": None if item is None else shown(store, item, annotator),
+    }
+
+
+def shown(store: Store, item: Item, annotator: str) -> dict[str, Any]:
+    """An item as this annotator sees it."""
+    sides = [{"text": item.a, "ended": item.a_ended}]
+    if item.b is not None:
+        sides.append({"text": item.b, "ended": bool(item.b_ended)})
+    return {
+        "id": item.id,
+        "prompt": item.prompt,
+        "sides": sides[::-1] if store.is_swapped(item.id, annotator) else sides,
+    }
+
+
+def _number(body: dict[str, Any], name: str) -> int:
+    value = body.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ValueError(f"{name} must be a whole number")
+    return value

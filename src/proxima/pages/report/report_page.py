@@ -1,0 +1,166 @@
+"""The page that reports share.
+
+In: sections of escaped markup, charts and token records. Out: one self-contained HTML file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from html import escape as escape_markup
+from pathlib import Path
+from typing import Any
+
+from proxima.pages.report.report_samples import Pair, cut_text
+from proxima.pages.report.run_facts import Card
+from proxima.pages.web.single_file import LOOK, PARTS, make_page, read_script, read_style
+
+STATIC = Path(__file__).parent / "static"
+
+
+CONTROLS = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {127: 0x2421}
+
+
+def escape(text: str) -> str:
+    """Text as markup; control characters as their pictures."""
+    return escape_markup(text.translate(CONTROLS))
+
+
+class Page:
+    """A report under way: sections are added in order, charts and tokens go into the page's data."""
+
+    def __init__(self, title: str, kind: str):
+        self.title, self.kind = title, kind
+        self.sections: list[tuple[str, str]] = []
+        self.charts: list[dict[str, Any]] = []
+        self.tokens: list[dict[str, Any]] = []
+        self.column = ""
+
+    def section(self, title: str, *parts: str) -> None:
+        """A part with a heading; its parts are markup."""
+        self.sections.append((title, "\n".join(parts)))
+
+    def plots(self, charts: Sequence[dict[str, Any]]) -> str:
+        """A grid of charts."""
+        first = len(self.charts)
+        self.charts += charts
+        places = "".join(
+            f'<div class="plot card" data-chart="{first + i}"></div>' for i in range(len(charts))
+        )
+        return f'<div class="plots">{places}</div>'
+
+    def microscope(self, steps: Sequence[dict[str, Any]], column: str = "advantage") -> str:
+        """The token microscope over steps of samples, coloured by a column at first; one a page."""
+        self.tokens, self.column = list(steps), column
+        return '<div id="microscope" class="card"></div>'
+
+    def write(self, path: Path) -> Path:
+        titles = [title for title, _ in self.sections]
+        links = "".join(
+            f'<a href="#s{number}">{escape(title)}</a>' for number, title in enumerate(titles) if title
+        )
+        parts = [
+            f'<section id="s{number}">{f"<h2>{escape(title)}</h2>" if title else ""}\n{markup}\n</section>'
+            for number, (title, markup) in enumerate(self.sections)
+        ]
+        body = "\n".join([*parts[:1], f'<nav aria-label="Parts of this page">{links}</nav>', *parts[1:]])
+        text = make_page(
+            f"{self.title} · Proxima",
+            '<header class="bar"><span class="brand">Proxima '
+            f"<span>{escape(self.kind)}</span></span></header>\n"
+            f'<main class="report">\n{body}\n'
+            "<noscript><p>Charts and token microscope need JavaScript; nothing is loaded from "
+            "elsewhere.</p></noscript>\n"
+            "</main>",
+            read_script(*PARTS, STATIC / "report.js"),
+            read_style(*LOOK, STATIC / "report.css"),
+            {"charts": self.charts, "tokens": self.tokens, "column": self.column},
+        )
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ValueError(
+                f"cannot write the report {path}: {error.strerror or error}; choose another place"
+            ) from error
+        return path
+
+
+def paragraph(text: str, kind: str = "") -> str:
+    """Plain text; `this` is set as code."""
+    words = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    return f'<p class="{escape(kind)}">{words}</p>' if kind else f"<p>{words}</p>"
+
+
+def listed(texts: Sequence[str]) -> str:
+    """A numbered list."""
+    return f"<ol>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ol>"
+
+
+def verdict(text: str, better: bool | None) -> str:
+    """The answer in a word, then in a sentence."""
+    kind, word = {True: ("yes", "better"), False: ("no", "worse"), None: ("open", "not clear")}[better]
+    return f'<p class="verdict"><span class="{kind}">{word}</span> {escape(text)}</p>'
+
+
+def heading(text: str) -> str:
+    """The page's name; direction marks in it reach no further."""
+    return f"<h1><bdi>{escape(text)}</bdi></h1>"
+
+
+def numbers(cards: Sequence[Card]) -> str:
+    """Headline numbers in a row."""
+    made = "".join(
+        f'<div class="card"><dt>{escape(card.label)}</dt>'
+        f"<dd><b>{escape(card.value)}</b> <span>{escape(card.note)}</span></dd></div>"
+        for card in cards
+    )
+    return f'<dl class="numbers">{made}</dl>'
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: int = 1) -> str:
+    """Rows of texts; all columns but the first `right` hold numbers."""
+    kinds = ["" if place < right else ' class="n"' for place in range(len(head))]
+    top = "".join(
+        f'<th scope="col"{kind}>{escape(text)}</th>' for kind, text in zip(kinds, head, strict=True)
+    )
+    body = "".join(
+        f"<tr>{''.join(f'<td{kind}>{escape(text)}</td>' for kind, text in zip(kinds, row, strict=True))}</tr>"
+        for row in rows
+    )
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def folded(title: str, markup: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{markup}</details>"
+
+
+def code(text: str) -> str:
+    return f"<pre><code>{escape(text)}</code></pre>"
+
+
+def pairs(rows: Sequence[Pair], score: str = "reward") -> str:
+    """Prompts with the answer before and after."""
+    return f'<div class="pairs">{"".join(_pair(row, score) for row in rows)}</div>'
+
+
+def _pair(row: Pair, score: str) -> str:
+    sides = "".join(
+        f'<div class="{side}"><h3>{side} {_score(value, score)}</h3>'
+        f'<p class="told" dir="auto">{escape(cut_text(text))}</p></div>'
+        for side, text, value in (
+            ("before", row.before, row.before_score),
+            ("after", row.after, row.after_score),
+        )
+    )
+    prompt = f'<p class="prompt told" dir="auto">{escape(cut_text(row.prompt))}</p>'
+    return f'<article class="pair card">{prompt}<div class="sides">{sides}</div></article>'
+
+
+def _score(value: float | None, name: str) -> str:
+    return "" if value is None or not math.isfinite(value) else f"<span>{escape(name)} {value:.3g}</span>"
+
+
+def settings(values: Mapping[str, Any]) -> str:
+    return table(("setting", "value"), [(name, str(value)) for name, value in values.items()], right=2)

@@ -1,0 +1,114 @@
+"""Samples for a report.
+
+In: a run. Out: token records of a few steps within a bound on size; texts before and after.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxima.runs import Run
+
+STEPS = 12  # most steps whose tokens are in a report
+BYTES = 3_000_000  # most that these may take
+LONGEST_TOKEN, LONGEST_TEXT, MOST_TOKENS = 400, 4000, 2000
+PAIRS = 8
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One prompt, answered before and after."""
+
+    prompt: str
+    before: str
+    after: str
+    before_score: float | None
+    after_score: float | None
+
+
+def embedded_tokens(run: Run) -> list[dict[str, Any]]:
+    """Steps with their samples, at most `STEPS` spread over the run, fewer where they are large; the first
+    and the last always.
+
+    Of samples that are larger still the first stay; `left_out` counts the others.
+    """
+    logged = run.token_steps()
+    if not logged:
+        return []
+    largest = max(sum(map(_size, _samples(run, step))) for step in {logged[0], logged[-1]})
+    count = min(STEPS, len(logged), max(BYTES // max(largest, 1), 2))
+    chosen = sorted({logged[round(i * (len(logged) - 1) / max(count - 1, 1))] for i in range(count)})
+    steps = []
+    for step in chosen:
+        samples, sizes = _samples(run, step), 0
+        kept: list[dict[str, Any]] = []
+        for sample in samples:
+            sizes += _size(sample)
+            if kept and sizes > BYTES // count:
+                break
+            kept.append(sample)
+        if kept:
+            steps.append(
+                {"label": f"step {step}", "step": step, "samples": kept, "left_out": len(samples) - len(kept)}
+            )
+    return steps
+
+
+def _samples(run: Run, step: int) -> list[dict[str, Any]]:
+    return [cut(sample) for sample in run.tokens(step)]
+
+
+def _size(sample: Mapping[str, Any]) -> int:
+    return len(json.dumps(sample, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def cut(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample whose texts are bounded; numbers stay as they are stored."""
+    return {
+        **{name: sample[name] for name in ("kind", "reward", "rewards")},
+        "ended": sample.get("ended"),
+        "prompt": cut_text(sample["prompt"]),
+        "ids": list(sample.get("ids") or [])[:MOST_TOKENS] or None,
+        "tokens": [cut_text(token, LONGEST_TOKEN) for token in sample["tokens"][:MOST_TOKENS]],
+        "columns": {name: values[:MOST_TOKENS] for name, values in sample["columns"].items()},
+    }
+
+
+def cut_text(text: str, longest: int = LONGEST_TEXT) -> str:
+    return text if len(text) <= longest else f"{text[:longest]}… ({len(text):,} characters)"
+
+
+def before_and_after(run: Run) -> tuple[str, list[Pair]]:
+    """Where the pairs are from, in words, and the pairs: by `proxima eval`, else followed prompts, first
+    against last step."""
+    evaluated = (run.evaluation or {}).get("samples")
+    if isinstance(evaluated, list) and evaluated and all(isinstance(row, dict) for row in evaluated):
+        rows = [Pair(*(_get(row, key) for key in EVALUATED)) for row in evaluated[:PAIRS]]
+        return "Answers of the model before and after training to held-out prompts, by `proxima eval`.", rows
+    steps = run.token_steps()
+    if len(steps) > 1:
+        old, new = (
+            [s for s in run.tokens(step) if s["kind"] == "followed"] for step in (steps[0], steps[-1])
+        )
+        answers = {sample["prompt"]: sample for sample in new}
+        rows = [
+            Pair(a["prompt"], a["text"], b["text"], a["reward"], b["reward"])
+            for a in old
+            if (b := answers.get(a["prompt"])) is not None
+        ]
+        if rows:
+            return f"The same prompts, answered at step {steps[0]} and at step {steps[-1]}.", rows[:PAIRS]
+    return "", []
+
+
+EVALUATED = ("prompt", "reference", "policy", "reference_reward", "policy_reward")
+
+
+def _get(row: Mapping[str, Any], key: str) -> Any:
+    value = row.get(key)
+    if key.endswith("reward"):
+        return float(value) if isinstance(value, (int, float)) else None
+    return str(value)

@@ -1,0 +1,268 @@
+"""What a run comes to.
+
+In: a `Run`. Out: a verdict in a sentence, headline numbers with intervals, what was trained on what.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxima.config.secrets import shareable
+from proxima.core.regular_files import read_file
+from proxima.pages.report.report_curves import interval_names
+from proxima.runs import Run
+
+ENOUGH = 5  # steps in a stretch, for an interval
+
+
+@dataclass(frozen=True)
+class Card:
+    """A headline number."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Story:
+    """The first screen."""
+
+    verdict: str
+    better: bool | None  # None where it cannot be said
+    what: list[str]
+    cards: list[Card]
+    warnings: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The mean of some steps, and the 95 % interval of it where there are enough of them."""
+
+    mean: float
+    error: float
+    steps: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Stretch:
+        known = [value for value in values if math.isfinite(value)]
+        if not known:
+            return cls(math.nan, math.nan, 0)
+        mean = sum(known) / len(known)
+        spread = math.sqrt(sum((value - mean) ** 2 for value in known) / max(len(known) - 1, 1))
+        return cls(
+            mean, 1.96 * spread / math.sqrt(len(known)) if len(known) >= ENOUGH else math.nan, len(known)
+        )
+
+    def __str__(self) -> str:
+        return short(self.mean) if math.isnan(self.error) else f"{short(self.mean)} ± {short(self.error, 2)}"
+
+
+def tell(run: Run) -> Story:
+    metrics = run.metrics()
+    measured = held_out(run, metrics)
+    verdict, better = judge(metrics, measured)
+    return Story(verdict, better, what_was_trained(run, metrics), cards(metrics, measured), run.warnings())
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What held-out prompts show: by `proxima eval` where it was asked, else the reference's reward and
+    the last verdict's."""
+
+    first: float
+    last: Interval
+    win_rate: Interval | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number and the ends of its 95 % interval, nan where there is none."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    def words(self, percents: bool = False) -> str:
+        """The interval alone; empty where there is none."""
+        if not math.isfinite(self.low + self.high):
+            return ""
+        return (
+            f"95 %: {percent(self.low)} to {percent(self.high)} %"
+            if percents
+            else f"95 %: {short(self.low)} to {short(self.high)}"
+        )
+
+    def rate(self) -> str:
+        return f"{percent(self.value)} %"
+
+
+def held_out(run: Run, metrics: Mapping[str, Sequence[float]]) -> HeldOut | None:
+    asked = run.evaluation or {}
+    old, new, rate = (_floats(asked.get(name)) for name in ("reference", "policy", "win_rate"))
+    if "avg_reward" in old and "avg_reward" in new:
+        last = Interval(new["avg_reward"], new.get("reward_low", math.nan), new.get("reward_high", math.nan))
+        won = (
+            Interval(rate["rate"], rate.get("low", math.nan), rate.get("high", math.nan))
+            if "rate" in rate
+            else None
+        )
+        return HeldOut(old["avg_reward"], last, won, "by `proxima eval`")
+    known = [i for i, value in enumerate(metrics.get("validation/reward", ())) if math.isfinite(value)]
+    if not known:
+        return None
+    column = metrics["validation/reward"]
+    start = [value for value in metrics.get("validation/reference_reward", ()) if math.isfinite(value)]
+    source = "the reference, and the last verdict" if start else "first and last verdict"
+    rates = [i for i, value in enumerate(metrics.get("validation/win_rate", ())) if math.isfinite(value)]
+    won = _logged(metrics, "validation/win_rate", rates[-1]) if rates else None
+    last = _logged(metrics, "validation/reward", known[-1])
+    return HeldOut(start[-1] if start else column[known[0]], last, won, source)
+
+
+def judge(metrics: Mapping[str, Sequence[float]], measured: HeldOut | None) -> tuple[str, bool | None]:
+    """Whether it got better: by held-out prompts where there are any, else by the reward in training."""
+    if measured is not None:
+        interval = f" ({measured.last.words()})" if measured.last.words() else ""
+        told = (
+            f"On held-out prompts the reward went from {short(measured.first)} to "
+            f"{short(measured.last.value)}{interval}"
+        )
+        if measured.win_rate is None:
+            return f"{told}.", measured.last.value > measured.first
+        interval = f" ({measured.win_rate.words(percents=True)})" if measured.win_rate.words() else ""
+        return (
+            f"{told}; its answers win against the model it began as {measured.win_rate.rate()} of the "
+            f"time{interval}.",
+            (True if measured.win_rate.low > 0.5 else False if measured.win_rate.high < 0.5 else None),
+        )
+    first, last = ends(metrics.get("avg_reward", ()))
+    if not first.steps:
+        return "No step has been logged yet.", None
+    if len(_finite(metrics["avg_reward"])) == 1:
+        return f"One step was logged; its reward was {short(first.mean)}.", None
+    change = f"from {first} to {last}"
+    if math.isnan(first.error + last.error):
+        return f"The reward in training went {change}; so few steps cannot tell change from noise.", None
+    if abs(last.mean - first.mean) < math.hypot(first.error, last.error):
+        return f"The reward in training went {change}: no more than its noise.", None
+    rose = last.mean > first.mean
+    return f"The reward in training {'rose' if rose else 'fell'} {change}.", rose
+
+
+def ends(values: Sequence[float]) -> tuple[Stretch, Stretch]:
+    """The first and the last tenth of a curve, at least five steps each where there are ten."""
+    known = _finite(values)
+    width = max(len(known) // 10, min(ENOUGH, len(known) // 2), 1)
+    return Stretch.of(known[:width]), Stretch.of(known[-width:])
+
+
+def cards(metrics: Mapping[str, Sequence[float]], measured: HeldOut | None) -> list[Card]:
+    """Before and after of what matters, where the run has it."""
+    made = []
+    if measured is not None:
+        change = f"{short(measured.first)} → {short(measured.last.value)}"
+        made.append(Card("Reward, held-out", change, measured.last.words() or measured.source))
+        if measured.win_rate is not None:
+            made.append(
+                Card(
+                    "Wins against the start", measured.win_rate.rate(), measured.win_rate.words(percents=True)
+                )
+            )
+    first, last = ends(metrics.get("avg_reward", ()))
+    if first.steps:
+        several = (
+            f"mean of the first and last {first.steps} steps" if first.steps > 1 else "first and last step"
+        )
+        made.append(Card("Reward in training", f"{short(first.mean)} → {short(last.mean)}", several))
+    for label, name, unit in (
+        ("Distance from the start", "kl_exact", "nats of KL a text"),
+        ("Length", "response_length", "tokens a text"),
+        ("End by themselves", "eos_rate", "share of texts"),
+    ):
+        begin, end = ends(metrics.get(name, ()))
+        if begin.steps:
+            made.append(Card(label, f"{short(begin.mean)} → {short(end.mean)}", unit))
+    return made
+
+
+def what_was_trained(run: Run, metrics: Mapping[str, Sequence[float]]) -> list[str]:
+    """Sentences for someone who knows nothing of the project."""
+    config, steps = run.config, len(metrics["step"])
+    model = str(config.get("model_name", "a language model"))
+    size = config.get("batch_size")
+    answers = f", {steps * size:,} texts in all" if isinstance(size, int) else ""
+    told = [
+        f"The language model {model} wrote texts for prompts, each text got a score, and PPO made what "
+        "scored well likelier: "
+        f"{steps:,} step{'s' if steps != 1 else ''} of {size or '?'} prompts{answers}."
+    ]
+    if data := read_data(run):
+        count = f"{data['prompts']:,} prompts" if isinstance(data.get("prompts"), int) else "prompts"
+        held_out = f"; held out: {data['validation']}" if data.get("validation") else ""
+        told.append(f"Its prompts: {count} of {data.get('data', '?')}{held_out}.")
+    if rewards := [
+        reward_words(reward) for reward in config.get("rewards") or () if isinstance(reward, dict)
+    ]:
+        told.append(f"Its score: {' plus '.join(rewards)}.")
+    if isinstance(coef := config.get("kl_coef"), (int, float)) and coef:
+        told.append(
+            f"Every nat of distance from the model it began as costs {coef:g}, so that it keeps its language."
+        )
+    return [shareable(each) for each in told]
+
+
+def reward_words(reward: Mapping[str, Any]) -> str:
+    weight, source = reward.get("weight", 1.0), reward.get("source", "?")
+    options = reward.get("options") or {}
+    given = (
+        f" ({', '.join(f'{key} {value}' for key, value in options.items())})"
+        if isinstance(options, dict) and options
+        else ""
+    )
+    return f"{'' if weight == 1 else f'{weight} × '}{source}{given}"
+
+
+def read_data(run: Run) -> dict[str, Any]:
+    """What `proxima train` noted of its data; empty where it was not the command that trained."""
+    try:
+        noted = json.loads(read_file(run.path / "data.json"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return noted if isinstance(noted, dict) else {}
+
+
+def short(value: float, digits: int = 3) -> str:
+    """A number for a sentence."""
+    if not math.isfinite(value):
+        return "–"
+    if value and not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.{digits - 1}e}"
+    return f"{float(f'{value:.{digits}g}'):,g}"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.0f}" if math.isfinite(value) else "–"
+
+
+def _logged(metrics: Mapping[str, Sequence[float]], name: str, place: int) -> Interval:
+    """A metric at one step, with its interval where one was logged."""
+    names = interval_names(metrics, name)
+    low, high = (metrics[end][place] for end in names) if names else (math.nan, math.nan)
+    return Interval(metrics[name][place], low, high)
+
+
+def _floats(values: Any) -> dict[str, float]:
+    """The finite numbers of a mapping, and nothing else."""
+    if not isinstance(values, dict):
+        return {}
+    return {k: float(v) for k, v in values.items() if isinstance(v, (int, float)) and abs(v) < math.inf}
+
+
+def _finite(values: Sequence[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]

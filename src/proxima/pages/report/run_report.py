@@ -1,0 +1,209 @@
+"""The report of a run. In: a `Run`, finished or not. Out: report.html."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from proxima.config import PPOConfig
+from proxima.config.secrets import shareable
+from proxima.config.trust import trusted_flags
+from proxima.pages.report.report_curves import charts_by_group, constants, frontier
+from proxima.pages.report.report_page import (
+    Page,
+    code,
+    folded,
+    heading,
+    numbers,
+    pairs,
+    paragraph,
+    settings,
+    table,
+    verdict,
+)
+from proxima.pages.report.report_samples import before_and_after, embedded_tokens
+from proxima.pages.report.run_facts import Story, read_data, short, tell
+from proxima.runs import Run
+
+STATES = {
+    "training": "This run is still training: the report shows it as it is now.",
+    "stopped": "This run stopped before its end (interrupted, killed or failed).",
+}
+
+
+def write_report(run: Run, path: str | Path | None = None) -> Path:
+    """Into the run's own folder where no path is given."""
+    story, page = tell(run), Page(run.name, "run report")
+    _first_screen(page, run, story)
+    marks = [{"x": warning["step"], "text": _warning(warning)} for warning in story.warnings]
+    groups = charts_by_group(run.metrics(), marks)
+    for group, charts in groups[:1]:
+        page.section(group.title, paragraph(group.text, "soft"), page.plots(charts))
+    if (traded := frontier(run.metrics())) is not None:
+        page.section("What did it cost?", page.plots([traded]))
+    _samples(page, run)
+    for group, charts in groups[1:]:
+        page.section(group.title, paragraph(group.text, "soft"), page.plots(charts))
+    if same := constants(run.metrics()):
+        told = ", ".join(f"{name} {short(value)}" for name, value in same.items())
+        page.section("The same at every step", paragraph(f"{told}.", "soft"))
+    _warnings(page, story)
+    _how(page, run)
+    return page.write(Path(path) if path else run.path / "report.html")
+
+
+def _first_screen(page: Page, run: Run, story: Story) -> None:
+    state = STATES.get(run.state, "")
+    reason = str((run.results or {}).get("stop_reason") or "") if run.state == "finished" else ""
+    page.section(
+        "",
+        heading(run.name),
+        paragraph(state, "state") if state else "",
+        verdict(story.verdict, story.better),
+        *(paragraph(sentence) for sentence in story.what),
+        numbers(story.cards),
+        paragraph(f"It ended because: {shareable(reason)}.", "soft") if reason else "",
+        paragraph(_alarm_words(len(story.warnings)), "soft"),
+    )
+
+
+def _alarm_words(count: int) -> str:
+    if not count:
+        return "No guard raised an alarm."
+    return f"{count} alarm{'s' if count > 1 else ''} of the guards: see “Warnings met”."
+
+
+def _samples(page: Page, run: Run) -> None:
+    source, rows = before_and_after(run)
+    if rows:
+        page.section("Before and after", paragraph(source, "soft"), pairs(rows))
+    elif latest := run.samples():
+        last = latest[-1]["step"]
+        shown = [
+            (str(s.get("prompt", "")), str(s.get("text", "")), short(_number(s.get("reward"))))
+            for s in run.samples(last)
+        ]
+        told = f"Texts of step {last}. Nothing to set beside them was logged."
+        page.section(
+            "What it writes", paragraph(told, "soft"), table(("prompt", "text", "reward"), shown[:8], right=2)
+        )
+    steps = embedded_tokens(run)
+    if steps:
+        logged = len(run.token_steps())
+        which = ", ".join(str(step["step"]) for step in steps)
+        held = (
+            f"{len(steps)} of {logged} logged; `proxima studio` shows all"
+            if len(steps) < logged
+            else "all that were logged"
+        )
+        if left_out := sum(step["left_out"] for step in steps):
+            held += f"; {left_out} of their samples are too large for this file"
+        page.section(
+            "Token microscope",
+            paragraph(
+                "What training saw in each token of a text: how likely it was, what it earned, what was "
+                "expected of it. "
+                "Choose a step, a sample, and a second step to set beside it.",
+                "soft",
+            ),
+            page.microscope(steps),
+            paragraph(f"Steps in this file: {which} ({held}).", "soft"),
+        )
+
+
+def _warnings(page: Page, story: Story) -> None:
+    if not story.warnings:
+        return
+    rows = [
+        (str(w["step"]), str(w.get("guard", "")), str(w.get("message", "")), str(w.get("action", "")))
+        for w in story.warnings
+    ]
+    most = 200
+    more = paragraph(f"{len(rows) - most} more are in warnings.jsonl.", "soft") if len(rows) > most else ""
+    page.section(
+        "Warnings met", table(("step", "guard", "what it saw", "what was done"), rows[:most], right=4), more
+    )
+
+
+def _how(page: Page, run: Run) -> None:
+    """Settings, environment, checkpoints, and the commands that do it again."""
+    config = {name: shareable(str(value)) for name, value in run.config.items()}
+    defaults = {name: str(value) for name, value in PPOConfig().to_dict().items()}
+    changed = {name: value for name, value in config.items() if value != defaults.get(name)}
+    rest = {name: value for name, value in config.items() if name not in changed}
+    page.section(
+        "Settings",
+        paragraph("What differs from the defaults:", "soft"),
+        settings(changed),
+        folded(f"{len(rest)} settings at their defaults", settings(rest)) if rest else "",
+    )
+    if run.environment:
+        page.section("Where it ran", folded("Versions and hardware", settings(_flat(run.environment))))
+    if checkpoints := run.checkpoints():
+        rows = [
+            (
+                c["name"],
+                str(c["step"]),
+                "" if c["verdict"] is None else short(c["verdict"], 4),
+                "best" if c["best"] else "",
+            )
+            for c in checkpoints
+        ]
+        page.section("Checkpoints", table(("folder", "step", "verdict", ""), rows))
+    page.section("How to repeat it", code(repeat_commands(run)))
+    if run.problems:
+        page.section("What could not be read", *(paragraph(problem) for problem in run.problems))
+
+
+def repeat_commands(run: Run) -> str:
+    """Shell lines; what the run did not note is said."""
+    data, commit = read_data(run), run.environment.get("git_commit")
+    lines = []
+    if commit:
+        dirty = (
+            "   # its files had changes that were not committed" if run.environment.get("git_changes") else ""
+        )
+        lines.append(f"git checkout {shlex.quote(str(commit))}{dirty}")
+    words = [
+        "proxima",
+        "train",
+        "--config",
+        str(run.path / "config.yaml"),
+        "--run-name",
+        f"{run.path.resolve().name}-again",
+    ]
+    for name in ("data", "validation", "limit", "epochs"):
+        if data.get(name):
+            words += [f"--{name}", str(data[name])]
+    if not data.get("data"):
+        words += ["--data", "PROMPTS"]
+        lines.append("# trained from Python: PROMPTS stands for the prompts that were given there")
+    trust = ["--trust-remote-code"] if run.config.get("trust_remote_code") is True else []
+    lines.append(shlex.join([*words, *trust]))
+    again = ["proxima", "eval", str(run.path), "--data", "HELD_OUT", *_named(run), *trust]
+    lines.append(f"{shlex.join(again)}   # beside the model it started as")
+    return shareable("\n".join(lines))
+
+
+def _named(run: Run) -> list[str]:
+    """Functions and servers, which `eval` only calls where the command line names them."""
+    try:
+        return trusted_flags(PPOConfig.from_dict(run.config))
+    except (ValueError, TypeError):  # a broken run has a report too
+        return []
+
+
+def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{before}{name} ") if isinstance(value, dict) else {f"{before}{name}": value}
+    return flat
+
+
+def _warning(warning: dict[str, Any]) -> str:
+    return f"{warning.get('guard', 'guard')}: {warning.get('message', '')}"[:200]
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else float("nan")

@@ -1,0 +1,73 @@
+"""Samples that follow a prompt through the steps.
+
+In: rows of samples.jsonl. Out: one row a prompt, one cell a chosen step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+COLUMNS = 4  # steps shown where none are asked for
+ROWS = 24
+TEXT = 2000  # characters of a cell; the microscope shows all of it
+
+
+def follow(rows: Sequence[Mapping[str, Any]], wanted: Sequence[int] = ()) -> dict[str, Any]:
+    """Followed prompts come first, then those met at most steps; of all this only so many rows and so much
+    text."""
+    steps = sorted({row["step"] for row in rows})
+    chosen = choose(steps, wanted)
+    cells: dict[tuple[str, str, int], dict[int, Mapping[str, Any]]] = {}
+    met: Counter[tuple[str, str, int]] = Counter()
+    place: Counter[tuple[int, str, str]] = Counter()
+    for row in rows:
+        kind, prompt, step = text_of(row, "kind"), text_of(row, "prompt"), row["step"]
+        place[step, kind, prompt] += 1
+        key = kind, prompt, place[step, kind, prompt]
+        met[key] += 1
+        if step in chosen:
+            cells.setdefault(key, {})[step] = row
+    keys = sorted(
+        cells, key=lambda key: (key[0] != "followed", -met[key])
+    )  # stable: equal ones stay in the order of the file
+    shown = [
+        {
+            "prompt": cut(key[1]),
+            "kind": key[0],
+            "steps": met[key],
+            "cells": [_cell(cells[key].get(step)) for step in chosen],
+        }
+        for key in keys[:ROWS]
+    ]
+    return {"steps": steps, "chosen": chosen, "rows": shown, "left": len(keys) - len(shown)}
+
+
+def choose(steps: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    """The nearest step to each one asked for; else the first, the last and some between them."""
+    if not steps:
+        return []
+    if not wanted:
+        most = min(COLUMNS, len(steps))
+        return [steps[i * (len(steps) - 1) // max(most - 1, 1)] for i in range(most)]
+    return sorted({nearest(steps, step) for step in wanted})
+
+
+def nearest(steps: Sequence[int], step: int) -> int:
+    place = bisect_left(steps, step)
+    return min(steps[max(place - 1, 0) : place + 1], key=lambda each: abs(each - step))
+
+
+def text_of(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= TEXT else f"{text[:TEXT]}… ({len(text):,} characters)"
+
+
+def _cell(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if row is None else {"text": cut(text_of(row, "text")), "reward": row.get("reward")}

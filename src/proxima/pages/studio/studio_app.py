@@ -1,0 +1,143 @@
+"""The studio's routes. In: a library of runs, and a feedback store if there is one. Out: an app with the page
+and its routes.
+
+    GET /api/runs                            one line a run
+    GET /api/run?name=                       a run: config, environment, end, warnings, charts, logged steps
+    GET /api/curves?name=&metric=&after=     points after a step, with what else is new; all of them where the
+    run was cut back
+    GET /api/samples?name=&step=             prompts followed through the steps
+    GET /api/tokens?name=&step=              token records of a step
+    GET /api/compare?name=&metric=           several runs over each other
+
+The label page is at /label with the routes of its own. Answers are plain ASCII JSON: whatever a model wrote,
+half a surrogate pair included, arrives as the text it was.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxima.pages.label import PAGE, Store, add_label_routes
+from proxima.pages.studio.run_library import Library, Open, said, state_of
+from proxima.pages.studio.sample_table import follow
+from proxima.pages.studio.studio_comparison import Member, compare
+from proxima.pages.studio.studio_curves import band, curve, groups
+from proxima.pages.web import Site, make_app
+from proxima.runs.run_writer import plain
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Response
+
+STATIC = Path(__file__).parent / "static"
+MOST = 12  # runs in one comparison
+
+
+def make_studio_app(library: Library, site: Site, store: Store | None = None) -> FastAPI:
+    from fastapi import Query
+
+    app = make_app(site, STATIC, **({"label": PAGE} if store else {}))
+    if store:
+        add_label_routes(app, store)
+
+    @app.get("/api/runs")
+    def runs() -> Response:
+        return answer({"folder": str(library.folder), "label": store is not None, "runs": library.list()})
+
+    @app.get("/api/run")
+    def run(name: str) -> Response:
+        with library.open(name) as opened:
+            return answer(run_of(opened))
+
+    @app.get("/api/curves")
+    def curves(name: str, metric: list[str] = Query([]), after: int = -1, edition: str = "") -> Response:  # noqa: B008
+        with library.open(name) as opened:
+            return answer(curves_of(opened, metric, after, edition))
+
+    @app.get("/api/samples")
+    def samples(name: str, step: list[int] = Query([])) -> Response:  # noqa: B008
+        with library.open(name) as opened:
+            return answer(follow(opened.run.samples(), step))
+
+    @app.get("/api/tokens")
+    def tokens(name: str, step: int) -> Response:
+        with library.open(name) as opened:
+            return answer({"step": step, "samples": opened.run.tokens(step)})
+
+    @app.get("/api/compare")
+    def compare_runs(name: list[str] = Query([]), metric: list[str] = Query([])) -> Response:  # noqa: B008
+        if len(name) > MOST:
+            raise ValueError(f"{len(name)} runs are too many to compare at once; choose {MOST} or fewer")
+        members = []
+        for each in dict.fromkeys(name):
+            with library.open(each) as opened:
+                run, metrics = opened.run, opened.run.metrics()
+                members.append(Member(each, run.state, run.config, metrics))
+        return answer(compare(members, metric))
+
+    return app
+
+
+def answer(value: Any) -> Response:
+    from fastapi import Response
+
+    try:
+        return Response(
+            json.dumps(plain(value), separators=(",", ":"), default=str), media_type="application/json"
+        )
+    except RecursionError:
+        raise ValueError("a file of this run is nested too deep to be shown") from None
+
+
+def head_of(opened: Open, metrics: dict[str, list[float]]) -> dict[str, Any]:
+    """What may change from one look to the next, in few bytes."""
+    run = opened.run
+    last = {name: column[-1] for name, column in metrics.items() if column}
+    steps = run.token_steps()
+    return {
+        "name": run.name,
+        "state": state_of(run, last.get("seconds")),
+        "edition": opened.edition,
+        "changed": run.changed,
+        "step": int(last.get("step", 0)),
+        "last": {
+            name: last.get(name) for name in ("avg_reward", "kl", "entropy", "response_length", "seconds")
+        },
+        "warnings": len(run.warnings()),
+        "token_steps": [len(steps), steps[-1] if steps else 0],
+        **said(run),
+    }
+
+
+def run_of(opened: Open) -> dict[str, Any]:
+    run = opened.run
+    metrics = run.metrics()
+    return {
+        **head_of(opened, metrics),
+        "path": str(run.path),
+        "config": run.config,
+        "environment": run.environment,
+        "results": run.results,
+        "evaluation": run.evaluation,
+        "checkpoints": run.checkpoints(),
+        "messages": run.warnings(),
+        "tokens": run.token_steps(),
+        "groups": groups(metrics),
+    }
+
+
+def curves_of(opened: Open, names: list[str], after: int, edition: str) -> dict[str, Any]:
+    """Points after a step if the page has the others of this edition; else all of them, and `anew` says
+    so."""
+    metrics = opened.run.metrics()
+    steps = metrics["step"]
+    anew = edition != opened.edition or after > (steps[-1] if steps else -1)
+    since, there = -1 if anew else after, [name for name in names if name in metrics]
+    return {
+        **head_of(opened, metrics),
+        "anew": anew,
+        "metrics": len(metrics),
+        "curves": {name: curve(steps, metrics[name], since) for name in there},
+        "bands": {name: rows for name in there if (rows := band(metrics, name, since))},
+    }

@@ -1,0 +1,56 @@
+"""A batch over processes.
+
+In: a batch that all know. Out: this process's rows; and the whole batch from all processes' rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from proxima.core.types import KeptSet, Tokens, pad_to
+from proxima.runtime.distributed.process_group import Processes
+
+
+def own_share(tokens: Tokens, processes: Processes) -> Tokens:
+    """The rows that this process computes; all where it is alone."""
+    return tokens.select(processes.rows(len(tokens.prompts))) if processes.many else tokens
+
+
+def join_tokens(prompts: Tokens, own: Tokens, processes: Processes) -> Tokens:
+    """The whole rollout on every process.
+
+    Args:
+        prompts: the prompt side of all rows.
+        own: this process's rows with their responses; a process without rows learns from the others what
+            responses have.
+    """
+    total, width = len(prompts.prompts), processes.largest(own.mask.shape[1])
+    listed = processes.largest(0 if own.kept is None or own.kept.ids is None else own.kept.ids.shape[2])
+    packed = processes.largest(0 if own.kept is None or own.kept.bits is None else own.kept.bits.shape[2])
+    sampled = processes.largest(int(own.sampled_logprobs is not None))
+
+    def joined(
+        column: Tensor | None, fill: int = 0, *shape: int, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        if column is None:
+            column = torch.zeros(len(own.prompts), 0, *shape, dtype=dtype, device=own.mask.device)
+        if shape:
+            column = torch.nn.functional.pad(column, (0, shape[0] - column.shape[2]), value=fill)
+        return processes.join(pad_to(column, width, fill), total)
+
+    kept = None
+    if listed:
+        kept = KeptSet(ids=joined(own.kept.ids if own.kept else None, -1, listed, dtype=torch.int32))
+    elif packed:
+        kept = KeptSet(bits=joined(own.kept.bits if own.kept else None, 0, packed, dtype=torch.uint8))
+    return replace(
+        prompts,
+        response_ids=joined(own.response_ids),
+        mask=joined(own.mask),
+        ended=processes.join(own.ended, total),
+        kept=kept,
+        sampled_logprobs=joined(own.sampled_logprobs) if sampled else None,
+    )

@@ -1,0 +1,181 @@
+"""A trainer's whole state.
+
+In: a trainer. Out: weights and optimisers in a folder, the rest as plain values; and back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from proxima.config import PPOConfig, RewardSpec
+from proxima.ppo_trainer.batch_plan import Plan
+from proxima.runs.checkpoint import Checkpoint
+from proxima.runs.checkpoint.checkpoint_tensors import (
+    load_optimizer,
+    load_random_state,
+    random_numbers,
+    save_optimizer,
+    save_random_tensors,
+    set_random_state,
+)
+from proxima.runtime.distributed.sharding import put_together
+
+if TYPE_CHECKING:
+    from proxima.ppo_trainer.ppo_trainer import PPOTrainer
+
+log = logging.getLogger(__name__)
+
+# What a resumed run may change: where, how fast, how carefully and until when, but not what is computed.
+_FREE = """run_dir run_name trackers device engine engine_urls engine_memory engine_timeout compile_layers
+    gradient_checkpointing micro_batch_size micro_batch_tokens shard_base process_timeout trust_remote_code
+    buffer_storage buffer_max_bytes buffer_overflow eval_every judges token_samples patience min_improvement
+    max_reward_failures checkpoint_every keep_checkpoints max_skipped_updates on_nonfinite kl_limit
+    min_entropy length_limit max_falling_verdicts on_guard rollback_rate_factor"""
+FREE = frozenset(_FREE.split())
+
+
+def plain_config(config: PPOConfig) -> dict[str, Any]:
+    """The settings as a checkpoint holds them."""
+    return json.loads(json.dumps(config.to_dict(), default=repr))
+
+
+def changed_settings(before: Mapping[str, Any], config: PPOConfig) -> list[str]:
+    """Settings that differ from a checkpoint's; those it does not know are left out."""
+    before, now = without_keys(before), plain_config(config)
+    return [name for name in now if name in before and before[name] != now[name]]
+
+
+def without_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint's settings as they are written today; earlier versions wrote keys of addresses down."""
+    named = {name: settings[name] for name in ("rewards", "judges") if name in settings}
+    return {
+        **settings,
+        **{name: [RewardSpec.of(each).to_dict() for each in specs] for name, specs in named.items()},
+    }
+
+
+def plain_state(trainer: PPOTrainer) -> dict[str, Any]:
+    budget = trainer.models.micro_batches
+    return {
+        "step": trainer.step,
+        "total_steps": trainer.total_steps,
+        "kl_coef": trainer.kl_coef,
+        "rate_factor": trainer.rate_factor,
+        "micro_batches": [budget.size, budget.tokens],
+        "endings": endings(trainer),
+        "random": random_numbers(),
+        "config": plain_config(trainer.config),
+    }
+
+
+def endings(trainer: PPOTrainer) -> dict[str, Any]:
+    """How texts end for the classifiers among rewards and judges."""
+    judges = {name: judge.endings() for name, judge in trainer.judges.scoring.items()}
+    return {"rewards": trainer.reward_computer.endings(), "judges": judges}
+
+
+def restore_endings(trainer: PPOTrainer, saved: Any) -> None:
+    """A run that goes on ends texts as before, whatever it would choose now."""
+    trainer.reward_computer.restore_endings(_within(saved, "rewards"))
+    for name, judge in trainer.judges.scoring.items():
+        judge.restore_endings(_within(_within(saved, "judges"), name))
+
+
+def _within(saved: Any, name: str) -> dict[str, Any]:
+    found = saved.get(name) if isinstance(saved, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def save_tensors(trainer: PPOTrainer, folder: Path, whole: Callable[[Tensor], Tensor]) -> None:
+    trainer.models.policy.save(folder / "policy", whole)
+    trainer.models.value.save(folder / "value", whole)
+    save_optimizer(trainer.model_trainer.policy_optimizer, folder / "policy_optimizer.safetensors", whole)
+    save_optimizer(trainer.model_trainer.value_optimizer, folder / "value_optimizer.safetensors", whole)
+    save_random_tensors(folder / "random.safetensors")
+
+
+def put_state_together(trainer: PPOTrainer, optimizers: bool = True) -> Callable[[Tensor], Tensor]:
+    """Called by all processes before the first one writes: the function gives the whole of a tensor that
+    is sharded."""
+    roles = (trainer.models.policy, trainer.models.value)
+    tensors = [tensor for role in roles for tensor in role.parameters()]
+    if optimizers:
+        both = (trainer.model_trainer.policy_optimizer, trainer.model_trainer.value_optimizer)
+        tensors += [
+            tensor
+            for each in both
+            for state in each.state_dict()["state"].values()
+            for tensor in state.values()
+        ]
+    return put_together(tensors, trainer.models.processes)
+
+
+def agree(trainer: PPOTrainer) -> None:
+    """At a checkpoint: generators and micro-batches, which differ a little between processes, become what
+    is written."""
+    processes, budget = trainer.models.processes, trainer.models.micro_batches
+    if not processes.many:
+        return
+    budget.size, budget.tokens = processes.smallest(budget.size), processes.smallest(budget.tokens)
+    set_random_state(processes.lead(lambda: {"torch": torch.get_rng_state().tolist(), **random_numbers()}))
+
+
+def load_state(trainer: PPOTrainer, folder: Path, state: Mapping[str, Any]) -> None:
+    """What a setting that the user changed decides is left as the config has it."""
+    trainer.load(folder)
+    load_optimizer(trainer.model_trainer.policy_optimizer, folder / "policy_optimizer.safetensors")
+    load_optimizer(trainer.model_trainer.value_optimizer, folder / "value_optimizer.safetensors")
+    load_random_state(folder / "random.safetensors", state["random"])
+    restore_endings(trainer, state.get("endings"))
+    changed = changed_settings(state["config"], trainer.config)
+    trainer.step, trainer.rate_factor = state["step"], state["rate_factor"]
+    if "kl_coef" not in changed:
+        trainer.kl_coef = state["kl_coef"]
+    if not {"micro_batch_size", "micro_batch_tokens"} & set(changed):
+        budget = trainer.models.micro_batches
+        budget.size, budget.tokens = state["micro_batches"]
+
+
+def check_resumable(checkpoint: Checkpoint, config: PPOConfig, plan: Plan, total: int, force: bool) -> bool:
+    """Refuse to go on with other prompts or, unless forced, with settings that alter what is computed;
+    whether any changed."""
+    state, now = checkpoint.state, plan.fingerprints
+    then = state["fingerprints"]
+    if then["prompts"] != now["prompts"]:
+        counts = f"{then['prompts']['count']} then, {now['prompts']['count']} now"
+        raise ValueError(
+            f"{checkpoint.path} was trained on other prompts ({counts}); give the same data or start a new "
+            "run"
+        )
+    changed, before = changed_settings(state["config"], config), without_keys(state["config"])
+    refused = [
+        f"{name} ({before[name]!r} then, {getattr(config, name)!r} now)"
+        for name in changed
+        if name not in FREE
+    ]
+    if then["validation"] != now["validation"]:
+        refused.append("the validation prompts")
+    if total != state["total_steps"] and config.lr_schedule != "constant":
+        refused.append(
+            f"the number of epochs, which shapes the learning rates ({state['total_steps']} steps then, "
+            f"{total} now)"
+        )
+    if refused and not force:
+        raise ValueError(
+            f"resuming with other settings would be another run: {'; '.join(refused)}; change them back or "
+            "add --force"
+        )
+    if refused:
+        log.warning("resumed with other settings: %s", "; ".join(refused))
+    return (
+        bool(set(changed) - {"run_dir", "run_name", "trackers"})
+        or bool(refused)
+        or total != state["total_steps"]
+    )

@@ -1,0 +1,42 @@
+"""What a training run gives back. In: its metrics and verdicts. Out: `TrainingResults`, and a line a step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+DONE = "all epochs done"
+
+
+@dataclass
+class TrainingResults:
+    """What `PPOTrainer.train` did."""
+
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    """One dict a step, by the names of `proxima.runs.glossary.GLOSSARY`; those of a resumed run from its
+    first step on."""
+    best_step: int = 0
+    """The step with the best verdict, counted from 1."""
+    stop_reason: str = ""
+    """Why it ended: `all epochs done`, the evaluator's reason or a guard's."""
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    """The evaluator's last word: performance and convergence."""
+    run_folder: Path = Path()
+    """Config, metrics, samples, checkpoints and the trained adapters."""
+
+
+def step_line(metrics: dict[str, float]) -> str:
+    """One line a step."""
+    shown = {
+        "reward": "avg_reward",
+        "kl": "kl",
+        "policy": "policy_loss",
+        "value": "value_loss",
+        "length": "response_length",
+    }
+    numbers = "  ".join(
+        f"{label} {metrics[name]:.4g}" for label, name in shown.items() if not math.isnan(metrics[name])
+    )
+    return f"step {metrics['step']:>4.0f}  {numbers}  {metrics['seconds']:.1f} s"

@@ -1,6 +1,0 @@
-"""What a run did, for anyone. In: a `Run`. Out: one HTML file that needs nothing else, and a few lines for the terminal."""
-
-from proxima.report.run_report import write_report
-from proxima.report.terminal import summary
-
-__all__ = ["summary", "write_report"]

@@ -1,0 +1,120 @@
+"""A Python function as a reward. In: `Samples`. Out: what the function returned for what it asked for, by
+parameter name.
+
+`f(prompts, completions)`, and any of `completion_ids`, `ended`, a column of the data set, an option of the
+spec; `async def` is awaited. It returns one number a sequence, or a list of numbers, one a response token.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from proxima.config import RewardSpec
+from proxima.rewards.coroutines import run_async
+from proxima.rewards.reward_options import check_options, typed
+from proxima.rewards.reward_outcome import Outcome, read_rewards
+from proxima.rewards.reward_samples import Samples, columns_of
+
+OWN = ("prompts", "completions", "completion_ids", "ended")
+
+
+class FunctionReward:
+    """Calls a function with what its parameters name."""
+
+    attempts = 2
+
+    def __init__(self, spec: RewardSpec, function: Callable[..., Any]):
+        self.function, self.label = function, spec.label
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (ValueError, TypeError):  # some builtins have no signature
+            parameters = [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
+        self.positional, taken = _by_position(spec, parameters)
+        asked = {
+            p.name: p
+            for p in parameters
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in taken
+        }
+        self.takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self.own = [name for name in OWN if name in asked]
+        others = [name for name in asked if name not in OWN]
+        self.options = check_options(spec, typed(function, others), self.takes_any)
+        columns = [name for name in others if name not in self.options]
+        self.needed = [name for name in columns if asked[name].default is inspect.Parameter.empty]
+        self.optional = [name for name in columns if name not in self.needed]
+        self.reserved = {*OWN, *taken}
+
+    def check(self, prompts: Sequence[str]) -> None:
+        """Every column that the function asks for is there, or an error that names it."""
+        for name in self.needed + self.optional:
+            missing = [i for i, prompt in enumerate(prompts) if name not in columns_of(prompt)]
+            if missing and (name in self.needed or len(missing) < len(prompts)):
+                first = missing[0]
+                have = ", ".join(sorted(columns_of(prompts[first]))) or "none"
+                raise ValueError(
+                    f"the reward {self.label!r} asks for {name!r}, but the columns of prompt {first} "
+                    f"({prompts[first][:40]!r}) are: {have}; add the column to the data, or the option "
+                    f"{name} to the reward"
+                )
+
+    def __call__(self, samples: Samples) -> Outcome:
+        named = self.needed + self.optional
+        wanted = {
+            name: column
+            for name, column in samples.columns().items()
+            if name in named or (self.takes_any and name not in self.reserved)
+        }
+        given = {name: _copied(getattr(samples, name)) for name in self.own}
+        positional = [_copied(getattr(samples, name)) for name in self.positional]
+        returned = self.function(*positional, **{**wanted, **given, **self.options})
+        if inspect.isawaitable(returned):
+            returned = run_async(returned)
+        return read_rewards(returned, samples.lengths)
+
+
+def _copied(items: Sequence[Any]) -> list[Any]:
+    """A list of the function's own: what it changes in it changes nothing else."""
+    return [list(item) if isinstance(item, list) else item for item in items]
+
+
+def _by_position(spec: RewardSpec, parameters: list[inspect.Parameter]) -> tuple[tuple[str, ...], list[str]]:
+    """What goes by position and the parameters that take it: prompts and completions come first, whatever
+    they are called, unless the function names `completions` at another place; then all goes by name."""
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if "completions" in [p.name for p in parameters] and names[1:2] != ["completions"]:
+        return (), []
+    if len(names) < 2 and not any_number:
+        raise ValueError(
+            f"the reward {spec.label!r} must take (prompts, completions), it takes ({', '.join(names)})"
+        )
+    return ("prompts", "completions"), names[:2]
+
+
+def load_function(source: str) -> Callable[..., Any]:
+    """`module:function`, looked up on the Python path and in the current folder."""
+    module_name, _, function_name = source.partition(":")
+    if module_name.endswith(".py"):
+        name = Path(module_name).stem
+        raise ValueError(
+            f"the reward {source!r} names a file; write {name}:{function_name}, and run where {name}.py lies"
+        )
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (Exception, SystemExit) as error:  # a user's module may raise anything when it is imported
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"cannot load the reward {source!r}: {reason}; give module:function, from the current folder too"
+        ) from error
+    finally:
+        sys.path.remove(here)
+    if not callable(function):
+        raise ValueError(f"the reward {source!r} is a {type(function).__name__}, not a function")
+    return function

@@ -1,0 +1,229 @@
+"""Reward models. In: `Samples`. Out: one score per sequence.
+
+`TrainedReward` is the system's own: it scores token ids, EOS included, never re-tokenised text.
+`ClassifierSource` is any sequence classifier: it does the same where its tokenizer is the policy's, else it
+reads the text with its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.base_setup.micro_batches import MicroBatches
+from proxima.base_setup.model_setup import load_classifier
+from proxima.base_setup.tokenizer_setup import same_tokenizer
+from proxima.config import PPOConfig
+from proxima.core.types import Tokens
+from proxima.models import ClassifierReward, RewardModel
+from proxima.models.backbone import EngineSettings
+from proxima.models.reward_model import reward_warning
+from proxima.rewards.endings import CHOICES, HOW, Ending, compare_endings, recorded_ending, unread_pad
+from proxima.rewards.reward_outcome import Outcome, read_rewards
+from proxima.rewards.reward_samples import Samples, tokens_of
+
+log = logging.getLogger(__name__)
+
+SAMPLED = Ending("append", "its tokenizer is the policy's, and a sampled EOS is part of the response")
+
+
+class TrainedReward:
+    """A reward adapter or network of this package, with its scalar head."""
+
+    attempts = 2
+
+    def __init__(self, model: RewardModel, tokenizer: Any, micro_batches: MicroBatches):
+        self.model, self.tokenizer, self.micro_batches = model, tokenizer, micro_batches
+        if model.source != "untrained" and (message := reward_warning(model.source)):
+            warnings.warn(message, stacklevel=2)
+
+    def check(self, prompts: Sequence[str]) -> None:
+        """It needs no column."""
+
+    @torch.no_grad()
+    def __call__(self, samples: Samples) -> Outcome:
+        tokens = self._written(samples) if samples.tokens is None else samples.tokens
+
+        def measured() -> list[Tensor]:
+            return [self.model.token_scores(tokens.select(rows)) for rows in self.micro_batches.rows(tokens)]
+
+        scores = self.micro_batches.run(measured, tokens.longest)
+        return read_rewards(torch.cat(scores), samples.lengths)
+
+    def _written(self, samples: Samples) -> Tokens:
+        """Texts that nobody sampled, as the model was trained on them: prompt, completion, and EOS where
+        it ended."""
+        rows: list[list[int]] = self.tokenizer(samples.completions, add_special_tokens=False)["input_ids"]
+        end = self.tokenizer.eos_token_id
+        rows = [
+            [*row, end] if ended and end is not None else row
+            for row, ended in zip(rows, samples.ended, strict=True)
+        ]
+        return tokens_of(samples.prompts, rows, samples.ended, self.tokenizer, self.model.device)
+
+
+class ClassifierSource:
+    """Any `AutoModelForSequenceClassification`, by folder or Hub id.
+
+    Where its tokenizer is the policy's it reads the sampled ids, else the text, written as ids by its own
+    tokenizer. `ending` says how a response that ended is ended for it; a response that was cut has no EOS
+    either way.
+    """
+
+    attempts = 2
+
+    def __init__(
+        self,
+        source: str,
+        config: PPOConfig,
+        device: torch.device,
+        policy_tokenizer: Any = None,
+        *,
+        label: int | str | None = None,
+        max_length: int = 0,
+        chat: bool = False,
+        eos: str = "auto",
+    ):
+        """
+        Args:
+            policy_tokenizer: what sampled ids were written with; None = the classifier's own.
+            label: index or name of the score among several labels.
+            max_length: longer texts are cut on the left; 0 = a text that does not fit fails.
+            chat: write prompt and completion as user and assistant turns of the tokenizer's chat template.
+            eos: `append` = EOS follows a response that ended, `leave` = none does, `auto` = as the model was
+                trained.
+        """
+        if max_length < 0:
+            raise ValueError(f"max_length ({max_length}) of reward {source!r} must be 0 (off) or more")
+        if eos not in CHOICES:
+            raise ValueError(f"eos ({eos!r}) of reward {source!r} must be one of {', '.join(CHOICES)}")
+        network, tokenizer, saved = load_classifier(config, source, device)
+        if chat and not tokenizer.chat_template:
+            raise ValueError(
+                f"the tokenizer of reward {source!r} has no chat template; leave the option chat out"
+            )
+        if eos == "append" and tokenizer.eos_token_id is None:
+            raise ValueError(
+                f"the tokenizer of reward {source!r} has no EOS token to append; leave the option eos out"
+            )
+        try:
+            self.classifier = ClassifierReward(network, tokenizer, label, max_length)
+        except ValueError as error:
+            raise ValueError(f"reward {source!r}: {error}") from None
+        if self.classifier.decoder is not None:
+            settings = EngineSettings(fast=config.engine != "plain", compiled=config.compile_layers)
+            self.classifier.decoder.backbone.settings = settings
+        self.source, self.chat, self.eos, self.size = source, chat, eos, config.micro_batch_size
+        self.reads_ids = not chat and (
+            policy_tokenizer is None or same_tokenizer(policy_tokenizer, tokenizer)
+        )
+        self.ending = (
+            Ending(eos, "the option says so")
+            if eos != "auto"
+            else recorded_ending(source, saved, tokenizer, chat)
+        )
+        if self.ending is None and self.reads_ids and policy_tokenizer is not None:
+            self.ending = SAMPLED
+        self._unread = unread_pad(saved, tokenizer)
+        self._said = False
+
+    def check(self, prompts: Sequence[str]) -> None:
+        """It needs no column."""
+
+    def settle(self, samples: Samples) -> Ending:
+        """How texts end: as it is known, or chosen by these samples; then the choice stays, and is said
+        once."""
+        if self.ending is None and self.reads_ids and samples.tokens is not None:
+            self.ending = SAMPLED
+        if self.ending is None:
+            self.ending = compare_endings(self._score_finished, samples)
+        if not self._said:
+            level = logging.WARNING if self.ending.is_guess else logging.INFO
+            log.log(
+                level,
+                "reward %s reads %s; %s",
+                self.source,
+                "the sampled ids" if self.reads_ids else "the text",
+                self.ending,
+            )
+            self._said = True
+        return self.ending
+
+    def settled(self, samples: Samples) -> dict[str, str] | None:
+        self.settle(samples)
+        return self.state()
+
+    def state(self) -> dict[str, str] | None:
+        """The choice, as plain values; None before there is one."""
+        return (
+            None
+            if self.ending is None
+            else {"source": self.source, "how": self.ending.how, "why": self.ending.why}
+        )
+
+    def restore(self, state: Any) -> None:
+        """Take over the choice that a run made for this very model; an option that the user gave holds
+        against it."""
+        if (
+            self.eos == "auto"
+            and isinstance(state, dict)
+            and state.get("source") == self.source
+            and state.get("how") in HOW
+        ):
+            self.ending = Ending(state["how"], str(state.get("why")))
+
+    def __call__(self, samples: Samples) -> Outcome:
+        ending = self.settle(samples)
+        if self.reads_ids and samples.tokens is not None:
+            rows = self._id_rows(samples.tokens, ending.how)
+        else:
+            rows = self._text_rows(samples, ending.how)
+        outcome = read_rewards(self._score(rows), samples.lengths)
+        why = f"a text is empty or longer than the {self.classifier.limit} tokens that the model reads"
+        return Outcome(outcome.sequence, {}, why if outcome.failures else "")
+
+    def _score_finished(self, samples: Samples, how: str) -> Tensor:
+        return self._score(self._text_rows(replace(samples, ended=[True] * len(samples)), how))
+
+    def _score(self, rows: list[list[int]]) -> Tensor:
+        return torch.cat(
+            [self.classifier.scores(rows[i : i + self.size]) for i in range(0, len(rows), self.size)]
+        )
+
+    def _id_rows(self, tokens: Tokens, how: str) -> list[list[int]]:
+        """Prompt and response as the policy saw them."""
+        rows = [ids[mask].tolist() for ids, mask in zip(tokens.input_ids, tokens.input_mask, strict=True)]
+        for row, ended in zip(rows, tokens.ended.tolist(), strict=True):
+            if ended and (how == "leave" or row[-1] == self._unread):
+                row.pop()
+        return rows
+
+    def _text_rows(self, samples: Samples, how: str) -> list[list[int]]:
+        """The texts, as ids of the classifier's own tokenizer."""
+        texts = self._as_chats(samples) if self.chat else samples.full_texts
+        tokenizer, longest = self.classifier.tokenizer, self.classifier.max_length
+        way: dict[str, Any] = {"add_special_tokens": not self.chat}
+        if longest:
+            way |= {"truncation": True, "max_length": longest - (how == "append")}
+        rows: list[list[int]] = tokenizer(texts, **way)["input_ids"]
+        end = tokenizer.eos_token_id
+        if how == "append":
+            for row, ended in zip(rows, samples.ended, strict=True):
+                if ended and row and row[-1] != end:
+                    row.append(end)
+                elif not ended and row and row[-1] == end and self.classifier.decoder is not None:
+                    row.pop()  # the tokenizer's own
+        return rows
+
+    def _as_chats(self, samples: Samples) -> list[str]:
+        turns = [
+            [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+            for prompt, completion in zip(samples.prompts, samples.completions, strict=True)
+        ]
+        return [self.classifier.tokenizer.apply_chat_template(turn, tokenize=False) for turn in turns]

@@ -1,0 +1,105 @@
+"""What a reward may read.
+
+In: the tokens of a rollout, or plain texts. Out: `Samples`: texts, ids, ends and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.core.encoding import encode_prompts
+from proxima.core.sampling import sequence_keys
+from proxima.core.types import Tokens
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A batch as rewards see it."""
+
+    prompts: list[str]  # may be `proxima.core.types.Prompt`, with columns
+    completions: list[str]
+    completion_ids: list[list[int]]  # response tokens, EOS included
+    ended: list[bool]  # whether the last of them is an EOS
+    tokens: Tokens | None = None  # None = the texts were never tokens
+
+    @classmethod
+    def of_tokens(cls, tokens: Tokens) -> Samples:
+        rows = [ids[mask].tolist() for ids, mask in zip(tokens.response_ids, tokens.mask, strict=True)]
+        return cls(list(tokens.prompts), tokens.texts(), rows, tokens.ended.tolist(), tokens)
+
+    @classmethod
+    def of_texts(cls, prompts: Sequence[str], completions: Sequence[str], tokenizer: Any) -> Samples:
+        """Plain texts, tokenised by themselves; a text that nobody sampled counts as ended."""
+        completions = list(completions)
+        rows = tokenizer(completions, add_special_tokens=False)["input_ids"] if completions else []
+        return cls(list(prompts), completions, rows, [True] * len(completions))
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(row) for row in self.completion_ids]
+
+    @property
+    def full_texts(self) -> list[str]:
+        return [
+            prompt + completion for prompt, completion in zip(self.prompts, self.completions, strict=True)
+        ]
+
+    def columns(self) -> dict[str, list[Any]]:
+        """The columns that every prompt carries."""
+        rows = [columns_of(prompt) for prompt in self.prompts]
+        return (
+            {name: [row[name] for row in rows] for name in rows[0] if all(name in row for row in rows)}
+            if rows
+            else {}
+        )
+
+    def part(self, start: int, stop: int) -> Samples:
+        """Some of them, in order, without the rollout behind."""
+        fields = (self.prompts, self.completions, self.completion_ids, self.ended)
+        return Samples(*(field[start:stop] for field in fields))  # type: ignore[arg-type]
+
+
+def columns_of(prompt: str) -> dict[str, Any]:
+    return getattr(prompt, "columns", {})
+
+
+def tokens_of(
+    prompts: list[str], completion_ids: list[list[int]], ended: list[bool], tokenizer: Any, device: Any
+) -> Tokens:
+    """The record of a rollout from prompts and the ids that were sampled after them."""
+    prompt_rows = encode_prompts(tokenizer, prompts)
+    prompt_ids, prompt_mask = pad_rows(prompt_rows, left=True)
+    response_ids, mask = pad_rows(completion_ids)
+    tokens = Tokens(
+        prompts=prompts,
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_mask,
+        response_ids=response_ids,
+        mask=mask,
+        ended=torch.tensor(ended, dtype=torch.bool),
+        truncated=torch.zeros(len(prompts), dtype=torch.bool),
+        keys=sequence_keys(prompt_rows),
+        tokenizer=tokenizer,
+    )
+    return tokens.map(lambda tensor: tensor.to(device))
+
+
+def pad_rows(rows: list[list[int]], left: bool = False) -> tuple[Tensor, Tensor]:
+    """Ids (B, T) and their mask; where the mask is off, 0."""
+    width = max((len(row) for row in rows), default=0)
+    ids, mask = (
+        torch.zeros(len(rows), width, dtype=torch.long),
+        torch.zeros(len(rows), width, dtype=torch.bool),
+    )
+    for i, row in enumerate(rows):
+        place = slice(width - len(row), width) if left else slice(len(row))
+        ids[i, place], mask[i, place] = torch.tensor(row, dtype=torch.long), True
+    return ids, mask

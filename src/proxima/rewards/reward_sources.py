@@ -1,0 +1,85 @@
+"""From a spec to a source.
+
+In: `RewardSpec`. Out: something that turns `Samples` into an `Outcome`, or an error at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from proxima.base_setup.micro_batches import MicroBatches
+from proxima.base_setup.model_setup import has_head
+from proxima.config import PPOConfig, RewardSpec
+from proxima.models import RewardModel
+from proxima.rewards.function_reward import FunctionReward, load_function
+from proxima.rewards.http_reward import EndpointReward
+from proxima.rewards.model_reward import ClassifierSource, TrainedReward
+from proxima.rewards.ready_made_rewards import READY_MADE
+from proxima.rewards.reward_options import check_options, keyword_options, require_options
+from proxima.rewards.reward_outcome import Outcome
+from proxima.rewards.reward_samples import Samples
+
+
+class RewardSource(Protocol):
+    """What every kind of reward can do."""
+
+    attempts: int
+    """How often a call that raises is tried."""
+
+    def check(self, prompts: Sequence[str]) -> None:
+        """Raise a ValueError where the prompts lack what the reward reads."""
+
+    def __call__(self, samples: Samples) -> Outcome: ...
+
+
+def check_rewards(config: PPOConfig) -> None:
+    """Everything that can be wrong with the rewards and needs no model to be seen, before any is loaded."""
+    for spec in config.rewards:
+        if _open_light(spec) is None:
+            check_options(spec, {} if has_head(str(spec.source)) else keyword_options(ClassifierSource))
+
+
+def open_reward(
+    spec: RewardSpec,
+    model: RewardModel,
+    tokenizer: Any,
+    config: PPOConfig,
+    micro_batches: MicroBatches | None = None,
+) -> RewardSource:
+    """
+    Args:
+        model: the system's own reward model, for the spec that names its folder; others share its device.
+    """
+    if spec.source == model.source:
+        return TrainedReward(model, tokenizer, micro_batches or MicroBatches.of(config))
+    if light := _open_light(spec):
+        return light
+    options = check_options(spec, keyword_options(ClassifierSource))
+    return ClassifierSource(str(spec.source), config, model.device, tokenizer, **options)
+
+
+def _open_light(spec: RewardSpec) -> RewardSource | None:
+    """The source, where it holds no model; None for a reward model."""
+    if spec.is_http:
+        return EndpointReward(str(spec.source), **check_options(spec, keyword_options(EndpointReward)))
+    if spec.is_function:
+        return FunctionReward(spec, spec.source if callable(spec.source) else load_function(spec.source))
+    source = str(spec.source)
+    if has_head(source):
+        return None
+    if maker := READY_MADE.get(source):
+        require_options(spec, maker)
+        function = maker(**check_options(spec, keyword_options(maker)))
+        return FunctionReward(RewardSpec(function, name=spec.label), function)
+    if Path(source).is_file():
+        raise ValueError(
+            f"the reward {source!r} is a file; a function in it is MODULE:FUNCTION, a model is a folder"
+        )
+    if "/" not in source and not Path(source).exists():
+        raise ValueError(
+            f"unknown reward {source!r}: no folder here, and no ready-made reward ({', '.join(READY_MADE)}); "
+            "give one of these, module:function, a URL, a folder or a Hub id (ORGANISATION/NAME)"
+        )
+    return None

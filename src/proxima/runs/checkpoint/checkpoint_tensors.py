@@ -1,0 +1,92 @@
+"""Optimisers and random states without pickle. In: live objects. Out: safetensors and JSON; and back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from proxima.runtime.distributed.sharding import like
+
+
+def save_optimizer(
+    optimizer: torch.optim.Optimizer, path: Path, whole: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Every state tensor by its parameter's place: `12.exp_avg`. Rates are not kept: they are set anew each
+    step.
+
+    Args:
+        whole: gives the whole of a tensor, where it is sharded over processes.
+    """
+    state = optimizer.state_dict()["state"]
+    tensors = {f"{index}.{name}": value for index, values in state.items() for name, value in values.items()}
+    save_file({name: whole(value).detach().cpu().contiguous() for name, value in tensors.items()}, path)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for name, value in load_file(path).items():
+        index, key = name.split(".", 1)
+        own = like(parameters[int(index)], value.clone())  # memory of its own, not a window into the file
+        state.setdefault(int(index), {})[key] = own
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def save_random_tensors(path: Path) -> None:
+    """Torch's generators."""
+    tensors = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        tensors |= {f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    save_file(tensors, path)
+
+
+def random_numbers() -> dict[str, Any]:
+    """Python's and numpy's generators.
+
+    Sampling needs none of them (its noise follows from seed and step); rewards may.
+    """
+    import numpy as np
+
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {"python": random.getstate(), "numpy": [name, keys.tolist(), *rest]}  # type: ignore[union-attr]
+
+
+def load_random_state(path: Path, plain: dict[str, Any]) -> None:
+    tensors = load_file(path)
+    set_random_state({**plain, "torch": tensors.pop("cpu").tolist()})
+    for name, state in tensors.items():
+        if torch.cuda.is_available() and int(name.split(".")[1]) < torch.cuda.device_count():
+            torch.cuda.set_rng_state(state.clone(), int(name.split(".")[1]))
+
+
+def set_random_state(plain: dict[str, Any]) -> None:
+    """Python's, numpy's and torch's CPU generators, from plain values."""
+    import numpy as np
+
+    torch.set_rng_state(torch.tensor(plain["torch"], dtype=torch.uint8))
+    version, words, gauss = plain["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, *rest = plain["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+
+
+@contextmanager
+def same_random_state() -> Iterator[None]:
+    """Whatever the block draws from torch's, Python's and numpy's generators, they are afterwards as they
+    were before."""
+    import numpy as np
+
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

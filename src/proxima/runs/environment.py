@@ -1,0 +1,73 @@
+"""What a run ran on. In: nothing. Out: versions, the git commit of the working directory, hardware."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from proxima.runtime.distributed import rank_and_count
+
+PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy", "tokenizers", "datasets")
+MATTERS = (
+    "packages",
+    "machine",
+    "threads",
+    "gpus",
+    "cuda",
+    "processes",
+)  # what the last bits of a number may depend on
+
+
+def describe_environment() -> dict[str, Any]:
+    import torch
+
+    from proxima import __version__
+
+    gpus = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        if torch.cuda.is_available()
+        else []
+    )
+    return {
+        "proxima": __version__,
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
+        "cuda": torch.version.cuda if gpus else None,
+        "processes": rank_and_count()[1],
+    }
+
+
+def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs of that on which the last bits of a number may depend."""
+    return [
+        f"{name}: {before.get(name)} -> {now[name]}"
+        for name in MATTERS
+        if before.get(name, now[name]) != now[name]
+    ]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", *arguments], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,123 @@
+"""Guards: does a run go wrong? In: the metrics of all steps so far. Out: alarms, in words. What to do about
+them is not here.
+
+Each guard is a function of the metrics alone, so a resumed run, which reads them from its file, decides as
+the first one did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+
+History = Sequence[Mapping[str, float]]
+
+WINDOW = 10  # steps over which skipped updates are counted
+LENGTH_STEPS = 3  # steps in a row that responses must be too long: one long batch is chance
+MAX_ROLLBACKS = 3  # then a run that still goes wrong stops
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One guard's alarm at one step."""
+
+    guard: str
+    message: str
+
+
+def alarms(
+    history: History,
+    max_skipped_updates: int = 0,
+    kl_limit: float = 0.0,
+    min_entropy: float = 0.0,
+    length_limit: float = 0.0,
+    max_falling_verdicts: int = 0,
+) -> list[Alarm]:
+    """The alarms of the last step; a limit of 0 turns its guard off."""
+    messages = {
+        "nonfinite": nonfinite(history, max_skipped_updates) if max_skipped_updates else "",
+        "kl": too_far(history, kl_limit) if kl_limit else "",
+        "entropy": collapsed(history, min_entropy) if min_entropy else "",
+        "length": too_long(history, length_limit) if length_limit else "",
+        "overoptimization": overoptimized(history, max_falling_verdicts) if max_falling_verdicts else "",
+    }
+    return [Alarm(guard, message) for guard, message in messages.items() if message]
+
+
+def nonfinite(history: History, limit: int) -> str:
+    skipped = sum(int(step["skipped_updates"]) for step in history[-WINDOW:])
+    if skipped < limit:
+        return ""
+    return (
+        f"{skipped} updates of the last {min(len(history), WINDOW)} steps had a loss or gradient that is "
+        "not finite"
+    )
+
+
+def too_far(history: History, limit: float) -> str:
+    kl = history[-1]["kl_exact"]
+    return (
+        ""
+        if kl <= limit
+        else f"the policy is {kl:.4g} nats a sequence from the reference, the limit is {limit:g}"
+    )
+
+
+def collapsed(history: History, limit: float) -> str:
+    entropy = history[-1]["entropy"]
+    return (
+        ""
+        if entropy >= limit
+        else f"the policy's entropy is {entropy:.4g} nats a token, the least allowed is {limit:g}"
+    )
+
+
+def too_long(history: History, limit: float) -> str:
+    """Longer than `limit` times the first step's, or none ends by itself any more where half did at first."""
+    first, recent = history[0], history[-LENGTH_STEPS:]
+    if len(history) <= LENGTH_STEPS:
+        return ""
+    if all(step["response_length"] > limit * first["response_length"] for step in recent):
+        now = recent[-1]["response_length"]
+        return (
+            f"responses have {now:.4g} tokens, more than {limit:g} times the first step's "
+            f"{first['response_length']:.4g}"
+        )
+    if first["eos_rate"] >= 0.5 and all(step["eos_rate"] == 0 for step in recent):
+        return (
+            f"no response of the last {LENGTH_STEPS} steps ended by itself; in the first step "
+            f"{first['eos_rate']:.0%} did"
+        )
+    return ""
+
+
+def overoptimized(history: History, verdicts: int) -> str:
+    """The held-out reward fell at each of the last verdicts while the reward trained on rose over the same
+    steps."""
+    if "validation/reward" not in history[-1]:
+        return ""
+    judged = (
+        i
+        for i in reversed(range(len(history)))
+        if not math.isnan(history[i].get("validation/reward", math.nan))
+    )
+    places = list(islice(judged, verdicts + 1))[::-1]
+    if len(places) <= verdicts:
+        return ""
+    held_out = [history[i]["validation/reward"] for i in places]
+    trained = [step["avg_reward"] for step in history[places[0] : places[-1] + 1]]
+    half = len(trained) // 2
+    before, after = _mean(trained[:half]), _mean(trained[-half:])
+    falls = all(later < earlier for earlier, later in pairwise(held_out))
+    if not falls or not after > before:
+        return ""
+    return (
+        f"the validation reward fell {verdicts} verdicts in a row ({held_out[0]:.4g} to {held_out[-1]:.4g}) "
+        f"while the training reward rose ({before:.4g} to {after:.4g})"
+    )
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)

@@ -1,0 +1,101 @@
+"""The numbers of a step.
+
+In: finished pairs and what the update measured. Out: floats by the names of `proxima.runs.glossary`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from proxima.core.ops import explained_variance, masked_mean
+from proxima.core.pairs import SAPairs
+
+ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
+"""A token's log-probability may differ so much between two ways to compute it in this type."""
+
+UPDATE_MEANS = (
+    "policy_loss",
+    "value_loss",
+    "clip_fraction",
+    "approx_kl",
+    "grad_norm_policy",
+    "grad_norm_value",
+)
+
+
+def rollout_metrics(pairs: SAPairs) -> dict[str, float]:
+    """What the rollout shows by itself: lengths, KL, entropy."""
+    tokens, mask = pairs.tokens, pairs.mask
+    assert tokens is not None
+    numbers = {
+        "kl": _sequence_mean(pairs.column("logprob_policy") - pairs.column("logprob_ref"), mask),
+        "kl_exact": _sequence_mean(pairs.column("kl_exact"), mask),
+        "truncation_cost": _sequence_mean(pairs.column("truncation_cost"), mask),
+        "sampling_gap": sampling_gap(pairs),
+        "outside_kept": (pairs.columns["outside_kept"] * mask).sum()
+        if "outside_kept" in pairs.columns
+        else 0,
+        "entropy": masked_mean(pairs.column("entropy"), mask),
+        "response_length": mask.sum() / len(mask),
+        "eos_rate": tokens.ended.float().mean(),
+        "truncated_prompts": tokens.truncated.sum(),
+        "tokens": mask.sum(),
+    }
+    return {name: float(value) for name, value in numbers.items()}
+
+
+def sampling_gap(pairs: SAPairs) -> Tensor | float:
+    """nan where whatever sampled did not say what it thought."""
+    assert pairs.tokens is not None
+    sampled = pairs.tokens.sampled_logprobs
+    return (
+        float("nan")
+        if sampled is None
+        else masked_mean((sampled - pairs.column("logprob_policy")).abs(), pairs.mask)
+    )
+
+
+def score_metrics(scores: Tensor, by_name: dict[str, Tensor]) -> dict[str, float]:
+    """Scores (B,), nan where failed."""
+    valid = scores[~scores.isnan()]
+    numbers = {f"reward/{name}": float(each.nanmean()) for name, each in by_name.items()}
+    deviation = float(valid.std(correction=0)) if len(valid) else float("nan")
+    failed = len(scores) - len(valid)
+    return {"avg_reward": float(valid.mean()), "reward_std": deviation, "failed_rewards": failed, **numbers}
+
+
+def advantage_metrics(pairs: SAPairs) -> dict[str, float]:
+    """From pairs with values, returns and advantages that are not whitened yet."""
+    mask, values, returns, advantages = (
+        pairs.mask,
+        *(pairs.column(name) for name in ("value", "return", "advantage")),
+    )
+    spread = masked_mean((advantages - masked_mean(advantages, mask)) ** 2, mask).sqrt()
+    numbers = {
+        "value_mean": masked_mean(values, mask),
+        "return_mean": masked_mean(returns, mask),
+        "explained_variance": explained_variance(values, returns, mask),
+        "advantage_std": spread,
+    }
+    return {name: float(value) for name, value in numbers.items()}
+
+
+def update_metrics(history: list[dict[str, Tensor]]) -> dict[str, float]:
+    """One number a metric from what each minibatch measured; nan for what no minibatch did."""
+    nan = float("nan")
+
+    def seen(name: str) -> Tensor | None:
+        values = [stats[name].float() for stats in history if name in stats]
+        return torch.stack(values) if values else None
+
+    numbers = {name: nan if (values := seen(name)) is None else float(values.mean()) for name in UPDATE_MEANS}
+    ratios, errors = seen("ratio_max"), seen("ratio_error")
+    numbers["ratio_max"] = nan if ratios is None else float(ratios.max())
+    numbers["first_ratio_error"] = nan if errors is None else float(errors[0])
+    return numbers
+
+
+def _sequence_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean over sequences of the sum over a sequence's real tokens."""
+    return masked_mean(x, mask, total=len(mask))

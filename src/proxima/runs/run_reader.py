@@ -1,0 +1,248 @@
+"""`Run`: one run folder, read. In: its path. Out: config, environment, numbers by step, samples, tokens,
+checkpoints.
+
+A run may be training meanwhile: every call shows what is on disk now, and numbers already read are not read
+again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from proxima.config.settings_base import read_yaml
+from proxima.core.regular_files import open_file, read_file
+from proxima.runs import token_files
+from proxima.runs.json_lines import JsonLines, last_record
+from proxima.runs.run_plot import Plot
+
+if TYPE_CHECKING:
+    import pandas
+
+State = Literal["training", "finished", "stopped"]
+
+
+class Run:
+    """What a run folder holds. Nothing in it can make a call fail but the folder not being there."""
+
+    def __init__(self, path: str | Path, name: str = ""):
+        """
+        Args:
+            name: how to call it; the folder's own name where not given.
+        """
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise ValueError(f"{path} is not the folder of a run; `proxima train` makes them under runs/")
+        self.name = name or self.path.resolve().name
+        self._kept: dict[str, tuple[Any, Any]] = {}
+        self._said: dict[str, str] = {}
+        self._columns: dict[str, list[float]] = {}
+        self._rows, self._version = 0, -1
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._file("config.yaml", read_yaml) or {}
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        return self._file("environment.json", _read_json) or {}
+
+    @property
+    def results(self) -> dict[str, Any] | None:
+        """What the run ended with; None while there is no end."""
+        return self._file("results.json", _read_json)
+
+    @property
+    def evaluation(self) -> dict[str, Any] | None:
+        """What `proxima eval` found; None where it was not asked, or not since the run went on."""
+        found, last = self._file("evaluation.json", _read_json), self.last().get("step")
+        return found if found and found.get("step", last) == last else None
+
+    @property
+    def state(self) -> State:
+        """`stopped` is an end before the end: interrupted, killed or failed."""
+        if _is_locked(self.path / ".lock"):
+            return "training"
+        ended = (self.results or {}).get("last_metrics")
+        last = ended.get("step", 0) if isinstance(ended, dict) else 0
+        done = self.results is not None and token_files.number(last, 0.0) >= token_files.number(
+            self.last().get("step"), 0.0
+        )
+        return "finished" if done else "stopped"
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read so far, in words."""
+        return [
+            *self._said.values(),
+            *self._metric_lines.problems,
+            *self._sample_lines.problems,
+            *self._warning_lines.problems,
+        ]
+
+    @property
+    def changed(self) -> float:
+        """Time of the last step written (or of what else there is), as seconds since 1970."""
+        for name in ("metrics.jsonl", "config.yaml", "."):
+            try:
+                return (self.path / name).stat().st_mtime
+            except OSError:
+                continue
+        return 0.0
+
+    def metrics(self) -> dict[str, list[float]]:
+        """Columns by name, `step` first, one number a step; nan where a step has none."""
+        records = self._metric_lines.look()
+        if self._version != self._metric_lines.version:
+            self._columns, self._rows, self._version = {"step": []}, 0, self._metric_lines.version
+        new = records[self._rows :]
+        for name in dict.fromkeys(chain.from_iterable(new)):
+            self._columns.setdefault(name, [math.nan] * self._rows)
+        for name, column in self._columns.items():
+            values = [record.get(name) for record in new]
+            column += [
+                value if type(value) is float and value - value == 0 else token_files.number(value, math.nan)
+                for value in values
+            ]
+        self._rows = len(records)
+        return {name: list(column) for name, column in self._columns.items()}
+
+    @property
+    def version(self) -> int:
+        """Grows when steps that `metrics` gave are no longer what they were: the run was cut back."""
+        return self._metric_lines.version
+
+    def last(self) -> dict[str, Any]:
+        """The newest step's numbers, without reading the others."""
+        return last_record(self.path / "metrics.jsonl")
+
+    def warnings(self) -> list[dict[str, Any]]:
+        """Alarms of the guards: step, guard, message, action."""
+        return list(self._warning_lines.look())
+
+    def samples(self, step: int | None = None) -> list[dict[str, Any]]:
+        """Texts kept with the verdicts: step, prompt, text, reward; of one step or of all."""
+        return [sample for sample in self._sample_lines.look() if step is None or sample["step"] == step]
+
+    def token_steps(self) -> list[int]:
+        return token_files.token_steps(self.path)
+
+    def tokens(self, step: int) -> list[dict[str, Any]]:
+        """The token records of a logged step, columns as long as the tokens; empty, and a problem said,
+        for a broken file."""
+        try:
+            return token_files.read_tokens(self.path, step)
+        except ValueError as error:
+            if step not in self.token_steps():
+                raise
+            self._said[f"tokens {step}"] = str(error)
+            return []
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """Oldest first: name, step, verdict (None where none was given), best."""
+        found = []
+        for path in sorted((self.path / "checkpoints").glob("step-*")):
+            state = self._file(f"checkpoints/{path.name}/state.json", _read_json)
+            if state is not None:
+                found.append(
+                    {
+                        "name": path.name,
+                        "step": state.get("step"),
+                        "verdict": token_files.number(state.get("verdict"), None),
+                    }
+                )
+        best = max((each["verdict"] for each in found if each["verdict"] is not None), default=None)
+        first = next((each["name"] for each in found if best is not None and each["verdict"] == best), None)
+        return [{**each, "best": each["name"] == first} for each in found]
+
+    def metrics_frame(self) -> pandas.DataFrame:
+        """One row a step."""
+        return _pandas().DataFrame(self.metrics())
+
+    def samples_frame(self) -> pandas.DataFrame:
+        """One row a sample kept with a verdict."""
+        return _pandas().DataFrame(self.samples())
+
+    def tokens_frame(self, step: int) -> pandas.DataFrame:
+        """One row a token of a logged step: sample, kind, position, token, then its columns."""
+        rows = [
+            {"sample": place, "kind": sample["kind"], "position": position, "token": token}
+            | {name: values[position] for name, values in sample["columns"].items()}
+            for place, sample in enumerate(self.tokens(step))
+            for position, token in enumerate(sample["tokens"])
+        ]
+        return _pandas().DataFrame(rows)
+
+    def plot(self, *names: str | Sequence[str]) -> Plot:
+        """Curves of some metrics by step, for a notebook: `run.plot("avg_reward", "kl")`; a list is drawn
+        in one chart."""
+        return Plot.of(self.metrics(), names)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}): {self.state}, step {self.last().get('step', 0)}"
+
+    @cached_property
+    def _metric_lines(self) -> JsonLines:
+        return JsonLines(self.path / "metrics.jsonl")
+
+    @cached_property
+    def _sample_lines(self) -> JsonLines:
+        return JsonLines(self.path / "samples.jsonl")
+
+    @cached_property
+    def _warning_lines(self) -> JsonLines:
+        return JsonLines(self.path / "warnings.jsonl")
+
+    def _file(self, name: str, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any] | None:
+        """A small file, read again only when it changed; None where it is not there or broken."""
+        path = self.path / name
+        try:
+            found = path.stat()
+            mark = (found.st_mtime_ns, found.st_size, found.st_ino)
+            if name not in self._kept or self._kept[name][0] != mark:
+                self._kept[name] = (mark, None)  # a broken file, too, is read once
+                self._said.pop(name, None)
+                self._kept[name] = (mark, read(path))
+            return self._kept[name][1]
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self._said[name] = f"{name} cannot be read: {error}"
+            return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(read_file(path))
+    except (ValueError, RecursionError):
+        raise ValueError("it is not whole JSON") from None
+    if not isinstance(value, dict):
+        raise ValueError("it does not hold names and values")
+    return value
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process holds the run: the lock goes with the process, however it ends."""
+    try:
+        import fcntl
+
+        with open_file(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return False
+    return False
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise ValueError("data frames need pandas: pip install pandas pyarrow") from None
+    return pandas

@@ -1,0 +1,288 @@
+"""The folder of a run. In: a config, then metrics, samples and warnings. Out: files in runs/NAME; trackers
+fed.
+
+config.yaml  environment.json  metrics.jsonl  samples.jsonl  warnings.jsonl  log.txt  results.json
+checkpoints/  tokens/
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from proxima.config import PPOConfig
+from proxima.core.terminal_text import LineFormatter, stderr_handler
+from proxima.runs.checkpoint import Checkpoint, Checkpoints
+from proxima.runs.checkpoint.atomic_folders import replace_text, sync
+from proxima.runs.environment import changed, describe_environment
+from proxima.runs.tracking import Tracker, open_trackers
+
+log = logging.getLogger(__name__)
+
+METRICS, SAMPLES, WARNINGS, TOKENS = "metrics.jsonl", "samples.jsonl", "warnings.jsonl", "tokens"
+
+
+class RunFolder:
+    """Held by one process while a run trains; each line is on disk as soon as it is written."""
+
+    def __init__(self, config: PPOConfig, resume: bool = False):
+        """Take hold of the folder; nothing of an earlier run is changed before `begin`.
+
+        Args:
+            resume: continue the run in it; where there is none, begin one.
+        """
+        self.config, self.warnings = config, 0
+        self._files: dict[str, IO[str]] = {}
+        self._trackers: list[Tracker] = []
+        self._stack = ExitStack()
+        try:
+            self.path = _folder(config, resume)
+            self._stack.enter_context(_lock(self.path))
+        except OSError as error:
+            raise ValueError(
+                f"cannot write to the run folder under {config.run_dir}: {error.strerror or error}"
+            ) from error
+        with ExitStack() as undo:
+            undo.push(self._stack)
+            self.checkpoints = Checkpoints(self.path / "checkpoints", config.keep_checkpoints)
+            if not resume and ((self.path / METRICS).exists() or self.checkpoints.paths()):
+                raise ValueError(
+                    f"{self.path} already holds a run; continue it with --resume or choose another run_name"
+                )
+            self._stack.enter_context(_log_file(self.path / "log.txt"))
+            self.checkpoint = self._find_checkpoint() if resume else None
+            undo.pop_all()
+
+    def _find_checkpoint(self) -> Checkpoint | None:
+        if (found := self.checkpoints.newest()) is not None:
+            return found
+        if damaged := self.checkpoints.paths():
+            raise ValueError(
+                f"every checkpoint in {damaged[0].parent} is damaged; start anew under another run_name"
+            )
+        if _last_step(self.path / METRICS):
+            raise ValueError(
+                f"{self.path} has metrics but no checkpoint to go on from; start anew under another run_name"
+            )
+        return None
+
+    def begin(self, step: int = 0, warnings: int = 0) -> list[dict[str, float]]:
+        """Open the files, cut back to a step (and a number of warnings); the metrics up to there."""
+        self._trackers = open_trackers(self.config.trackers, self.path, self.config.to_dict(), step)
+        dataclasses.replace(self.config, run_name=self.path.name).to_yaml(self.path / "config.yaml")
+        self._write_environment()
+        self.checkpoints.clean()
+        return self.go_back(step, warnings)
+
+    def go_back(self, step: int, warnings: int | None = None) -> list[dict[str, float]]:
+        """Drop the lines after a step; the metrics that stay.
+
+        `warnings` = how many of these stay (None = all).
+        """
+        for file in self._files.values():
+            file.close()
+        metrics = _cut(self.path / METRICS, lambda _, line: line["step"] <= step)
+        _cut(self.path / SAMPLES, lambda _, line: line["step"] <= step)
+        for path in (self.path / TOKENS).glob(
+            "*step-*.json*"
+        ):  # also what a killed process left half-written
+            number = path.stem.removeprefix("step-")
+            if path.suffix == ".part" or (number.isdigit() and int(number) > step):
+                path.unlink()
+        self.warnings = len(_cut(self.path / WARNINGS, lambda place, _: warnings is None or place < warnings))
+        self._files = {
+            name: (self.path / name).open("a", encoding="utf-8") for name in (METRICS, SAMPLES, WARNINGS)
+        }
+        return [
+            {name: math.nan if value is None else value for name, value in line.items()} for line in metrics
+        ]
+
+    def write_metrics(self, metrics: Mapping[str, float]) -> None:
+        _write_line(self._files[METRICS], metrics)
+        for tracker in self._trackers:
+            tracker.log(
+                {name: value for name, value in metrics.items() if math.isfinite(value)}, int(metrics["step"])
+            )
+
+    def write_samples(self, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
+        for sample in samples:
+            _write_line(self._files[SAMPLES], {"step": step, **sample})
+
+    def write_tokens(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
+        path = self.path / TOKENS / f"step-{step:08d}.json"
+        path.parent.mkdir(exist_ok=True)
+        text = json.dumps(
+            plain({"step": step, "samples": records}), ensure_ascii=False, separators=(",", ":")
+        )
+        try:
+            replace_text(path, text + "\n")
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+    def write_warning(self, step: int, guard: str, message: str, action: str) -> None:
+        _write_line(
+            self._files[WARNINGS], {"step": step, "guard": guard, "message": message, "action": action}
+        )
+        self.warnings += 1
+
+    def write_results(self, results: Mapping[str, Any]) -> None:
+        replace_text(
+            self.path / "results.json", json.dumps(plain(results), indent=2, ensure_ascii=False) + "\n"
+        )
+
+    def sync(self) -> None:
+        """What was written so far is on the disk itself: a checkpoint relies on it."""
+        for name in self._files:
+            sync(self.path / name)
+
+    def _write_environment(self) -> None:
+        path, now = self.path / "environment.json", describe_environment()
+        with suppress(OSError, ValueError):
+            if self.checkpoint and (
+                differences := changed(json.loads(path.read_text(encoding="utf-8")), now)
+            ):
+                log.warning(
+                    "the run began on another system; last digits may differ (%s)", "; ".join(differences)
+                )
+        replace_text(path, json.dumps(now, indent=2) + "\n")
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        for file in self._files.values():
+            with suppress(OSError):  # a full disk: what could not be written was said when it was tried
+                file.close()
+        for tracker in self._trackers:
+            tracker.close()
+        self._stack.close()
+
+
+def plain(value: Any) -> Any:
+    """As strict JSON holds it: nan and infinities, which JSON has not, become null."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _folder(config: PPOConfig, resume: bool) -> Path:
+    """runs/NAME, or runs/<time> with a number where that is taken."""
+    parent = Path(config.run_dir)
+    if config.run_name:
+        path = parent / config.run_name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+    if resume:
+        raise ValueError("resuming needs run_name: the run's folder in run_dir")
+    parent.mkdir(parents=True, exist_ok=True)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for number in range(1000):
+        path = parent / (stamp if number == 0 else f"{stamp}-{number}")
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            continue
+    raise ValueError(f"no free folder for a run under {parent}")
+
+
+def _lock(folder: Path) -> ExitStack:
+    """Held until closed or until the process dies, however it dies. File systems without locks go without."""
+    held = ExitStack()
+    file = held.enter_context((folder / ".lock").open("a+", encoding="utf-8"))
+    try:
+        import fcntl
+
+        _try_again(lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip()
+        held.close()
+        raise ValueError(
+            f"{folder} is in use by process {owner or '?'}; wait for its end or choose another run_name"
+        ) from None
+    except (ImportError, OSError) as error:
+        log.warning("%s cannot be locked (%s): start no second process on it", folder, error)
+    return held
+
+
+def _try_again(lock: Callable[[], None], tries: int = 5) -> None:
+    """Whoever looks whether a run trains (`proxima.runs`, the studio) holds its lock for a moment: that is
+    not in use."""
+    for left in reversed(range(tries)):
+        try:
+            return lock()
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(0.02)
+
+
+def _log_file(path: Path) -> ExitStack:
+    """Messages of the package, from INFO up, also go to a file."""
+    logger, stack = logging.getLogger("proxima"), ExitStack()
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
+    stack.callback(handler.close)
+    shown = (
+        [] if logger.hasHandlers() or logging.lastResort is None else [stderr_handler()]
+    )  # warnings stay on stderr
+    for each in (handler, *shown):
+        logger.addHandler(each)
+        stack.callback(logger.removeHandler, each)
+    stack.callback(logger.setLevel, logger.level)
+    logger.setLevel(logging.INFO)
+    return stack
+
+
+def _cut(path: Path, stays: Callable[[int, dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    """Lines from the start for as long as they are whole and `stays(place, line)`; the file holds exactly
+    these afterwards."""
+    kept: list[dict[str, Any]] = []
+    end = 0
+    given = path.read_bytes() if path.exists() else b""
+    for place, line in enumerate(given.splitlines(keepends=True)):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if not line.endswith(b"\n") or not stays(place, record):
+            break
+        kept.append(record)
+        end += len(line)
+    if end < len(given):
+        replace_text(path, given[:end].decode())
+    return kept
+
+
+def _last_step(path: Path) -> int:
+    """Steps of which a whole line is there."""
+    return len(path.read_bytes().split(b"\n")) - 1 if path.exists() else 0
+
+
+def _write_line(file: IO[str], record: Mapping[str, Any]) -> None:
+    """One JSON object a line."""
+    try:
+        file.write(json.dumps(plain(record), ensure_ascii=False) + "\n")
+        file.flush()
+    except OSError as error:
+        raise cannot_write(file.name, error) from error
+
+
+def cannot_write(path: str | Path, error: OSError) -> ValueError:
+    return ValueError(
+        f"cannot write to {path}: {error.strerror}; make room or mend the folder, then --resume"
+    )

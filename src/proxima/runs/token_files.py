@@ -1,0 +1,73 @@
+"""Token records of a logged step.
+
+In: a file as the run wrote it, or broken. Out: samples whose columns fit their tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from proxima.core.regular_files import read_file
+
+FOLDER, PREFIX = "tokens", "step-"
+
+
+def token_steps(run: Path) -> list[int]:
+    """Steps of which there is a file, in order."""
+    names = [path.stem.removeprefix(PREFIX) for path in (run / FOLDER).glob(f"{PREFIX}*.json")]
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def read_tokens(run: Path, step: int) -> list[dict[str, Any]]:
+    path = run / FOLDER / f"{PREFIX}{step:08d}.json"
+    try:
+        samples = json.loads(read_file(path))["samples"]
+        return [_checked(sample) for sample in samples]
+    except FileNotFoundError:
+        raise ValueError(
+            f"{run} has no tokens of step {step}; logged steps are {_some(token_steps(run))}"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{path} is not a file of token records; it is left out") from None
+
+
+def _checked(sample: dict[str, Any]) -> dict[str, Any]:
+    """Texts are texts and each column has a number, or None, a token; a column of another length is
+    dropped."""
+    tokens = [str(token) for token in sample["tokens"]]
+    columns = {
+        str(name): [number(value, None) for value in values]
+        for name, values in sample["columns"].items()
+        if isinstance(values, list) and len(values) == len(tokens)
+    }
+    rewards = sample.get("rewards")
+    return {
+        **sample,
+        "kind": str(sample.get("kind", "")),
+        "prompt": str(sample.get("prompt", "")),
+        "text": str(sample.get("text", "".join(tokens))),
+        "reward": number(sample.get("reward"), None),
+        "rewards": {str(name): number(value, None) for name, value in rewards.items()}
+        if isinstance(rewards, dict)
+        else {},
+        "tokens": tokens,
+        "columns": columns,
+    }
+
+
+def number(value: Any, otherwise: Any) -> Any:
+    """A finite float, or what stands for none."""
+    try:
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            return float(value)
+    except OverflowError:
+        pass
+    return otherwise
+
+
+def _some(steps: list[int]) -> str:
+    shown = ", ".join(map(str, steps[:8]))
+    return f"{shown}, … {steps[-1]}" if len(steps) > 8 else shown or "none"

@@ -1,0 +1,74 @@
+"""Gradients over processes. In: each process's share of a minibatch's gradient. Out: the whole one, the same
+bits on all.
+
+Losses are divided by the whole minibatch's tokens before the backward pass, so shares are added, never
+averaged. Sharded weights (DTensor) are added up by FSDP in the backward pass itself and are left alone here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.tensor import DTensor
+
+from proxima.runtime.distributed.process_group import Processes
+
+BUCKET = 64 * 2**20  # bytes that travel at once
+
+
+def add_gradients(parameters: list[nn.Parameter], processes: Processes) -> None:
+    """The gradient of each parameter becomes its sum over all processes; None stays None where it is so on
+    all."""
+    if not processes.many:
+        return
+    whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+    if not whole:
+        return
+    present = torch.tensor([parameter.grad is not None for parameter in whole], dtype=torch.uint8)
+    present = processes.reduce(present, dist.ReduceOp.MAX)
+    used = [parameter for parameter, here in zip(whole, present.tolist(), strict=True) if here]
+    for parameter in used:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    for bucket in _buckets([parameter.grad for parameter in used if parameter.grad is not None]):
+        flat = processes.reduce(torch.cat([gradient.flatten() for gradient in bucket]))
+        for gradient, summed in zip(
+            bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True
+        ):
+            gradient.copy_(summed.view_as(gradient))
+
+
+def clip_gradients(parameters: list[nn.Parameter], limit: float, processes: Processes) -> Tensor:
+    """Scale all gradients so that their norm is at most `limit`; the norm they had.
+
+    The same formula as torch's own.
+    """
+    if not any(isinstance(parameter, DTensor) for parameter in parameters):
+        return nn.utils.clip_grad_norm_(parameters, limit).detach()
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    parts = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
+    whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    norm = (processes.reduce(_squares(parts)) + _squares(whole)).sqrt()
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in (*parts, *whole):
+        gradient.mul_(factor)
+    return norm
+
+
+def _squares(tensors: list[Tensor]) -> Tensor:
+    return torch.stack([tensor.square().sum() for tensor in tensors]).sum() if tensors else torch.zeros(())
+
+
+def _buckets(gradients: list[Tensor]) -> list[list[Tensor]]:
+    """Groups of one type, each within the bound (a larger tensor is a group by itself)."""
+    groups: list[list[Tensor]] = []
+    room = 0
+    for gradient in gradients:
+        size = gradient.numel() * gradient.element_size()
+        if not groups or size > room or groups[-1][0].dtype != gradient.dtype:
+            groups.append([])
+            room = BUCKET
+        groups[-1].append(gradient)
+        room -= size
+    return groups

@@ -1,0 +1,215 @@
+"""`GraphedPass`: a forward pass and its backward as two CUDA graphs. In: ids laid end to end. Out: hidden
+states; gradients.
+
+At this size a GPU waits for Python, not the other way round; a graph costs Python one call. Shapes are fixed:
+short batches are filled up with tokens that nobody reads, so every product has the same shape at every call,
+and a sequence's hidden states are the same bits whatever stands beside it, in scoring and in training alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxima.runtime.engine.layout import TILE, Layout, tile_table
+
+_forwards = [
+    0
+]  # replays of any pass: they share memory, so a backward is only good right after its own forward
+
+Pass = Callable[[Tensor, Layout], Tensor]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a pass has room for."""
+
+    tokens: int
+    sequences: int
+    longest: int
+    reads: int
+
+    def holds(self, layout: Layout) -> bool:
+        return (
+            layout.total <= self.tokens
+            and len(layout.lengths) <= self.sequences
+            and layout.longest <= self.longest
+            and len(layout.read) <= self.reads
+        )
+
+    def grown(self, layout: Layout) -> Sizes:
+        """Room for this layout too, in coarse steps, and for the sequences that fill it up."""
+        tokens, longest = (
+            max(self.tokens, _up(layout.total, 256)),
+            max(self.longest, _up(layout.longest, 128)),
+        )
+        sequences = _up(len(layout.lengths), 8) + _up(tokens, longest) // longest
+        return Sizes(
+            tokens, max(self.sequences, sequences), longest, max(self.reads, _up(len(layout.read), 128))
+        )
+
+    @property
+    def tiles(self) -> int:
+        """Most tiles of attention these can be cut into."""
+        return self.tokens // TILE + self.sequences
+
+
+class Gradients(NamedTuple):
+    """Where a backward leaves what it found."""
+
+    of: dict[Tensor, Tensor]
+    sinks: list[Tensor]
+    """What it adds to."""
+    collect: Callable[[], None]
+    """From the sinks to the gradients."""
+
+
+class GraphedPass:
+    """One adapter's pass. A backward must follow its own forward directly, for both use the same memory."""
+
+    def __init__(self, run: Pass, gradients: Gradients, sizes: Sizes, device: torch.device, pool: Any):
+        """
+        Args:
+            run: (ids (N,), layout) -> hidden states (M, D); it reads parameters where they lie, and its
+            backward adds to sinks.
+            pool: memory shared with other passes; they never run at the same time.
+        """
+        self.sizes, self.parameters, self.gradients, self.device = (
+            sizes,
+            list(gradients.of),
+            gradients,
+            device,
+        )
+        self._inputs = torch.zeros(2 * sizes.tokens + sizes.reads, dtype=torch.long, device=device)
+        self._source, self._positions, self._read = self._inputs.split(
+            [sizes.tokens, sizes.tokens, sizes.reads]
+        )
+        self._bounds = torch.zeros(sizes.sequences + 1 + 3 * sizes.tiles, dtype=torch.int32, device=device)
+        starts, tiles = self._bounds.split([sizes.sequences + 1, 3 * sizes.tiles])
+        self._ids = torch.zeros(sizes.tokens, dtype=torch.long, device=device)
+        self._layout = Layout(
+            self._source,
+            self._source,
+            self._positions,
+            starts,
+            self._read,
+            tiles.view(-1, 3),
+            (sizes.longest,),
+        )
+        self._run = run  # what it holds must live as long as the graphs that read it
+        self._capture(run, pool)
+
+    def _capture(self, run: Pass, pool: Any) -> None:
+        self._fill_sizes((self.sizes.longest,) * (self.sizes.tokens // self.sizes.longest))
+        if not self.parameters:
+            self._capture_forward(run, pool)
+            return
+        for parameter in self.parameters:
+            parameter.requires_grad_(True)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side), torch.enable_grad():
+            for _ in range(2):
+                out = run(self._ids, self._layout)
+                torch.autograd.grad(out, self.parameters, torch.zeros_like(out), allow_unused=True)
+                self.gradients.collect()
+        torch.cuda.current_stream().wait_stream(side)
+        del out
+        torch.cuda.empty_cache()  # what warming up took; the graphs have memory of their own
+        self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.enable_grad():
+            with torch.cuda.graph(self._forward, pool=pool):
+                out = run(self._ids, self._layout)
+            self._grad = torch.zeros_like(out)
+            with torch.cuda.graph(self._backward, pool=self._forward.pool()):
+                torch.autograd.grad(out, self.parameters, self._grad, allow_unused=True)
+                self.gradients.collect()
+        self._out = out.detach()
+        for parameter in self.parameters:
+            parameter.requires_grad_(False)
+
+    @torch.no_grad()
+    def _capture_forward(self, run: Pass, pool: Any) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run(self._ids, self._layout)
+        torch.cuda.current_stream().wait_stream(side)
+        self._forward = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._forward, pool=pool):
+            self._out = run(self._ids, self._layout)
+
+    @property
+    def pool(self) -> Any:
+        return self._forward.pool()
+
+    def __call__(self, ids: Tensor, layout: Layout) -> Tensor:
+        """Hidden states (M, D); with gradients on, backward adds to the parameters' `grad`."""
+        self._fill(ids, layout)
+        if torch.is_grad_enabled() and self.parameters:
+            return _Replayed.apply(self, len(layout.read), self._anchor())
+        return self.forward(len(layout.read))
+
+    def forward(self, reads: int) -> Tensor:
+        self._forward.replay()
+        _forwards[0] += 1
+        return self._out[:reads].clone()
+
+    def backward(self, gradient: Tensor, stamp: int) -> None:
+        if stamp != _forwards[0]:
+            raise RuntimeError("another forward pass came between this one and its backward")
+        held = [parameter.grad is kept for parameter, kept in self.gradients.of.items()]
+        if not all(held):
+            if any(parameter.grad is not None for parameter in self.parameters):
+                raise RuntimeError("gradients were replaced between two backward passes that add up")
+            torch._foreach_zero_(self.gradients.sinks)
+            for parameter, kept in self.gradients.of.items():
+                parameter.grad = kept
+        self._grad.zero_()
+        self._grad[: len(gradient)] = gradient
+        self._backward.replay()
+
+    def _anchor(self) -> Tensor:
+        return torch.zeros((), device=self.device, requires_grad=True)
+
+    def _fill(self, ids: Tensor, layout: Layout) -> None:
+        self._inputs.zero_()
+        self._source[: layout.total] = layout.source
+        self._positions[: layout.total] = layout.positions
+        self._read[: len(layout.read)] = layout.read
+        torch.index_select(ids.flatten(), 0, self._source, out=self._ids)
+        self._ids[layout.total :] = 0  # a pad id may lie outside the vocabulary
+        self._fill_sizes(layout.lengths)
+
+    def _fill_sizes(self, lengths: tuple[int, ...]) -> None:
+        """Where sequences begin; what is left over becomes sequences of tokens that nobody reads, then
+        empty ones."""
+        left, longest = self.sizes.tokens - sum(lengths), self.sizes.longest
+        filled = [*lengths, *(min(longest, left - done) for done in range(0, left, longest))]
+        starts = np.full(self.sizes.sequences + 1, self.sizes.tokens, dtype=np.int32)
+        starts[: len(filled)] = np.cumsum([0, *filled[:-1]])
+        bounds = np.concatenate([starts, tile_table(filled, self.sizes.tiles).flatten()])
+        self._bounds.copy_(torch.from_numpy(bounds).pin_memory(), non_blocking=True)
+
+
+class _Replayed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, graph: GraphedPass, reads: int, anchor: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.graph = graph
+        out = graph.forward(reads)
+        ctx.stamp = _forwards[0]
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[None, None, None]:  # type: ignore[no-untyped-def]
+        ctx.graph.backward(gradient, ctx.stamp)
+        return None, None, None
+
+
+def _up(number: int, step: int) -> int:
+    return -(-number // step) * step

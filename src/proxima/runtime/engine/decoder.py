@@ -1,0 +1,160 @@
+"""`Decoder`: a decoder-only network over the live weights of a `transformers` model, without padding.
+
+In: ids laid end to end, and an adapter's name. Out: hidden states where they are wanted. A layer is products
+(`products.py`), attention, and four small functions between them (`functions.py`). Adapters stay float32 and
+are cast when they are loaded, so products run in the base's type while gradients and optimiser states stay
+float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from proxima.runtime.engine.architecture import Architecture
+from proxima.runtime.engine.graphed_passes import GraphedPasses
+from proxima.runtime.engine.layer_functions import Functions, add_then_norm, can_compile, with_train_kernels
+from proxima.runtime.engine.layer_weights import Loras, are_trained, read_block, read_loras
+from proxima.runtime.engine.layout import Layout
+from proxima.runtime.engine.lora_products import load_lora, product
+from proxima.runtime.engine.packed_attention import packed_attention
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class Decoder:
+    """Reads the weights of a network once; adapters are looked up by name, and loaded, at every call."""
+
+    def __init__(self, network: Any, compiled: bool = False):
+        """
+        Args:
+            compiled: let torch compile the functions between products, where it can.
+        """
+        self.architecture = Architecture(network)
+        self.shape, self.is_gpt2 = self.architecture.shape, self.architecture.is_gpt2
+        self.trained = are_trained(self.architecture)
+        self.blocks = [
+            read_block(self.architecture, layer, self.trained) for layer in self.architecture.layers
+        ]
+        self.checkpointing = False
+        self.known_loras: dict[str, list[Loras]] = {}
+        self._graphed_passes = GraphedPasses(self)
+        self.functions = self.train_functions = Functions()
+        self.compiled = compiled and can_compile(self.weight.device)
+        if self.compiled:  # any number of tokens for generation, one fixed number for training
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 32)
+            self.functions, trained = Functions().compiled(dynamic=True), Functions().compiled(dynamic=False)
+            self.train_functions = trained._replace(add_and_norm=add_then_norm(trained.first_norm))
+        if self.graphed and not self.is_gpt2:
+            self.train_functions = with_train_kernels(self.train_functions, self.shape)
+
+    @property
+    def weight(self) -> Tensor:
+        """One of its weights, whose type and device are those of all."""
+        return self.blocks[0].norm.weight
+
+    @property
+    def half(self) -> bool:
+        return self.weight.dtype in (torch.bfloat16, torch.float16)
+
+    @property
+    def graphed(self) -> bool:
+        """Whether passes run as CUDA graphs: with adapters on half-precision weights on a GPU."""
+        return self.weight.is_cuda and self.half and not self.trained
+
+    # --- passes ---
+
+    def hidden(self, ids: Tensor, layout: Layout, adapter: str | None) -> Tensor:
+        """Normed last hidden states (M, hidden) at the layout's `read` places.
+
+        Args:
+            ids: (B, T), padded in any way; the layout says which are real.
+        """
+        if self.graphed:
+            return self._graphed_passes(ids, layout, adapter)
+        self.load(adapter)
+        return self.run(ids.flatten()[layout.source], layout, self.loras(adapter), read=layout.read)
+
+    def run(
+        self,
+        flat: Tensor,
+        layout: Layout,
+        loras: list[Loras],
+        attend: Attend | None = None,
+        read: Tensor | None = None,
+        functions: Functions | None = None,
+    ) -> Tensor:
+        """Normed last hidden states (N, hidden) of (N,) ids, or (M, hidden) of those in `read`; of the
+        adapter that is loaded.
+
+        Args:
+            loras: the parameters that gradients go to.
+            attend: (layer, q, k, v) -> attended; by default each sequence of the layout to itself.
+        """
+        functions = functions or self.functions
+        x, cos, sin = self.architecture.embed(flat, layout.positions)
+        normed = functions.first_norm(x, self.blocks[0].norm, self.blocks[0].qkv.room, self.shape.eps)
+
+        def by_layout(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return packed_attention(q, k, v, layout, self.shape.scale)
+
+        for number, lora in enumerate(loras):
+            wanted = read if number + 1 == len(loras) else None
+            given = (number, x, normed, lora, cos, sin, attend or by_layout, functions, wanted)
+            if self.checkpointing and torch.is_grad_enabled():
+                x, normed = checkpoint(self._layer, *given, use_reentrant=False)
+            else:
+                x, normed = self._layer(*given)
+        return normed
+
+    def _layer(
+        self, number: int, x: Tensor, normed: Tensor, lora: Loras, cos: Any, sin: Any, attend: Attend,
+        functions: Functions, read: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """The residual stream after this layer, and its norm as the next layer wants it; of all tokens, or
+        those in `read`."""
+        block, shape = self.blocks[number], self.shape
+        qkv = product(normed, block.qkv, lora.qkv)
+        q, k, v = functions.split_heads(qkv, block.qkv.sizes, block.q_norm, block.k_norm, cos, sin, shape)
+        attended = attend(number, q, k, v).flatten(1)
+        if read is not None:  # the last layer's other outputs are nobody's input
+            x, attended = x[read], attended[read]
+        out = product(attended, block.out, lora.out)
+        x, normed = functions.add_and_norm(x, out, block.mlp_norm, block.widen.room, shape.eps)
+        wide = product(normed, block.widen, lora.widen)
+        if functions.gate is not None and block.narrow.room:
+            narrow = product(wide, block.narrow, lora.narrow, functions.gate)
+        else:
+            narrow = product(
+                functions.activate(wide, block.widen.sizes, shape.activation), block.narrow, lora.narrow
+            )
+        if number + 1 == len(self.blocks):
+            return functions.add_and_norm(x, narrow, self.architecture.last_norm, 0, shape.eps)
+        after = self.blocks[number + 1]
+        return functions.add_and_norm(x, narrow, after.norm, after.qkv.room, shape.eps)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits (M, V)."""
+        return self.architecture.head(hidden)
+
+    # --- adapters ---
+
+    def loras(self, adapter: str | None) -> list[Loras]:
+        """The adapter's live parameters, layer by layer; nothing where there is none."""
+        if adapter is None:
+            return [Loras()] * len(self.blocks)
+        if adapter not in self.known_loras:
+            self.known_loras[adapter] = [
+                read_loras(self.architecture, layer, adapter) for layer in self.architecture.layers
+            ]
+        return self.known_loras[adapter]
+
+    def load(self, adapter: str | None) -> None:
+        """Put an adapter's weights, as they are now, where the products read them."""
+        for block, loras in zip(self.blocks, self.loras(adapter), strict=True):
+            for projection, lora in zip(block.projections, loras, strict=True):
+                load_lora(projection, lora)

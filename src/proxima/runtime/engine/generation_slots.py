@@ -1,0 +1,152 @@
+"""The buffers of generation. In: sizes. Out: `Slots`, the running sequences and their cache; `Outputs`, what
+was sampled.
+
+Both stay where they are from one step to the next, so that a step can be a CUDA graph. C slots, S cache
+tokens, B prompts, R response tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from proxima.core.sampling import Sampling, kept_shape
+from proxima.core.types import KeptSet, Tokens
+from proxima.runtime.engine.decoder import Decoder
+
+Drawn = tuple[Tensor, Tensor, KeptSet | None]
+"""Tokens (n,), their log-probabilities, and the sets they were chosen from."""
+
+
+@dataclass
+class Slots:
+    """The state of a step, of which the first `n` slots are in use."""
+
+    tokens: Tensor  # (C,) last token of each sequence
+    lengths: Tensor  # (C,) int32, tokens in its cache
+    columns: Tensor  # (C,) responses written
+    rows: Tensor  # (C,) row of the batch
+    lanes: Tensor  # (C, 2) hash of seed, step and sequence
+    running: Tensor  # (C,) bool
+    keys: list[Tensor]  # a layer: (C, S, Hkv, D)
+    values: list[Tensor]
+    starts: Tensor  # (2, C + 1) int32
+    base: Tensor  # (C,) first cache place of each slot
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def size(self) -> int:
+        return self.keys[0].shape[1]
+
+    def per_slot(self) -> list[Tensor]:
+        return [self.tokens, self.lengths, self.columns, self.rows, self.lanes, self.running]
+
+    def empty(self, nobody: int) -> None:
+        """No sequence anywhere; `nobody` is the row that nobody reads."""
+        self.running.zero_()
+        self.rows.fill_(nobody)
+
+    def move_together(self, alive: list[int], nobody: int) -> None:
+        """The running sequences into the first slots."""
+        old = torch.tensor(alive, device=self.tokens.device)
+        for buffer in (*self.per_slot(), *self.keys, *self.values):
+            buffer[: len(alive)] = buffer[old]
+        self.running[len(alive) :] = False
+        self.rows[len(alive) :] = nobody
+
+
+def new_slots(count: int, size: int, decoder: Decoder, device: torch.device) -> Slots:
+    shape, dtype = decoder.shape, decoder.weight.dtype
+
+    def cache() -> list[Tensor]:
+        return [
+            torch.zeros(count, size, shape.kv_heads, shape.head_size, dtype=dtype, device=device)
+            for _ in decoder.blocks
+        ]
+
+    longs = [torch.zeros(count, dtype=torch.long, device=device) for _ in range(3)]
+    places = torch.arange(count + 1, device=device, dtype=torch.int32)
+    return Slots(
+        tokens=longs[0],
+        lengths=torch.zeros(count, dtype=torch.int32, device=device),
+        columns=longs[1],
+        rows=longs[2],
+        lanes=torch.zeros(count, 2, dtype=torch.long, device=device),
+        running=torch.zeros(count, dtype=torch.bool, device=device),
+        keys=cache(),
+        values=cache(),
+        starts=torch.stack([places, places * size]),
+        base=torch.arange(count, device=device) * size,
+    )
+
+
+@dataclass
+class Outputs:
+    """What was sampled, one row a prompt and one more that takes what nobody reads."""
+
+    ids: Tensor  # (B + 1, R)
+    logprobs: Tensor  # (B + 1, R) float32, by the engine's own arithmetic
+    kept: KeptSet | None
+    eos: Tensor  # (E,) what ends a response; here because a graph reads it where it lies
+
+    def parts(self) -> list[Tensor]:
+        kept = (
+            []
+            if self.kept is None
+            else [part for part in (self.kept.ids, self.kept.bits) if part is not None]
+        )
+        return [self.ids, self.logprobs, *kept]
+
+    def empty(self) -> None:
+        for part in self.parts():
+            part.fill_(-1 if part.dtype == torch.int32 else 0)
+
+    def write(self, drawn: Drawn, rows: Tensor, columns: Tensor, running: Tensor, limit: int) -> Tensor:
+        """Put what was drawn for running sequences into its place; which of them go on."""
+        token, logprob, kept = drawn
+        responses = self.ids.shape[1]
+        nowhere = self.ids.numel() - 1  # in the last row
+        place = torch.where(running, rows * responses + columns, nowhere)
+        self.ids.view(-1).index_copy_(0, place, token)
+        self.logprobs.view(-1).index_copy_(0, place, logprob)
+        if kept is not None and self.kept is not None:
+            for buffer, part in ((self.kept.ids, kept.ids), (self.kept.bits, kept.bits)):
+                if buffer is not None and part is not None:
+                    buffer.flatten(0, 1).index_copy_(0, place, part.squeeze(1))
+        return running & ~(token.unsqueeze(1) == self.eos).any(1) & (columns + 1 < limit)
+
+    def collect(self, prompts: Tokens) -> Tokens:
+        """The batch with its responses, cut to the longest."""
+        count = len(prompts.prompts)
+        ids = self.ids[:count]
+        is_end = torch.isin(ids, self.eos)
+        before = is_end.long().cumsum(1) - is_end.long()
+        mask = before == 0  # up to and including the first EOS
+        width = int(mask.sum(1).max())
+        return replace(
+            prompts,
+            response_ids=ids[:, :width].masked_fill(~mask[:, :width], 0),
+            mask=mask[:, :width].clone(),
+            ended=(is_end & mask).any(1),
+            kept=None if self.kept is None else self.kept.map(lambda part: part[:count, :width].clone()),
+            sampled_logprobs=self.logprobs[:count, :width].masked_fill(~mask[:, :width], 0),
+        )
+
+
+def new_outputs(count: int, sampling: Sampling, vocabulary: int, device: torch.device) -> Outputs:
+    shape, kept = (count + 1, sampling.max_new_tokens), None
+    if (kept_set := kept_shape(sampling.top_k, sampling.top_p, vocabulary)) is not None:
+        size, dtype = kept_set
+        sets = torch.zeros(*shape, size, dtype=dtype, device=device)
+        kept = KeptSet(ids=sets) if dtype == torch.int32 else KeptSet(bits=sets)
+    return Outputs(
+        ids=torch.zeros(*shape, dtype=torch.long, device=device),
+        logprobs=torch.zeros(*shape, device=device),
+        kept=kept,
+        eos=torch.tensor(sampling.eos_ids, device=device, dtype=torch.long),
+    )

@@ -1,0 +1,105 @@
+"""`GraphedPasses`: a decoder's passes as CUDA graphs, one an adapter. In: ids, a layout, an adapter's name.
+Out: hidden states.
+
+For adapters on half-precision weights on a GPU. Gradients are added up in sinks, matrices of a whole
+projection, and only then go to the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from proxima.runtime.engine.cuda_graphs import Gradients, GraphedPass, Sizes
+from proxima.runtime.engine.layer_weights import Loras
+from proxima.runtime.engine.layout import Layout
+from proxima.runtime.engine.lora_products import Lora, Projection, copier, windows
+
+if TYPE_CHECKING:
+    from proxima.runtime.engine.decoder import Decoder
+
+
+class GraphedPasses:
+    """Captured when first asked for, and anew when a batch does not fit any more."""
+
+    def __init__(self, decoder: Decoder):
+        self.decoder = decoder
+        self._passes: dict[str | None, GraphedPass] = {}
+        self._sizes = Sizes(0, 0, 0, 0)
+
+    def __call__(self, ids: Tensor, layout: Layout, adapter: str | None) -> Tensor:
+        """Hidden states (M, D) at the layout's `read` places of padded ids (B, T)."""
+        if not self._sizes.holds(layout):
+            self._sizes = self._sizes.grown(layout)
+            self._passes.clear()
+        if adapter not in self._passes:
+            self._passes[adapter] = self._capture(layout, adapter)
+        return self._passes[adapter](ids, layout)
+
+    def _capture(self, layout: Layout, adapter: str | None) -> GraphedPass:
+        decoder = self.decoder
+        given = decoder.loras(adapter) if adapter is not None else self._silent_loras()
+        loras = [
+            Loras(
+                *(
+                    group and _with_sinks(group, part)
+                    for group, part in zip(lora, block.projections, strict=True)
+                )
+            )
+            for lora, block in zip(given, decoder.blocks, strict=True)
+        ]
+        groups = [group for lora in loras for group in lora if group is not None]
+        found = [window for group in groups for window in windows(group, *group.sinks)]
+        kept = {weight: torch.zeros_like(weight) for weight, _, _ in found}
+        collect = copier([(window, kept[weight], scale) for weight, window, scale in found])
+        gradients = Gradients(kept, [sink for group in groups for sink in group.sinks], collect)
+        load = self._loader(adapter)
+
+        def run(flat: Tensor, layout: Layout) -> Tensor:
+            load()
+            return decoder.run(flat, layout, loras, read=layout.read, functions=decoder.train_functions)
+
+        pool = next(iter(self._passes.values())).pool if self._passes else None
+        return GraphedPass(run, gradients, self._sizes, layout.read.device, pool)
+
+    def _loader(self, adapter: str | None) -> Callable[[], None]:
+        """`Decoder.load` for a graph: all matrices in one launch, where Triton is there."""
+        decoder = self.decoder
+        projections = [part for block in decoder.blocks for part in block.projections]
+        groups = [group for loras in decoder.loras(adapter) for group in loras]
+        if adapter is None or not all(groups) or not all(part.uniform for part in projections):
+            return lambda: decoder.load(adapter)
+        return copier(
+            [
+                copy
+                for part, group in zip(projections, groups, strict=True)
+                if group is not None and part.down is not None
+                for copy in windows(group, part.down, part.weights[0][:, part.inputs :])
+            ]
+        )
+
+    def _silent_loras(self) -> list[Loras]:
+        """For a role without an adapter: parameters that are never loaded, so that it runs the same code
+        as the others."""
+        if not self.decoder.known_loras:
+            return self.decoder.loras(None)
+        like = next(iter(self.decoder.known_loras.values()))
+
+        def silent(lora: Lora | None) -> Lora | None:
+            if lora is None:
+                return None
+            down, up = (
+                tuple(nn.Parameter(torch.zeros_like(weight)) for weight in side)
+                for side in (lora.down, lora.up)
+            )
+            return Lora(down, up, lora.scales)
+
+        return [Loras(*(silent(group) for group in loras)) for loras in like]
+
+
+def _with_sinks(lora: Lora, p: Projection) -> Lora:
+    sizes = (p.room, p.inputs), (sum(p.sizes), p.room)
+    return lora._replace(sinks=tuple(torch.zeros(size, device=p.weights[0].device) for size in sizes))

@@ -1,0 +1,104 @@
+"""Triton kernels of a decode step: attention that also writes the new keys and values, norm.
+
+In and out: few rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 64  # cached tokens a program reads at once
+
+
+@triton.jit
+def _decode(  # type: ignore[no-untyped-def]
+    query, new_key, new_value, keys, values, lengths, out, scale,
+    query_stride, key_stride, value_stride, size: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr,
+    head: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """One sequence and one key head: its queries against the first `length` cached tokens and the new one."""
+    row, kv = tl.program_id(0), tl.program_id(1)
+    length = tl.load(lengths + row)
+    lanes, dims, steps = tl.arange(0, 16), tl.arange(0, head), tl.arange(0, block)
+    real = lanes < group  # the matrix unit wants 16 rows
+    place = (kv * group + lanes[:, None]) * head + dims[None, :]
+    q = tl.load(query + row * query_stride + place, mask=real[:, None], other=0.0)
+    k_new = tl.load(new_key + row * key_stride + kv * head + dims)
+    v_new = tl.load(new_value + row * value_stride + kv * head + dims)
+    first = (row.to(tl.int64) * size * kv_heads + kv) * head
+    slot = first + length.to(tl.int64) * kv_heads * head + dims
+    tl.store(keys + slot, k_new)
+    tl.store(values + slot, v_new)
+    peak = (
+        tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], 1) * scale
+    )  # the new token: first in the running softmax
+    total = tl.full([16], 1.0, tl.float32)
+    gathered = tl.zeros([16, head], tl.float32) + v_new.to(tl.float32)[None, :]
+    for start in range(0, length, block):
+        seen = start + steps < length
+        at = first + (start + steps)[:, None].to(tl.int64) * kv_heads * head + dims[None, :]
+        k = tl.load(keys + at, mask=seen[:, None], other=0.0)
+        scores = tl.dot(q, tl.trans(k)).to(tl.float32) * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        weights = tl.exp(scores - higher[:, None])
+        shrink = tl.exp(peak - higher)
+        v = tl.load(values + at, mask=seen[:, None], other=0.0)
+        gathered = gathered * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
+        total = total * shrink + tl.sum(weights, 1)
+        peak = higher
+    found = (gathered / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + row * kv_heads * group * head + place, found, mask=real[:, None])
+
+
+def decode_attention(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale: float
+) -> Tensor:
+    """(B, H, D) queries and (B, Hkv, D) new keys and values against (B, S, Hkv, D) caches, which take the
+    new ones in."""
+    rows, heads, head = q.shape
+    kv_heads, group = k.shape[1], heads // k.shape[1]
+    out = q.new_empty(q.shape)
+    _decode[(rows, kv_heads)](
+        q, k, v, keys, values, lengths, out, scale, q.stride(0), k.stride(0), v.stride(0),
+        keys.shape[1], kv_heads, group, head, BLOCK, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _add_norm(
+    x, change, weight, out_x, out, eps, size: tl.constexpr, width: tl.constexpr, block: tl.constexpr
+):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, block)
+    real = lanes < size
+    total = tl.load(x + row * size + lanes, mask=real, other=0.0) + tl.load(
+        change + row * size + lanes, mask=real, other=0.0
+    )
+    tl.store(out_x + row * size + lanes, total, mask=real)
+    wide = total.to(tl.float32)
+    scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
+    normed = scaled.to(out.dtype.element_ty) * tl.load(weight + lanes, mask=real, other=0.0)
+    tl.store(out + row * width + lanes, normed, mask=real)
+
+
+def add_and_rms_norm(x: Tensor, change: Tensor, norm: Any, room: int, eps: float) -> tuple[Tensor, Tensor]:
+    """As `functions.add_and_norm` without a bias; what is in the room is left open, for the product writes
+    it."""
+    rows, size = x.shape
+    total, out = torch.empty_like(x), x.new_empty(rows, size + room)
+    _add_norm[(rows,)](
+        x, change, norm.weight, total, out, eps, size, size + room, triton.next_power_of_2(size), num_warps=4
+    )
+    return total, out
+
+
+def fits(heads: int, kv_heads: int, head_size: int) -> bool:
+    """Whether the kernel can do these shapes."""
+    return heads // kv_heads <= 16 and head_size in (16, 32, 64, 128, 256)

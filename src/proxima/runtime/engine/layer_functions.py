@@ -1,0 +1,176 @@
+"""The functions of a layer between its products. In: a product's outputs. Out: the next product's inputs.
+
+Plain torch, compiled on a GPU; `kernels/` has some of them by hand.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, layer_norm, relu, silu
+
+from proxima.runtime.engine.lora_products import Gate
+
+log = logging.getLogger(__name__)
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_new": lambda x: gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: gelu(x, approximate="tanh"),
+    "gelu": gelu,
+    "relu": relu,
+}
+
+
+class Norm(NamedTuple):
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What they need to know beside weights."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    eps: float
+    scale: float
+    activation: str  # of a plain MLP; gated ones use silu
+
+
+def normalize(x: Tensor, norm: Norm, eps: float) -> Tensor:
+    """Layer norm where there is a bias, else RMS norm in float32."""
+    if norm.bias is not None:
+        return layer_norm(x, (x.shape[-1],), norm.weight, norm.bias, eps)
+    wide = x.float()
+    return norm.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def first_norm(x: Tensor, norm: Norm, room: int, eps: float) -> Tensor:
+    """(N, D) -> normed (N, D + room), with room for an adapter's inner values beside it."""
+    normed = normalize(x, norm, eps)
+    return torch.cat([normed, normed.new_zeros(len(x), room)], -1) if room else normed
+
+
+def add_and_norm(x: Tensor, change: Tensor, norm: Norm, room: int, eps: float) -> tuple[Tensor, Tensor]:
+    """The residual stream after a change, and its norm as `first_norm` gives it."""
+    x = x + change
+    return x, first_norm(x, norm, room, eps)
+
+
+def add_then_norm(norm_function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The same in two steps, for training: only the sum is kept for the backward pass, not both of its
+    parts."""
+
+    def both(x: Tensor, change: Tensor, norm: Norm, room: int, eps: float) -> tuple[Tensor, Tensor]:
+        x = x + change
+        return x, norm_function(x, norm, room, eps)
+
+    return both
+
+
+def split_heads(
+    qkv: Tensor, sizes: tuple[int, ...], q_norm: Tensor | None, k_norm: Tensor | None, cos: Tensor | None,
+    sin: Tensor | None, shape: Shape,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(N, q + k + v) -> queries (N, H, D), keys and values (N, Hkv, D); normed and rotated where the
+    architecture does so."""
+    q, k, v = (part.unflatten(-1, (-1, shape.head_size)) for part in qkv.split(sizes, -1))
+    if q_norm is not None and k_norm is not None:
+        q, k = normalize(q, Norm(q_norm, None), shape.eps), normalize(k, Norm(k_norm, None), shape.eps)
+    if cos is not None and sin is not None:
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    return q, k, v
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions on (N, H, D) with (N, D) angles."""
+    first, second = x.chunk(2, -1)
+    return x * cos.unsqueeze(1) + torch.cat((-second, first), -1) * sin.unsqueeze(1)
+
+
+def activate(wide: Tensor, sizes: tuple[int, ...], activation: str) -> Tensor:
+    """The inside of the MLP: silu(gate) * up, or one activation."""
+    if len(sizes) == 1:
+        return ACTIVATIONS[activation](wide)
+    gate, up = wide.split(sizes, -1)
+    return silu(gate) * up
+
+
+class Functions(NamedTuple):
+    """The four, compiled or not, or other code that gives the same."""
+
+    first_norm: Callable[..., Tensor] = first_norm
+    add_and_norm: Callable[..., tuple[Tensor, Tensor]] = add_and_norm
+    split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = split_heads
+    activate: Callable[..., Tensor] = activate
+    gate: Gate | None = None  # instead of `activate`, as one with the product after it
+
+    def compiled(self, dynamic: bool) -> Functions:
+        """Backward passes compute again what is between a function's inputs and outputs: it is cheap, and
+        memory is not."""
+        torch._functorch.config.activation_memory_budget = 0.0
+        warnings.filterwarnings(
+            "ignore", message=r"\s*Online softmax is disabled"
+        )  # torch on its own choice, nothing to mend
+        made: Any = [torch.compile(_copy_of(function), dynamic=dynamic) for function in self[:4]]
+        return Functions(*made)
+
+
+def with_train_kernels(functions: Functions, shape: Shape) -> Functions:
+    """The same with Triton kernels, where there is Triton; for weights that are not trained, and gated
+    MLPs."""
+    try:
+        from proxima.runtime.engine.kernels import gate_kernels, head_kernels
+    except ImportError:
+        return functions
+    functions = functions._replace(gate=Gate(gate_kernels.gate, gate_kernels.ungate))
+    return functions._replace(split_heads=head_kernels.split_heads) if head_kernels.fits(shape) else functions
+
+
+def with_decode_kernels(functions: Functions) -> Functions:
+    """The same for few tokens: by hand, for compiled ones are made for many."""
+    from proxima.runtime.engine.kernels.decode_kernels import add_and_rms_norm
+    from proxima.runtime.engine.kernels.gate_kernels import gate
+
+    return functions._replace(add_and_norm=add_and_rms_norm, activate=gate)
+
+
+COMPILED_FROM = 100_000_000
+"""Parameters. Compiling takes about 40 s at the start of a run, and what it saves grows with layers x
+width. Estimated from the time of the norms in a step at 0.6 B parameters (docs/performance.md): a few
+tenths of a second per step there, about a tenth at 100 M, which 400 steps repay, and a few milliseconds at
+1 M."""
+
+
+def worth_compiling(parameters: int) -> bool:
+    """Whether a network of this size is likely to gain in one run what compiling costs at its start."""
+    return parameters >= COMPILED_FROM
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether torch compiles here; without a compiler one line says so."""
+    try:
+        torch.compile(_probe, dynamic=False)(torch.ones(8, device=device))
+        return True
+    except Exception as error:  # whatever is missing: Triton, a C compiler, a writable cache
+        log.warning("layers are not compiled, the run is slower: %s", str(error).strip().splitlines()[0])
+        return False
+
+
+def _probe(x: Tensor) -> Tensor:
+    return 2 * x + 1
+
+
+def _copy_of(function: Any) -> Callable[..., Any]:
+    """The same function as another object: compiled apart, for other shapes."""
+    return FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__
+    )

@@ -1,0 +1,135 @@
+"""A layer's weights as the products read them. In: a layer's modules. Out: `Block`, and the `Loras` of an
+adapter on it.
+
+Weights that are multiplied with the same input lie in one tensor; the model's own parameters become windows
+on it, so there is no second copy. Weights that are trained themselves stay where they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor
+from transformers.pytorch_utils import Conv1D
+
+from proxima.runtime.engine.architecture import Architecture
+from proxima.runtime.engine.layer_functions import Norm
+from proxima.runtime.engine.lora_products import Lora, Projection
+
+ROOM_STEP = 8  # inner sizes are multiples of this, for the alignment that fast products want
+
+
+class Block(NamedTuple):
+    """The weights of one layer."""
+
+    norm: Norm
+    qkv: Projection
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Projection
+    mlp_norm: Norm
+    widen: Projection  # gate and up, or one wide layer
+    narrow: Projection
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """In the order of `Loras`."""
+        return self.qkv, self.out, self.widen, self.narrow
+
+
+class Loras(NamedTuple):
+    """An adapter on one layer."""
+
+    qkv: Lora | None = None
+    out: Lora | None = None
+    widen: Lora | None = None
+    narrow: Lora | None = None
+
+
+def are_trained(architecture: Architecture) -> bool:
+    """Whether the layers' own weights are trained, and not adapters on them."""
+    members = [module for group in architecture.members(architecture.layers[0]) for module in group]
+    return any(_base(module).weight.requires_grad for module in members)
+
+
+def read_block(architecture: Architecture, layer: Any, trained: bool) -> Block:
+    qkv, out, widen, narrow = architecture.members(layer)
+    norm, mlp_norm = architecture.norms(layer)
+    q_norm, k_norm = architecture.head_norms(layer)
+    return Block(
+        norm=norm,
+        qkv=_projection(qkv, trained, split=3 if architecture.is_gpt2 else 1),
+        q_norm=q_norm,
+        k_norm=k_norm,
+        out=_projection(out, trained),
+        mlp_norm=mlp_norm,
+        widen=_projection(widen, trained),
+        narrow=_projection(narrow, trained),
+    )
+
+
+def _projection(modules: list[Any], trained: bool, split: int = 1) -> Projection:
+    bases = [_base(module) for module in modules]
+    weights = [_matrix(base) for base in bases]
+    sizes = tuple(len(weight) for weight in weights)
+    inputs = weights[0].shape[1]
+    given = [base.bias for base in bases if base.bias is not None]
+    shown = (sizes[0] // split,) * split if split > 1 else sizes
+    if trained:
+        return Projection(tuple(weights), tuple(base.bias for base in bases), shown, inputs, None)
+    names = {name for module in modules if isinstance(module, LoraLayer) for name in module.lora_A}
+    ranks = {
+        tuple(len(module.lora_A[name].weight) if _has(module, name) else 0 for module in modules)
+        for name in names
+    }
+    room = -(-max(map(sum, ranks), default=0) // ROOM_STEP) * ROOM_STEP
+    whole = weights[0].new_zeros(sum(sizes), inputs + room)
+    for base, weight, window in zip(bases, weights, whole[:, :inputs].split(sizes), strict=True):
+        window.copy_(weight.detach())
+        base.weight.data = (
+            window.t() if isinstance(base, Conv1D) else window
+        )  # from now on: there is no second copy
+    bias = None if not given else torch.cat([bias.detach() for bias in given])
+    down = whole.new_zeros(room, inputs) if room else None
+    return Projection((whole,), (bias,), shown, inputs, down, uniform=len(ranks) <= 1)
+
+
+def read_loras(architecture: Architecture, layer: Any, adapter: str) -> Loras:
+    """The adapter's live parameters."""
+    return Loras(*(_lora(group, adapter) for group in architecture.members(layer)))
+
+
+def _lora(modules: list[Any], adapter: str) -> Lora | None:
+    if not any(_has(module, adapter) for module in modules):
+        return None
+    down, up, scales = [], [], []
+    for module in modules:
+        if _has(module, adapter):
+            down.append(module.lora_A[adapter].weight)
+            up.append(module.lora_B[adapter].weight)
+            scales.append(float(module.scaling[adapter]))
+        else:
+            weight = _matrix(_base(module))
+            down.append(weight.new_zeros(0, weight.shape[1], dtype=torch.float32))
+            up.append(weight.new_zeros(weight.shape[0], 0, dtype=torch.float32))
+            scales.append(1.0)
+    return Lora(tuple(down), tuple(up), tuple(scales))
+
+
+@torch.enable_grad()
+def _matrix(base: Any) -> Tensor:
+    """(out, in).
+
+    A view that is made without gradients passes none on, ever: a trained matrix would stay as it was.
+    """
+    return base.weight.t() if isinstance(base, Conv1D) else base.weight
+
+
+def _base(module: Any) -> Any:
+    return module.get_base_layer() if isinstance(module, LoraLayer) else module
+
+
+def _has(module: Any, adapter: str) -> bool:
+    return isinstance(module, LoraLayer) and adapter in module.lora_A

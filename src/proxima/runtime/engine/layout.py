@@ -1,0 +1,149 @@
+"""Sequences laid end to end. In: lengths. Out: where every token lies, with no padding between.
+
+N = all real tokens of the batch, M = the positions whose hidden states are wanted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tokens of B sequences lie in one row of N, and which M of them are read out."""
+
+    source: Tensor  # (N,) int64, the token's place in the flattened (B, T) input
+    rows: Tensor  # (N,) int64, its sequence
+    positions: Tensor  # (N,) int64, its position in the sequence
+    starts: Tensor  # (B + 1,) int32, where sequences begin
+    read: Tensor  # (M,) int64, the wanted places among the N
+    tiles: Tensor  # (T, 3) int32, see `tile_table`
+    lengths: tuple[int, ...]  # B, on the host
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    @property
+    def total(self) -> int:
+        return sum(self.lengths)
+
+
+def pack(
+    prompts: Tensor, responses: Tensor | None, width: int, device: torch.device, read_last: bool = False
+) -> Layout:
+    """Prompts padded on the left to `width`, responses on the right; what chose each response token is read
+    out.
+
+    Args:
+        prompts: (B,) lengths, on the CPU: nothing here waits for the device.
+        responses: the same; None for prompts alone.
+        read_last: read out the last token of each sequence instead.
+    """
+    lengths = prompts if responses is None else prompts + responses
+    columns = width if responses is None else width + int(responses.max())
+    rows, positions, starts = _ragged(lengths)
+    source = rows * columns + (width - prompts)[rows] + positions
+    if responses is None or read_last:
+        read = starts[1:] - 1
+    else:
+        which, step, _ = _ragged(responses)
+        read = starts[which] + prompts[which] - 1 + step
+    return _placed(source, rows, positions, starts, read, lengths, device)
+
+
+def pack_mask(mask: Tensor) -> Layout:
+    """Any padding; the last real token of each sequence is read out. Waits for the device once."""
+    here = mask.cpu()
+    lengths = here.sum(1)
+    rows, positions, starts = _ragged(lengths)
+    return _placed(
+        here.flatten().nonzero().flatten(), rows, positions, starts, starts[1:] - 1, lengths, mask.device
+    )
+
+
+def cells(responses: Tensor, width: int, device: torch.device) -> Tensor:
+    """(M,) places of the response tokens in the flattened (B, width) response columns."""
+    which, step, _ = _ragged(responses)
+    return _send(which * width + step, device)
+
+
+def cut(lengths: Sequence[int], tokens: int, rows: float = math.inf) -> list[list[int]]:
+    """Sequences by number, in order, in groups of at most so many tokens and rows; a longer one is a group
+    by itself."""
+    groups: list[list[int]] = []
+    room = 0
+    for row, length in enumerate(lengths):
+        if not groups or length > room or len(groups[-1]) >= rows:
+            groups.append([])
+            room = tokens
+        groups[-1].append(row)
+        room -= length
+    return groups
+
+
+TILE = 64  # tokens of a tile of attention
+
+
+def tile_table(lengths: Sequence[int], rows: int = 0) -> np.ndarray:
+    """(T, 3) int32: first token of a tile, where its sequence starts and ends; the tiles with most before
+    them come first.
+
+    Args:
+        rows: fill up to so many rows with empty tiles.
+    """
+    sizes = np.asarray(lengths, dtype=np.int32)
+    ends = np.cumsum(sizes, dtype=np.int32)
+    counts = -(-sizes // TILE)
+    which = np.repeat(np.arange(len(sizes)), counts)
+    step = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = (ends - sizes)[which]
+    table = np.stack([starts + TILE * step, starts, ends[which]], 1).astype(np.int32)[
+        np.argsort(-step, kind="stable")
+    ]
+    return np.concatenate([table, np.zeros((max(0, rows - len(table)), 3), dtype=np.int32)])
+
+
+def _ragged(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and positions of every element, and where rows start.
+
+    (numpy: torch's threads cost more than this work.)
+    """
+    sizes = lengths.numpy()
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    rows = np.repeat(np.arange(len(sizes)), sizes)
+    positions = np.arange(len(rows)) - starts[rows]
+    return torch.from_numpy(rows), torch.from_numpy(positions), torch.from_numpy(starts)
+
+
+def _placed(
+    source: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    starts: Tensor,
+    read: Tensor,
+    lengths: Tensor,
+    device: torch.device,
+) -> Layout:
+    tiles = torch.from_numpy(tile_table(lengths.tolist())).flatten()
+    given = (source, rows, positions, read, starts, tiles)
+    parts = _send(torch.cat(given), device).split([len(part) for part in given])  # one copy instead of six
+    return Layout(
+        parts[0],
+        parts[1],
+        parts[2],
+        parts[4].int(),
+        parts[3],
+        parts[5].int().view(-1, 3),
+        tuple(lengths.tolist()),
+    )
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -1,0 +1,184 @@
+"""Matrix products with a LoRA adapter folded in. In: inputs (N, in). Out: outputs (N, out) and, backward,
+adapter gradients.
+
+Written out, y = x W' + s (x A') B' reads and writes y twice. Here A x is appended to x and s B to W, so that
+one product does both, and the backward product of the inputs yields the adapter's inner gradient for free.
+Only the adapter is ever trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+
+class Lora(NamedTuple):
+    """One adapter's live parameters on the members of a projection (all float32); a member without one has
+    rank 0."""
+
+    down: tuple[Tensor, ...]  # (r, in) each
+    up: tuple[Tensor, ...]  # (out, r) each
+    scales: tuple[float, ...]
+    sinks: tuple[
+        Tensor, ...
+    ] = ()  # (room, in) and (sum out, room) where gradients are added up; empty = autograd does it
+
+
+class Projection(NamedTuple):
+    """Linear maps of one input: in one tensor with room for an adapter, or one each where they are trained
+    themselves."""
+
+    weights: tuple[Tensor, ...]  # one (sum out, in + room), or (out, in) each
+    biases: tuple[Tensor | None, ...]
+    sizes: tuple[int, ...]  # outputs of each member
+    inputs: int
+    down: Tensor | None  # (room, in), the loaded adapter's A in the base's type; None where there is no room
+    uniform: bool = (
+        True  # every adapter here has the same ranks, so none leaves anything behind in another's place
+    )
+
+    @property
+    def room(self) -> int:
+        """Inner size left for an adapter."""
+        return 0 if self.down is None else len(self.down)
+
+
+NO_LORA = Lora((), (), ())
+
+
+def windows(lora: Lora, down: Tensor, up: Tensor) -> list[tuple[Tensor, Tensor, float]]:
+    """Each of an adapter's matrices, its window in the matrices of the whole projection, (room, in) and
+    (sum out, room), and the factor it has there."""
+    found, row, rank = [], 0, 0
+    for one_down, one_up, scale in zip(lora.down, lora.up, lora.scales, strict=True):
+        rows, inner = one_up.shape
+        if inner:
+            found.append((one_down, down[rank : rank + inner], 1.0))
+            found.append((one_up, up[row : row + rows, rank : rank + inner], scale))
+        row, rank = row + rows, rank + inner
+    return found
+
+
+def copier(copies: list[tuple[Tensor, Tensor, float]]) -> Callable[[], None]:
+    """A call that puts each source, times its factor, into its target; in one launch, where there is
+    Triton."""
+    try:
+        from proxima.runtime.engine.kernels.copy_kernels import Copies
+    except ImportError:
+        return lambda: _copy(copies)
+    return Copies(copies)
+
+
+@torch.no_grad()
+def _copy(copies: list[tuple[Tensor, Tensor, float]]) -> None:
+    for source, target, factor in copies:
+        torch.mul(source, factor, out=target)
+
+
+@torch.no_grad()
+def load_lora(p: Projection, lora: Lora | None) -> None:
+    """Put an adapter's weights, as they are now, where the products read them; None = no adapter."""
+    if p.down is None:
+        return
+    if lora is None or not p.uniform:
+        p.weights[0][:, p.inputs :].zero_()
+    if lora is not None:
+        _copy(windows(lora, p.down, p.weights[0][:, p.inputs :]))
+
+
+class Gate(NamedTuple):
+    """A gated inside of an MLP as one with the product that follows it."""
+
+    open: Callable[[Tensor], Tensor]  # (N, 2 in) -> (N, in)
+    shut: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    """(N, 2 in), and the output's gradient as d + d_inner @ down -> what `open` gave, and the gradient of
+    its input."""
+
+
+def product(x: Tensor, p: Projection, lora: Lora | None, gate: Gate | None = None) -> Tensor:
+    """(N, in), or (N, in + room) with anything in the last columns -> (N, sum out). The adapter must be
+    loaded.
+
+    Args:
+        lora: its parameters, for gradients; None = there is no adapter here.
+        gate: x is what this opens, (N, 2 in).
+    """
+    if p.down is None:
+        parts = [linear(x, weight, bias) for weight, bias in zip(p.weights, p.biases, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    if torch.is_grad_enabled():
+        lora = lora or NO_LORA
+        return _LoraProduct.apply(x, p, lora, gate, *lora.down, *lora.up)
+    return _forward(gate.open(x) if gate else x, p)[0]
+
+
+def _forward(x: Tensor, p: Projection) -> tuple[Tensor, Tensor]:
+    """Outputs (N, sum out), and the adapter's inner values (N, room)."""
+    weight, bias, down = p.weights[0], p.biases[0], p.down
+    assert down is not None
+    if x.shape[1] > p.inputs:  # there is room beside the inputs: one product does both
+        inner = x.data[:, p.inputs :]
+        torch.mm(x.data[:, : p.inputs], down.t(), out=inner)
+        return linear(x.data, weight, bias), inner
+    inner = torch.mm(x, down.t())
+    y = linear(x, weight[:, : p.inputs], bias)
+    return y.addmm_(inner, weight[:, p.inputs :].t()), inner
+
+
+class _LoraProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, p: Projection, lora: Lora, gate: Gate | None, *_parameters: Tensor
+    ) -> Tensor:
+        y, inner = _forward(gate.open(x) if gate else x, p)
+        ctx.p, ctx.lora, ctx.gate, ctx.beside = p, lora, gate, gate is None and x.shape[1] > p.inputs
+        ctx.save_for_backward(x.data, inner)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (dy,), p, lora = gradients, ctx.p, ctx.lora
+        x, inner = ctx.saved_tensors
+        dy = dy.contiguous()
+        dx = None
+        if ctx.beside and ctx.needs_input_grad[0]:
+            dx = torch.mm(dy, p.weights[0])  # (N, in + room)
+            d_inner = dx[:, p.inputs :]
+            dx[:, : p.inputs].addmm_(d_inner, p.down)
+        else:
+            d_inner = torch.mm(dy, p.weights[0][:, p.inputs :])
+            if ctx.gate:
+                x, dx = ctx.gate.shut(x, torch.mm(dy, p.weights[0][:, : p.inputs]), d_inner, p.down)
+            elif ctx.needs_input_grad[0]:
+                dx = torch.mm(dy, p.weights[0][:, : p.inputs]).addmm_(d_inner, p.down)
+        if not lora.up:
+            return dx, None, None, None
+        if lora.sinks:
+            _add_product(lora.sinks[0], d_inner.t(), x[:, : p.inputs])
+            _add_product(lora.sinks[1], dy.t(), inner)
+            return dx, None, None, None, *[None] * (2 * len(lora.up))
+        d_down, d_up = torch.mm(d_inner.t(), x[:, : p.inputs]), torch.mm(dy.t(), inner)
+        downs, ups, row, rank = [], [], 0, 0
+        for up, scale in zip(lora.up, lora.scales, strict=True):
+            rows, size = up.shape
+            downs.append(d_down[rank : rank + size].float())
+            ups.append(scale * d_up[row : row + rows, rank : rank + size].float())
+            row, rank = row + rows, rank + size
+        return dx, None, None, None, *downs, *ups
+
+
+def _add_product(sink: Tensor, left: Tensor, right: Tensor) -> None:
+    """sink += left @ right, in the sink's own type."""
+    if WIDENS:
+        torch.addmm(sink, left, right, out_dtype=sink.dtype, out=sink)
+    else:
+        sink.add_(torch.mm(left, right))
+
+
+WIDENS = (
+    "dtype_out" in torch.ops.aten.addmm.overloads()
+)  # products of half-precision matrices can be added to float32 ones

@@ -1,0 +1,67 @@
+"""`Versions`: the policy in folders.
+
+In: the policy's live weights. Out: a folder under a new name whenever they changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import shutil
+import weakref
+from pathlib import Path
+
+import torch
+
+from proxima.models import PolicyModel
+from proxima.runtime.distributed.process_group import Processes
+from proxima.runtime.vllm.rollout_job import Version
+
+KEPT = 2  # the newest, and the one that a rollout in flight may still use
+
+
+class Versions:
+    """A folder of its own in `home`, which goes when the trainer does."""
+
+    def __init__(self, policy: PolicyModel, home: Path, processes: Processes):
+        self.policy, self.processes = policy, processes
+        self.kept: list[Version] = []
+        self._count = 0
+        self._parent, self._home, self._launch = home, Path(), ""
+
+    def digest(self) -> str:
+        """Of the live weights."""
+        found = hashlib.blake2b(digest_size=16)
+        for parameter in self.policy.parameters():
+            found.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return found.hexdigest()
+
+    def publish(self) -> tuple[Version, list[Version]]:
+        """The policy as it is now, and the versions that no longer count (their folders are still there)."""
+        digest = self.processes.lead(self.digest)
+        if self.kept and self.kept[-1].digest == digest:
+            return self.kept[-1], []
+        if not self._launch:
+            folder, self._launch = self.processes.lead(lambda: _new_home(self._parent))
+            self._home = Path(folder)
+            if self.processes.first:
+                weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
+        self._count += 1
+        number = self._count
+        name = f"proxima-{self._launch}-{number}"
+        place = self._home / name
+        self.processes.lead(lambda: self.policy.save(place) and None)
+        version = Version(number, name, place, digest, self.policy.adapter is not None)
+        self.kept.append(version)
+        old, self.kept = self.kept[:-KEPT], self.kept[-KEPT:]
+        return version, old
+
+    def remove(self, version: Version) -> None:
+        self.processes.lead(lambda: shutil.rmtree(version.folder, ignore_errors=True))
+
+
+def _new_home(home: Path) -> list[str]:
+    home.mkdir(parents=True, exist_ok=True)
+    folder = home.resolve() / f".adapters-{secrets.token_hex(8)}"
+    folder.mkdir()  # a plain one: servers may run as another user, where the umask lets them read
+    return [str(folder), secrets.token_hex(4)]

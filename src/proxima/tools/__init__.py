@@ -1,0 +1,1 @@
+"""Beside training: `doctor`, `bench`, `scaling`, `migrate`, `export`."""

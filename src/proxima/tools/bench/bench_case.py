@@ -1,0 +1,165 @@
+"""One case: a model's shape, a batch, lengths.
+
+In: a case. Out: seconds of every phase, memory, floors, counts.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from proxima.config import PPOConfig
+from proxima.ppo_trainer import PPOTrainer
+from proxima.tools.bench.hardware_floor import Machine, floors
+from proxima.tools.bench.random_model import SHAPES, make_random_model
+
+PHASES = ("generate", "score", "reward", "value", "update")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one PPO step does."""
+
+    name: str = "standard"
+    size: str = "0.6B"
+    batch: int = 64
+    prompt: tuple[int, int] = (512, 512)
+    """Shortest and longest prompt, in tokens."""
+    response: tuple[int, int] = (53, 53)
+    """Shortest and longest response; where they differ, sequences end at random."""
+    epochs: int = 4
+    minibatches: int = 1
+    """Optimiser steps an epoch."""
+    top_k: int = 0
+    top_p: float = 1.0
+
+    @property
+    def even(self) -> bool:
+        """All prompts of one length, all responses of one length."""
+        return self.prompt[0] == self.prompt[1] and self.response[0] == self.response[1]
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case(),
+        Case("user's default", batch=32, response=(10, 10), minibatches=4, top_k=50, top_p=0.95),
+        Case("large batch", batch=256, minibatches=4),
+        Case("mixed prompts", prompt=(64, 512)),
+        Case("mixed responses", response=(8, 256)),
+        Case("embedded", size="embedded", batch=64, prompt=(60, 60), response=(40, 40)),
+        Case("small", size="tiny", batch=32, prompt=(128, 128), response=(53, 53)),
+    )
+}
+"""The shapes that are reported; the last two are for a CPU."""
+
+
+def run_case(
+    case: Case, machine: Machine, steps: int = 3, folder: str | Path | None = None, **settings: Any
+) -> dict[str, Any]:
+    """Build, warm up, then time `steps` PPO steps; the median of each phase.
+
+    Args:
+        folder: where a model of random weights is kept for the next case; by default it goes with this one.
+        settings: of `PPOConfig`, beside what the case says.
+    """
+    return {
+        **asdict(case),
+        **measured(case, lambda trainer: _timed(trainer, case, machine, steps), folder, **settings),
+    }
+
+
+def measured(
+    case: Case,
+    measure: Callable[[PPOTrainer], dict[str, Any]],
+    folder: str | Path | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """What `measure` finds on a trainer for this case, with random weights; then the trainer's memory is
+    given back."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with tempfile.TemporaryDirectory() as home:
+        model = Path(folder or home) / case.size
+        if not (model / "config.json").is_file():
+            make_random_model(model, case.size, device)
+        config = PPOConfig(
+            str(model),
+            batch_size=case.batch,
+            max_new_tokens=case.response[1],
+            minibatch_size=-(-case.batch // case.minibatches),
+            ppo_epochs=case.epochs,
+            top_k=case.top_k,
+            top_p=case.top_p,
+            run_dir=home,
+            rewards=(),
+            **settings,
+        )
+        trainer = PPOTrainer(config)
+        if case.response[0] != case.response[1]:  # else nothing ends before the last token
+            trainer.models.eos_ids = _enders(case)
+        found = measure(trainer)
+    del trainer
+    gc.collect()
+    if device == "cuda":  # what this case took is not counted with the next
+        torch.cuda.empty_cache()
+    return found
+
+
+def _timed(trainer: PPOTrainer, case: Case, machine: Machine, steps: int) -> dict[str, Any]:
+    gpu = trainer.models.device.type == "cuda"
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    for step in range(2):  # the second shape, if any, is compiled too
+        trainer.ppo_step(make_prompts(case, step))
+    warm_up = time.perf_counter() - started
+    engine = trainer.models.policy.backbone.generation
+    before = (engine.replays, engine.eager_steps) if engine else (0, 0)
+    results = [trainer.ppo_step(make_prompts(case, 2 + step)) for step in range(steps)]
+    after = (engine.replays, engine.eager_steps) if engine else (0, 0)
+    phases = {name: median(result[f"seconds/{name}"] for result in results) for name in PHASES}
+    seconds = median(result["seconds"] for result in results)
+    tokens = median(result["tokens"] for result in results)
+    floor = floors(case, SHAPES[case.size], tokens / case.batch, machine)
+    return {
+        "seconds": seconds,
+        "phases": phases,
+        "floor": floor,
+        "ratio_to_floor": seconds / floor["step"],
+        "tokens_per_second": tokens / seconds,
+        "response_tokens": tokens,
+        "decode_step": engine.clock.seconds() if engine else float("nan"),
+        "warm_up": warm_up,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if gpu else None,
+        "held_gib": torch.cuda.memory_reserved() / 2**30 if gpu else None,
+        "graph_replays": after[0] - before[0],
+        "eager_decode_steps": after[1] - before[1],
+        "first_ratio_error": max(result["first_ratio_error"] for result in results),
+    }
+
+
+def make_prompts(case: Case, step: int) -> list[str]:
+    """Random words, as many as the case says; others at every step."""
+    rng = random.Random(f"bench {step}")
+    top = SHAPES[case.size]["vocab_size"] - 1
+    return [
+        " ".join(f"t{rng.randint(3, top)}" for _ in range(rng.randint(*case.prompt)))
+        for _ in range(case.batch)
+    ]
+
+
+def _enders(case: Case) -> tuple[int, ...]:
+    """So many tokens that end a response that its length is spread between the bounds (random weights
+    choose evenly)."""
+    vocabulary = SHAPES[case.size]["vocab_size"]
+    mean = (case.response[0] + case.response[1]) / 2
+    return tuple(range(1, 1 + max(1, round(vocabulary / mean))))

@@ -1,0 +1,81 @@
+"""The least time a step can take.
+
+In: shapes, and two ceilings measured on this machine. Out: seconds a phase.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Ceilings, measured."""
+
+    name: str
+    flops: float  # a second, a large matrix product in the type that is used
+    bandwidth: float  # bytes a second, read and written, of a large copy
+
+
+def measure_machine() -> Machine:
+    gpu = torch.cuda.is_available()
+    device, dtype, size = ("cuda", torch.bfloat16, 8192) if gpu else ("cpu", torch.float32, 1536)
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    flops = 2 * size**3 / _seconds(lambda: a @ b, gpu)
+    source = torch.randn(2**28 if gpu else 2**24, device=device)
+    target = torch.empty_like(source)
+    bandwidth = 2 * source.numel() * 4 / _seconds(lambda: target.copy_(source), gpu)
+    return Machine(
+        torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads", flops, bandwidth
+    )
+
+
+def _seconds(work: Any, gpu: bool) -> float:
+    best = float("inf")
+    for _ in range(8):
+        if gpu:
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        work()
+        if gpu:
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def floors(case: Any, shape: dict[str, Any], response: float, machine: Machine) -> dict[str, float]:
+    """Seconds of each phase if nothing but its arithmetic, or its memory traffic, took time."""
+    size = 4 if machine.name.startswith("CPU") else 2
+    heads = shape["num_attention_heads"] * shape["head_dim"]
+    cached = shape["num_key_value_heads"] * shape["head_dim"]
+    layer = shape["hidden_size"] * (2 * heads + 2 * cached + 3 * shape["intermediate_size"])
+    body, head = shape["num_hidden_layers"] * layer, shape["vocab_size"] * shape["hidden_size"]
+    prompt = sum(case.prompt) / 2
+    tokens, written = case.batch * (prompt + response), case.batch * response
+
+    def attention(length: float) -> float:
+        return 2 * case.batch * length**2 * heads * shape["num_hidden_layers"]  # causal: half of 4 B T T D
+
+    one_pass = 2 * body * tokens + attention(prompt + response)
+    prefill = 2 * body * case.batch * prompt + attention(prompt)
+    cache = 2 * shape["num_hidden_layers"] * cached * size
+    step_bytes = size * (body + head) + case.batch * (prompt + response / 2) * cache
+    step_flops = 2 * case.batch * (body + head)
+    decode = max(step_bytes / machine.bandwidth, step_flops / machine.flops)
+    policy_and_reference = 2 * one_pass + 4 * head * written
+    train = (
+        2 * (2 * one_pass) + 2 * 2 * head * written
+    )  # policy and value model; forward, and backward to the inputs
+    seconds = {
+        "generate": prefill / machine.flops + response * decode,
+        "decode_step": decode,
+        "score": policy_and_reference / machine.flops,
+        "reward": one_pass / machine.flops,
+        "value": one_pass / machine.flops,
+        "update": case.epochs * train / machine.flops,
+    }
+    return {**seconds, "step": sum(value for name, value in seconds.items() if name != "decode_step")}

@@ -1,0 +1,206 @@
+"""Memory of a run before it starts. In: a config, the model's config and the longest prompt. Out: bytes by
+what takes them.
+
+weights      parameters x bytes of dtype (and of reward models with networks of their own); all weights
+             trained: 4 bytes more a parameter for each trained copy
+adapters     rank x (inputs + outputs of every adapted map) x 4 bytes, for each role that has one
+optimizer    12 bytes a trained weight: gradient and two moments
+activations  KEPT x tokens of a pass x (inputs + outputs of every map) x bytes of dtype; with
+             gradient_checkpointing two hidden states a layer and one layer's inside
+cache        2 x layers x key-value heads x head size x bytes of dtype x tokens of all sequences that are
+generated at once
+logits       LOGITS x positions of a chunk x vocabulary x 4 bytes
+overhead     libraries, and on a GPU the context and captured graphs
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from proxima.base_setup.lora_setup import is_adapter
+from proxima.base_setup.model_setup import has_head
+from proxima.config import PPOConfig
+from proxima.models.response_tokens import CHUNK
+from proxima.runtime.distributed.sharding import decoder_layers
+
+# numbers kept for the backward pass, as a share of the inputs and outputs of all maps (measured: 1.17)
+KEPT = 1.2
+BACKWARD = 4  # the same of one layer, while it is computed backwards
+KEPT_BY_KERNELS, BACKWARD_BY_KERNELS = 0.9, 2  # the same for adapters on a GPU
+LOGITS = 8  # float32 tables of logits, probabilities and gradients that exist at once
+SLOTS = 256  # sequences generated at once, at most
+OVERHEAD = {"cuda": 2**31, "cpu": 3 * 2**28}
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes at the peak of a step."""
+
+    weights: int
+    adapters: int
+    optimizer: int
+    activations: int
+    cache: int
+    logits: int
+    overhead: int
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, part.name) for part in fields(self))
+
+    @property
+    def largest(self) -> str:
+        return max(fields(self), key=lambda part: getattr(self, part.name)).name
+
+
+@dataclass(frozen=True)
+class NetworkSize:
+    """What the formula needs to know of a network."""
+
+    parameters: int
+    in_layers: int
+    """Of these, those of the decoder layers, which several processes may share out."""
+    widths: int
+    """Inputs and outputs of all linear maps but the last, added up."""
+    adapted: int
+    """The same of those that get an adapter."""
+    layers: int
+    hidden: int
+    cached: int
+    """Numbers of the cache a token: keys and values of all layers."""
+    vocabulary: int
+
+
+def without_weights(kind: Any, network: Any) -> Any:
+    """The modules of a network with the shapes of their weights, and no memory for these."""
+    try:
+        with torch.device("meta"):
+            return kind.from_config(network)
+    except (ValueError, KeyError) as error:
+        raise ValueError(
+            f"the size of a {network.model_type} is not known: {str(error).splitlines()[0]}"
+        ) from None
+
+
+def count_weights(built: Any) -> int:
+    return sum(weight.numel() for weight in built.parameters())
+
+
+def network_size(network: Any, targets: str = "all-linear") -> NetworkSize:
+    """From the model's config alone."""
+    built = without_weights(AutoModelForCausalLM, network)
+    last = built.get_output_embeddings()
+    maps = {
+        name: part
+        for name, part in built.named_modules()
+        if isinstance(part, (nn.Linear, Conv1D)) and part is not last
+    }
+    names = [name.strip() for name in targets.split(",")]
+    widths = {name: sum(part.weight.shape) for name, part in maps.items()}
+    adapted = [
+        width for name, width in widths.items() if targets == "all-linear" or name.split(".")[-1] in names
+    ]
+    text, layers = network.get_text_config(), decoder_layers(built)
+    hidden = _number(text, "hidden_size") or built.get_input_embeddings().weight.shape[1]
+    heads = _number(text, "num_attention_heads")
+    keys = (_number(text, "num_key_value_heads") or heads) * (
+        _number(text, "head_dim") or hidden // max(1, heads)
+    )
+    return NetworkSize(
+        parameters=count_weights(built),
+        in_layers=sum(count_weights(layer) for layer in layers),
+        widths=sum(widths.values()),
+        adapted=sum(adapted),
+        layers=len(layers),
+        hidden=hidden,
+        cached=2 * len(layers) * keys,
+        vocabulary=text.vocab_size,
+    )
+
+
+def _number(config: Any, name: str) -> int:
+    """A size of all layers alike; 0 where the architecture has none, or one for each layer."""
+    try:
+        value = getattr(config, name, None)
+    except (ValueError, RuntimeError):  # transformers refuses to say one number where layers differ
+        return 0
+    return value if isinstance(value, int) else 0
+
+
+def estimate_memory(
+    config: PPOConfig,
+    network: Any,
+    longest_prompt: int = 512,
+    on_gpu: bool = True,
+    others: Sequence[Any] = (),
+    smallest: bool = False,
+    processes: int = 1,
+) -> MemoryEstimate:
+    """Bytes at the peak of a step.
+
+    Args:
+        network: the model's config, as `transformers` has it.
+        longest_prompt: in tokens.
+        others: configs of further networks that are loaded, such as reward models of their own.
+        smallest: with passes of one sequence, to which a run on a GPU goes down by itself when memory runs
+        out.
+        processes: how many share the batch (and, with shard_base, the layers); the estimate is for one of
+            them.
+    """
+    size = network_size(network, config.lora_targets)
+    width = 4 if config.dtype == "float32" or (config.dtype == "auto" and not on_gpu) else 2
+    full, shared = config.lora_r == 0, config.value_model == "policy"
+    copies = 1 if shared else 2  # policy and value
+    base = size.parameters - (size.in_layers * (processes - 1) // processes if config.shard_base else 0)
+    trained = (base if full else config.lora_r * size.adapted) * copies
+    batch, minibatch = (-(-count // processes) for count in (config.batch_size, config.minibatch_size))
+    rewards = [str(spec.source) for spec in config.rewards if isinstance(spec.source, str)]
+    frozen = bool(config.sft_adapter) + sum(is_adapter(source) for source in rewards if has_head(source))
+    own = base + sum(count_weights(without_weights(AutoModel, other)) for other in others)
+    longest = longest_prompt + config.max_new_tokens
+    sequences = 1 if smallest else min(batch, minibatch, config.micro_batch_size)
+    tokens = max(longest, min(sequences * longest, config.micro_batch_tokens))
+    layer = size.widths / size.layers
+    share, backward = (KEPT_BY_KERNELS, BACKWARD_BY_KERNELS) if on_gpu and not full else (KEPT, BACKWARD)
+    kept = (
+        share * layer + 2 * size.layers * size.hidden
+        if config.gradient_checkpointing
+        else share * size.widths
+    )
+    positions = min(CHUNK, max(1, tokens // longest) * config.max_new_tokens)
+    return MemoryEstimate(
+        weights=own * width + (4 * trained if full else 0),
+        adapters=4 * ((0 if full else trained) + frozen * config.lora_r * size.adapted),
+        optimizer=12 * trained,
+        activations=int(tokens * (kept + backward * layer) * (4 if full else width)),
+        cache=min(batch, SLOTS) * longest * size.cached * width,
+        logits=LOGITS * positions * size.vocabulary * 4,
+        overhead=OVERHEAD["cuda" if on_gpu else "cpu"],
+    )
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process may still take on a device; of main memory also what a container allows."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    amounts = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    if (table := Path("/proc/meminfo")).is_file():
+        amounts += [
+            int(line.split()[1]) * 1024
+            for line in table.read_text().splitlines()
+            if line.startswith("MemAvailable")
+        ]
+    limit, used = (Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+    if limit.is_file() and used.is_file() and (text := limit.read_text().strip()).isdecimal():
+        amounts.append(int(text) - int(used.read_text()))
+    return max(0, min(amounts))

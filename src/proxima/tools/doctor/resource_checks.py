@@ -1,0 +1,114 @@
+"""Memory, disk and threads against what a run will take. In: a config and estimates. Out: findings."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proxima.base_setup.loading import load_config, pick_device
+from proxima.base_setup.lora_setup import is_adapter
+from proxima.config import PPOConfig
+from proxima.rewards.ready_made_rewards import READY_MADE
+from proxima.runtime.distributed import rank_and_count
+from proxima.runtime.threads import trouble_with_waits
+from proxima.tools.doctor.finding import Finding, fail, ok, warn
+from proxima.tools.doctor.memory_estimate import GIB, estimate_memory, free_memory, network_size
+
+LOGS = 64 * 2**20  # config, metrics, samples and the tokenizer's files
+DISK_MARGIN = 2  # times what is needed: below it a warning
+
+
+def check_memory(config: PPOConfig, network: Any, longest_prompt: int) -> Finding:
+    device = pick_device(config.device)
+    if device.type not in ("cuda", "cpu"):
+        return ok("memory", f"not known for {device.type}")
+    on_gpu = device.type == "cuda"
+    given: dict[str, Any] = {
+        "longest_prompt": longest_prompt,
+        "on_gpu": on_gpu,
+        "others": other_networks(config),
+    }
+    given["processes"] = rank_and_count()[1]
+    estimate = estimate_memory(config, network, **given)
+    least = estimate_memory(config, network, **given, smallest=True) if on_gpu else estimate
+    free, where = free_memory(device), "on the GPU" if on_gpu else "in main memory"
+    text = (
+        f"about {estimate.total / GIB:.1f} GiB at the peak, most of it {estimate.largest}; "
+        f"{free / GIB:.1f} GiB free {where}"
+    )
+    if least.total > free:
+        return fail("memory", text, REMEDIES.get(estimate.largest, "use a smaller model"))
+    if estimate.total > free:
+        return warn(
+            "memory",
+            f"{text}: passes will be halved until they fit",
+            "lower micro_batch_tokens to save the attempts",
+        )
+    return ok("memory", text)
+
+
+REMEDIES = {
+    "activations": "set gradient_checkpointing, or lower micro_batch_tokens",
+    "cache": "lower batch_size or max_new_tokens",
+    "logits": "lower max_new_tokens or micro_batch_tokens",
+    "optimizer": "train adapters (lora_r above 0), or lower lora_r",
+}
+
+
+def other_networks(config: PPOConfig) -> list[Any]:
+    """Configs of the networks that are loaded beside the base; what cannot be read is said when it is
+    loaded."""
+    names = (
+        []
+        if config.value_model in ("adapter", "policy") or is_adapter(config.value_model)
+        else [config.value_model]
+    )
+    for spec in config.rewards:
+        if isinstance(spec.source, str) and not (
+            spec.is_http or spec.is_function or spec.source in READY_MADE
+        ):
+            names += [] if is_adapter(spec.source) else [spec.source]
+    found = []
+    for name in names:
+        try:
+            found.append(load_config(name, config.trust_remote_code))
+        except ValueError:
+            continue
+    return found
+
+
+def check_disk(config: PPOConfig, network: Any) -> Finding:
+    """Room in run_dir for what a run writes: weights of policy and value model, checkpoints (weights and
+    two moments), logs."""
+    size = network_size(network, config.lora_targets)
+    weights = size.parameters if config.lora_r == 0 else config.lora_r * size.adapted
+    checkpoints = config.keep_checkpoints + 2  # the best one, and one that is being written
+    need = (1 + 3 * checkpoints) * 2 * 4 * weights + LOGS
+    folder = next(
+        path
+        for path in (Path(config.run_dir).absolute(), *Path(config.run_dir).absolute().parents)
+        if path.exists()
+    )
+    free = shutil.disk_usage(folder).free
+    text = f"{free / GIB:.1f} GiB free in {config.run_dir}, a run writes about {need / GIB:.2f} GiB"
+    if free < need:
+        return fail("disk", text, "free some, or set run_dir to another disk")
+    if free < DISK_MARGIN * need:
+        return warn("disk", text, "free some: another run will not fit")
+    return ok("disk", text)
+
+
+def check_threads(config: PPOConfig) -> Finding:
+    """Threads that spin while they wait make a run on a busy CPU many times slower."""
+    threads = torch.get_num_threads()
+    if pick_device(config.device).type != "cpu":
+        return ok("threads", "not needed: the run is not on a CPU")
+    trouble, advice = trouble_with_waits(threads)
+    return (
+        warn("threads", trouble, advice)
+        if trouble
+        else ok("threads", f"{threads}, which sleep soon while they wait")
+    )

@@ -1,0 +1,170 @@
+"""Rewards before they are trusted. In: specs, sources, scores. Out: findings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, mode, pstdev
+from typing import Any
+
+import torch
+
+from proxima.base_setup.model_setup import has_head
+from proxima.config import PPOConfig, RewardSpec
+from proxima.core.types import Prompt
+from proxima.models.reward_model import reward_warning
+from proxima.rewards import Samples
+from proxima.rewards.http_reward import EndpointReward
+from proxima.rewards.model_reward import ClassifierSource, TrainedReward
+from proxima.rewards.reward_options import check_options, keyword_options
+from proxima.rewards.reward_samples import columns_of, tokens_of
+from proxima.rewards.reward_sources import RewardSource
+from proxima.tools.doctor.finding import Finding, fail, ok, warn
+
+FLAT = 1e-6  # a deviation below this, beside the mean, is none
+HUGE = 100.0
+
+
+def check_endpoint(spec: RewardSpec, prompt: str, tokenizer: Any) -> Finding:
+    """Send one sample and see that a score comes back."""
+    name = f"endpoint {spec.label}"
+    source = EndpointReward(str(spec.source), **check_options(spec, keyword_options(EndpointReward)))
+    outcome = source(Samples.of_texts([prompt], ["A test."], tokenizer))
+    if outcome.failures:
+        return fail(
+            name,
+            f"one sample was sent and no score came back: {outcome.reason}",
+            "start it, or correct its address",
+        )
+    return ok(name, "one sample was sent, a score came back")
+
+
+def check_reward_model(spec: RewardSpec) -> Finding:
+    """What is known of a trained reward model's held-out accuracy."""
+    if message := reward_warning(str(spec.source)):
+        return warn(
+            f"reward model {spec.label}",
+            message,
+            "train it on more or cleaner preferences, and look at reward.json",
+        )
+    return ok(f"reward model {spec.label}", "better than chance on held-out pairs")
+
+
+def is_reward_model(spec: RewardSpec) -> bool:
+    return isinstance(spec.source, str) and not spec.is_http and has_head(spec.source)
+
+
+def is_flat(scores: Sequence[float]) -> bool:
+    """Whether no two of the scores differ; nan is none."""
+    good = [score for score in scores if not math.isnan(score)]
+    return len(good) < 2 or pstdev(good) <= FLAT * max(1.0, abs(fmean(good)))
+
+
+def check_reward_scale(scores: Sequence[float], config: PPOConfig, first: int | None = None) -> list[Finding]:
+    """Failures, spread and scale of the scores of real samples, nan where one failed.
+
+    Args:
+        first: how many were looked at before more were, because no two of them differed.
+    """
+    good = [score for score in scores if not math.isnan(score)]
+    failed = len(scores) - len(good)
+    findings = []
+    if failed:
+        text = f"{failed} of {len(scores)} samples got no score"
+        advice = "mend the reward: such samples are left out of the update"
+        too_many = failed > config.max_reward_failures * len(scores)
+        findings.append(
+            fail("reward failures", text, advice) if too_many else warn("reward failures", text, advice)
+        )
+    if len(good) < 2:
+        return findings
+    mean, deviation = fmean(good), pstdev(good)
+    others = sum(score != 0 for score in good)
+    text = f"mean {mean:.4g}, deviation {deviation:.3g} over {len(good)} samples"
+    text += f", {others} of them not 0" if others < len(good) else ""
+    if is_flat(good):
+        advice = (
+            "a reward that cannot tell answers apart teaches nothing; mend it (or look at more with "
+            "--samples)"
+        )
+        return [
+            *findings,
+            fail("reward spread", f"every sample scores {mean:.4g}, all {len(good)} of them", advice),
+        ]
+    if first is not None and first < len(scores):
+        findings.append(sparse(good, config))
+    tamed = config.normalize_rewards or config.clip_rewards
+    if max(abs(mean), deviation) > HUGE and not tamed:
+        advice = (
+            "set normalize_rewards, or scale the reward: the KL penalty and the value model expect "
+            "scores of a few units"
+        )
+        return [*findings, warn("reward scale", text, advice)]
+    return [*findings, ok("reward scale", text)]
+
+
+def sparse(scores: Sequence[float], config: PPOConfig) -> Finding:
+    """Scores of which most are the same."""
+    common = mode(scores)
+    others = sum(not is_flat((score, common)) for score in scores)
+    text = f"only {others} of {len(scores)} samples score other than {common:.4g}"
+    rate = others / len(scores) * config.batch_size
+    advice = (
+        f"expect {rate:.2g} in a batch of {config.batch_size}: raise batch_size, or reward part of the "
+        "way too"
+    )
+    return warn("reward spread", text, advice)
+
+
+def padded_samples(
+    prompt: str, completion: list[int], tokenizer: Any, device: torch.device
+) -> tuple[Samples, Samples]:
+    """A short sample alone, and the same beside a longer one."""
+    short = Prompt(prompt[: max(1, len(prompt) // 2)].rstrip() or prompt, columns_of(prompt))
+    ids = [completion[: max(1, len(completion) // 2)], completion]
+    both = tokens_of([short, prompt], ids, [False, False], tokenizer, device)
+    return Samples.of_tokens(both.select(torch.tensor([0]))), Samples.of_tokens(both)
+
+
+def check_padding(
+    spec: RewardSpec, source: RewardSource, alone: Samples, beside: Samples, tolerance: float
+) -> Finding:
+    """The same text must have the same score in any company."""
+    name = f"padding {spec.label}"
+    try:
+        first, again, padded = (source(samples).totals[0] for samples in (alone, alone, beside))
+    except Exception as error:  # a user's reward may raise anything
+        return fail(name, f"it raised {type(error).__name__}: {error}", "mend the reward")
+    if any(map(math.isnan, (first, again, padded))):
+        return warn(name, "the sample to compare got no score", "mend the reward")
+    if not close(first, again, tolerance):
+        text = f"the same text twice scored {first:.6g} and {again:.6g}"
+        return warn(name, text, "a noisy reward slows learning; make it deterministic where you can")
+    if close(first, padded, tolerance):
+        return ok(name, f"a text scores {first:.4g} alone and beside a longer one")
+    text = f"a text scores {first:.6g} alone and {padded:.6g} beside a longer one"
+    if isinstance(source, (TrainedReward, ClassifierSource)):
+        return fail(
+            name, text, "the model reads padding: give its tokenizer a pad token that the model knows"
+        )
+    return warn(name, text, "a score should follow from its own text, not from the batch")
+
+
+def check_ending(spec: RewardSpec, source: ClassifierSource) -> Finding:
+    """How a finished response ends for a classifier, after a step has settled it."""
+    assert source.ending is not None
+    text = (
+        f"it reads {'the sampled ids' if source.reads_ids else 'the text, with its own tokenizer'}; "
+        f"{source.ending}"
+    )
+    if source.ending.is_guess:
+        return warn(
+            f"ending {spec.label}",
+            text,
+            "say how it was trained: eos=append or eos=leave among the reward's options",
+        )
+    return ok(f"ending {spec.label}", text)
+
+
+def close(left: float, right: float, tolerance: float) -> bool:
+    return abs(left - right) <= tolerance * max(1.0, abs(left), abs(right))

@@ -1,0 +1,106 @@
+"""Settings that are allowed and still seldom meant. In: a config. Out: findings; nothing is loaded."""
+
+from __future__ import annotations
+
+import math
+
+from proxima.config import PPOConfig
+from proxima.tools.doctor.finding import Finding, fail, ok, warn
+
+USUAL_RATES = {
+    "learning_rate": {"adapters": (1e-7, 5e-3), "all weights": (1e-8, 1e-4)},
+    "value_learning_rate": {"adapters": (1e-7, 1e-2), "all weights": (1e-8, 1e-3)},
+}
+"""What is met in practice, with a margin: a rate outside is more likely a slip than a choice."""
+
+LEAST_REACH = 0.05
+"""Share of a final score that should enter the first token's advantage by itself. The published TL;DR
+setup (53 tokens, gamma 1, lam 0.95) leaves 0.07. Below, what a token is trained on is what the value model
+guesses, and hardly what happened."""
+
+
+def check_rewards_given(config: PPOConfig) -> Finding:
+    if not config.rewards:
+        return fail(
+            "reward", "no reward is configured, so nothing would be learned", "set rewards (docs/rewards.md)"
+        )
+    return ok("reward", ", ".join(f"{spec.weight:g} x {spec.label}" for spec in config.rewards))
+
+
+def check_learning_rates(config: PPOConfig) -> Finding:
+    what = "all weights" if config.lora_r == 0 else "adapters"
+    for name, usual in USUAL_RATES.items():
+        rate, (low, high) = getattr(config, name), usual[what]
+        if not low <= rate <= high:
+            return warn(
+                "learning rate", f"{name} ({rate:g}) is far from usual for {what}", f"use {low:g} to {high:g}"
+            )
+    return ok(
+        "learning rate", f"policy {config.learning_rate:g}, value {config.value_learning_rate:g}, for {what}"
+    )
+
+
+def check_reach(config: PPOConfig) -> Finding:
+    """How much of a score on the last token reaches the first one: (gamma * lam) to the power of the
+    tokens between."""
+    name, between = "reach of the score", config.max_new_tokens - 1
+    reach = (config.gamma * config.lam) ** between
+    if reach >= LEAST_REACH:
+        return ok(name, f"{reach:.2g} of a final score enters the advantage {between} tokens earlier")
+    lam = math.ceil(1000 * LEAST_REACH ** (1 / between)) / 1000
+    return warn(
+        name,
+        f"gamma ({config.gamma:g}) x lam ({config.lam:g}) lets {reach:.2g} of a final score enter the "
+        f"advantage {between} "
+        "tokens earlier: the first tokens of a long response hardly learn from it",
+        f"set gamma to 1 and lam to {lam:g} or more, or lower max_new_tokens",
+    )
+
+
+def check_idle_settings(config: PPOConfig) -> Finding:
+    """Settings that do nothing beside the others."""
+    name, found = "idle settings", config.idle_settings
+    if not found:
+        return ok(name, "none: nothing that is set is without effect")
+    what, remedy = ("; ".join(parts) for parts in zip(*found.values(), strict=True))
+    return warn(name, what, remedy)
+
+
+def check_batches(config: PPOConfig, prompts: int, epochs: int = 1) -> Finding:
+    """Steps, and minibatches that do not come out even."""
+    name, batch, minibatch = "batches", config.batch_size, config.minibatch_size
+    if prompts < batch:
+        return warn(
+            name,
+            f"batch_size ({batch}) is more than the {prompts} prompts",
+            "give more data or lower batch_size",
+        )
+    if config.buffer_sampling != "token_budget" and minibatch > batch:
+        return warn(
+            name,
+            f"minibatch_size ({minibatch}) is more than batch_size ({batch}): one optimiser step an epoch",
+            "lower minibatch_size, or raise batch_size",
+        )
+    if config.buffer_sampling != "token_budget" and (rest := batch % minibatch):
+        return warn(
+            name,
+            f"batch_size ({batch}) is no multiple of minibatch_size ({minibatch}): the last minibatch has "
+            f"{rest} sequences, "
+            "whose gradients weigh more",
+            f"take batch_size {batch - rest} or {batch - rest + minibatch}",
+        )
+    return ok(
+        name,
+        f"{prompts} prompts, {epochs * math.ceil(prompts / batch)} steps of {batch}, minibatches of "
+        f"{minibatch}",
+    )
+
+
+def check_remote_code(config: PPOConfig) -> Finding:
+    if config.trust_remote_code:
+        return warn(
+            "remote code",
+            "trust_remote_code runs Python that comes with a checkpoint",
+            "turn it off unless you wrote it",
+        )
+    return ok("remote code", "off: nothing that comes with a checkpoint is run")

@@ -1,0 +1,165 @@
+"""Tokenizer, model and data against each other.
+
+In: a tokenizer, a model's config, rows. Out: findings; no weights are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from proxima.base_setup.tokenizer_setup import PAD_TOKEN
+from proxima.config import PPOConfig
+from proxima.core.encoding import added_ids, encode_prompts
+from proxima.data.chat_templates import Skip
+from proxima.data.column_forms import prompt_of
+from proxima.data.read_records import kinds_of
+from proxima.data.rows import Rows
+from proxima.tools.doctor.finding import Finding, fail, ok, warn
+
+AT_ONCE = 512  # prompts tokenised together
+LOOKED_AT = 100  # rows in which a conversation is looked for
+
+
+def check_pad(tokenizer: Any) -> Finding:
+    """A pad token that is EOS hides every EOS from what reads masks off ids.
+
+    `load_tokenizer` gives such a one its own.
+    """
+    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+    if pad is None or pad == end:
+        what = (
+            "there is no pad token"
+            if pad is None
+            else f"pad and EOS are the same token ({tokenizer.pad_token!r})"
+        )
+        return fail(
+            "pad token", what, "load it with proxima's load_tokenizer, or give it a pad token of its own"
+        )
+    if tokenizer.pad_token == PAD_TOKEN:
+        return ok(
+            "pad token",
+            "the tokenizer has none of its own (or EOS): one is added, which the network never reads",
+        )
+    return ok("pad token", f"{tokenizer.pad_token!r}, not EOS")
+
+
+def check_vocabulary(tokenizer: Any, network: Any) -> Finding:
+    rows = network.get_text_config().vocab_size
+    ids = [index for index in tokenizer.get_vocab().values() if index != tokenizer.pad_token_id]
+    if max(ids) >= rows:
+        return fail(
+            "vocabulary",
+            f"the tokenizer has ids up to {max(ids)}, the model reads {rows}",
+            "use the tokenizer that came with the model, in one folder with it",
+        )
+    return ok("vocabulary", f"{len(ids)} tokens, the model reads {rows}")
+
+
+def check_eos(ends: Sequence[int], network: Any) -> Finding:
+    """
+    Args:
+        ends: every id that ends a response.
+    """
+    rows = network.get_text_config().vocab_size
+    if not ends:
+        return warn(
+            "EOS",
+            "neither tokenizer nor model names a token that ends a response: every response is cut at "
+            "max_new_tokens",
+            "set eos_token in the tokenizer's files",
+        )
+    if beyond := [end for end in ends if end >= rows]:
+        return warn(
+            "EOS", f"id {beyond[0]} can never be sampled: the model writes {rows} ids", "correct eos_token_id"
+        )
+    return ok("EOS", f"ids {', '.join(map(str, ends))}")
+
+
+def check_chat_template(rows: Rows, tokenizer: Any) -> Finding:
+    """Conversations need a template; texts need none."""
+    form = kinds_of(rows).get("prompts")
+    if form is None:
+        return fail("chat template", f"{rows.name} holds no prompts", "see docs/data.md for the forms")
+    for row in rows[:LOOKED_AT]:
+        try:
+            conversation = isinstance(prompt_of(row, form), list)
+        except Skip:
+            continue
+        if conversation and not tokenizer.chat_template:
+            return fail(
+                "chat template",
+                f"{rows.name} holds conversations, and the tokenizer has no chat template",
+                "use a chat model's, or data with `prompt` as text",
+            )
+        if conversation:
+            return ok("chat template", "there, for the conversations in the data")
+    return ok("chat template", "not needed: the prompts are texts")
+
+
+def prompt_lengths(prompts: Sequence[str], tokenizer: Any) -> list[int]:
+    """Tokens of each prompt."""
+    return [length for length, _ in _measured(prompts, tokenizer)]
+
+
+def measure_prompts(prompts: Sequence[str], tokenizer: Any, ends: Sequence[int]) -> tuple[list[int], int]:
+    """Tokens of each prompt, and how many prompts end with one of `ends`."""
+    measured = list(_measured(prompts, tokenizer))
+    return [length for length, _ in measured], sum(last in ends for _, last in measured)
+
+
+def _measured(prompts: Sequence[str], tokenizer: Any) -> Iterator[tuple[int, int | None]]:
+    """Tokens of each prompt, and its last one."""
+    for first in range(0, len(prompts), AT_ONCE):
+        for row in encode_prompts(tokenizer, prompts[first : first + AT_ONCE]):
+            yield len(row), row[-1] if row else None
+
+
+def check_prompt_ends(tokenizer: Any, ended: int, count: int) -> Finding:
+    """What stands where the answer begins: after EOS a model begins another text.
+
+    Args:
+        ended: prompts, of `count`, whose last token ends a text.
+    """
+    name, added = "prompt end", added_ids(tokenizer)
+    if ended:
+        return warn(
+            name,
+            f"{ended} of {count} prompts end with a token that ends a text: the model would begin another "
+            "one, not answer",
+            "take it off the prompts in the data, or out of the chat template",
+        )
+    if added.after:
+        return ok(
+            name,
+            f"the tokenizer appends {tokenizer.decode(added.after)!r} to a text; it is left out after "
+            "prompts",
+        )
+    return ok(name, "no prompt ends with EOS")
+
+
+def check_context(
+    config: PPOConfig, lengths: Sequence[int], context: int | None, name: str = "context"
+) -> Finding:
+    """Prompts that leave no room for a response."""
+    if context is None:
+        return ok(name, "the model names no limit")
+    room = context - config.max_new_tokens
+    if room < 1:
+        return fail(
+            name,
+            f"max_new_tokens ({config.max_new_tokens}) leaves no room in the context of {context}",
+            "lower max_new_tokens",
+        )
+    over = sum(length > room for length in lengths)
+    if not over:
+        return ok(name, f"longest prompt {max(lengths)} tokens, room for {room}")
+    text = (
+        f"{over} of {len(lengths)} prompts have more than the {room} tokens that max_new_tokens leaves "
+        f"of {context}"
+    )
+    if config.truncate_prompts:
+        return warn(
+            name, f"{text}: they are cut on the left", "check that what is left still asks the question"
+        )
+    return fail(name, f"{text}: they are refused", "shorten them, or set truncate_prompts")

@@ -1,0 +1,213 @@
+"""A trained model for other tools.
+
+In: a run's folder. Out: an adapter or a merged model, its tokenizer and a model card.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
+from safetensors import SafetensorError, safe_open
+
+from proxima.base_setup.loading import load_config, load_network, model_path, no_progress_bar, pick_device
+from proxima.base_setup.lora_setup import is_adapter, load_adapter
+from proxima.base_setup.tokenizer_setup import load_tokenizer
+from proxima.config import PPOConfig, StageConfig
+from proxima.core.terminal_text import mended
+from proxima.models import Backbone
+from proxima.models.weight_files import HEAD_FILE
+from proxima.runs import Run
+
+ENOUGH = 0.9  # share of an update that a merged model must keep without a warning
+RESULTS = ("avg_reward", "kl", "response_length", "eos_rate", "validation/reward")
+
+
+def export(
+    run: str | Path, to: str | Path, merge: bool = False, dtype: str = "auto", trust_remote_code: bool = False
+) -> Path:
+    """
+    Args:
+        run: folder of `proxima train` (its policy is taken) or `proxima sft`.
+        to: a folder that does not exist yet, or is empty.
+        merge: one model without an adapter; merged in float32 and saved as `dtype` (auto = the base's own). A
+            warning says so where rounding to it loses much of the update.
+        trust_remote_code: run Python code that comes with the base. The run's own word does not count: it may
+            be a stranger's.
+    """
+    run, to = Path(run), Path(to)
+    weights = run / "policy" if (run / "policy").is_dir() else run
+    config = _config(run)
+    if (weights / HEAD_FILE).is_file():
+        raise ValueError(
+            f"{weights} is a reward or value model, export takes a policy; `proxima serve-reward` serves a "
+            "reward"
+        )
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ValueError(f"{to} already exists; choose a new folder")
+    if not is_adapter(weights) and not (weights / "config.json").is_file():
+        raise ValueError(f"{weights} holds neither an adapter nor a model")
+    _check_weights(weights)
+    if to.resolve().is_relative_to(weights.resolve()):
+        raise ValueError(f"{to} lies in the folder that is exported; choose another")
+    card = model_card(run, config, merge or not is_adapter(weights))
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        dir=to.parent, prefix=f".{to.name}."
+    ) as folder:  # so that `to` is whole or not there
+        part = Path(folder) / "part"
+        _write_weights(weights, part, replace(config, trust_remote_code=trust_remote_code), merge, dtype)
+        (part / "README.md").write_text(mended(card), encoding="utf-8")
+        part.replace(to)
+    return to
+
+
+def _check_weights(folder: Path) -> None:
+    """They are there, whole, and safetensors; no file is another one of this machine under a name of the
+    run."""
+    for path in folder.rglob("*"):
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{path} is a link that leads out of the run; put the file itself there")
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{folder} holds no weights (*.safetensors)")
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"the weights in {file} cannot be read: {error}") from None
+
+
+def _write_weights(weights: Path, to: Path, config: PPOConfig | StageConfig, merge: bool, dtype: str) -> None:
+    if is_adapter(weights) and merge:
+        backbone = Backbone(
+            load_network(replace(config, dtype="float32"), config.model_name, pick_device("cpu"))
+        )
+        adapter = load_adapter(backbone, "policy", str(weights))
+        assert backbone.peft is not None
+        kind = _saved_dtype(config, dtype)
+        if (share := surviving_share(backbone.peft, adapter, kind)) < ENOUGH:
+            warnings.warn(
+                f"only {share:.0%} of what was trained is left once the merged weights are rounded to "
+                f"{str(kind).removeprefix('torch.')}; merge with --dtype float32, or export the adapter, "
+                "without --merge",
+                stacklevel=2,
+            )
+        with backbone.using(adapter), no_progress_bar():
+            backbone.peft.merge_and_unload().to(kind).save_pretrained(to)
+        load_tokenizer(config.model_name, config.trust_remote_code).save_pretrained(to)
+    else:
+        shutil.copytree(weights, to, ignore=shutil.ignore_patterns("README.md", "*.yaml", "metrics.jsonl"))
+
+
+def surviving_share(peft: PeftModel, adapter: str, dtype: torch.dtype) -> float:
+    """How much of an adapter's update is left in weights that are stored as `dtype`: 1 = all, 0 = rounding
+    takes it away."""
+    kept = total = 0.0
+    for layer in peft.modules():
+        if isinstance(layer, LoraLayer) and adapter in layer.lora_A:
+            weight = layer.get_param() if isinstance(layer, ParamWrapper) else layer.get_base_layer().weight
+            base, update = weight.detach(), layer.get_delta_weight(adapter).detach()
+            stored = (base + update).to(dtype).float() - base.to(dtype).float()
+            kept, total = kept + float((stored * update).sum()), total + float(update.pow(2).sum())
+    return kept / total if total else 1.0
+
+
+def _saved_dtype(config: PPOConfig | StageConfig, name: str) -> torch.dtype:
+    if name != "auto":
+        return getattr(torch, name)
+    return load_config(config.model_name, config.trust_remote_code).dtype or torch.float32
+
+
+def _config(run: Path) -> PPOConfig | StageConfig:
+    if (run / "config.yaml").is_file():
+        return PPOConfig.from_yaml(run / "config.yaml")
+    if (run / "stage.yaml").is_file():
+        return StageConfig.from_yaml(run / "stage.yaml")
+    raise ValueError(f"{run} is not the folder of a run: it has no config.yaml or stage.yaml")
+
+
+def model_card(run: Path, config: PPOConfig | StageConfig, whole: bool) -> str:
+    """Hugging Face front matter, how to load it, what came out, and every setting."""
+    base = config.model_name
+    front: dict[str, Any] = {
+        "library_name": "transformers" if whole else "peft",
+        "tags": ["proxima", "rlhf", "ppo"],
+    }
+    if Path(base).is_absolute():
+        base = Path(base).name
+    elif not Path(model_path(base)).exists():
+        front["base_model"] = base
+    load = (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'model = AutoModelForCausalLM.from_pretrained("PATH")\ntokenizer = '
+        'AutoTokenizer.from_pretrained("PATH")'
+    )
+    parts = [
+        f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n# {run.resolve().name}",
+        f"Fine-tuned from `{base}` with Proxima "
+        f"({'PPO' if isinstance(config, PPOConfig) else 'supervised'}).",
+        f"```python\n{load}\n```",
+        *_results(run),
+        f"## Settings\n\n```yaml\n{yaml.safe_dump(_public(config), sort_keys=False)}```\n",
+    ]
+    return "\n\n".join(parts)
+
+
+def _public(config: PPOConfig | StageConfig) -> dict[str, Any]:
+    """Settings without this machine's folders."""
+    values = config.to_dict()
+    for name in ("run_dir", "device"):
+        values.pop(name, None)
+    return _without_folders(values)
+
+
+def _without_folders(value: Any) -> Any:
+    """The same with the last part of each absolute path in it."""
+    if isinstance(value, dict):
+        return {name: _without_folders(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(item) for item in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+def _results(run: Path) -> list[str]:
+    """First and last step, and the evaluation where there is one."""
+    parts, found = [], Run(run)
+    metrics = found.metrics()
+    if steps := metrics["step"]:
+        rows = [
+            f"| {name} | {_number(column[0])} | {_number(column[-1])} |"
+            for name in RESULTS
+            if (column := metrics.get(name))
+        ]
+        head = f"| | step {steps[0]:.0f} | step {steps[-1]:.0f} |\n|---|---|---|\n"
+        parts.append("## Results\n\n" + head + "\n".join(rows))
+    if results := found.evaluation:
+        rate, sides = (
+            results["win_rate"],
+            (results["reference"]["avg_reward"], results["policy"]["avg_reward"]),
+        )
+        text = f"reward {sides[0]:.4g} before, {sides[1]:.4g} after"
+        if rate["rate"] is not None:
+            text += (
+                f"; win rate against the reference {rate['rate']:.3f} (95 %: {rate['low']:.3f} to "
+                f"{rate['high']:.3f})"
+            )
+        parts.append(f"On {results['prompts']} held-out prompts (rewards: {results['rewards']}): {text}.")
+    return parts
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else ""

@@ -1,0 +1,65 @@
+"""`Migration`: a new run, and an account of every change; filled by the other files here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxima.config import PPOConfig
+from proxima.tools.migrate.old_run import Setting
+
+DEFAULTS = PPOConfig()
+
+
+@dataclass
+class Migration:
+    """A new run, and what became of the old one."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of `proxima train`, by name."""
+    origins: dict[str, str] = field(default_factory=dict)
+    """Where each came from."""
+    maps: list[str] = field(default_factory=list)
+    differs: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    processes: int = 1
+    used: set[str] = field(default_factory=set)
+    """Old names that were mapped."""
+
+    def put(self, name: str, value: Any, origin: str) -> None:
+        self.settings[name], self.origins[name] = value, origin
+
+    def leave(self, old: str, setting: Setting, why: str) -> None:
+        """An old setting that is left to the reader."""
+        self.used.add(old)
+        self.unread.append(f"{old} = {said(setting)}: {why}")
+
+    def map(self, old: str, setting: Setting, **new: Any) -> None:
+        """One old setting as one or more new ones; named as unread where its value is computed."""
+        self.used.add(old)
+        if not setting.known:
+            names = ", ".join(f"{name} (Proxima's own: {getattr(DEFAULTS, name, 'none')})" for name in new)
+            self.unread.append(f"{old} = {said(setting)}: it is computed; set {names}")
+            return
+        for name, value in new.items():
+            self.put(name, value, f"{old} ({setting.where})")
+        listed = ", ".join(f"{name} = {shown(value)}" for name, value in new.items())
+        self.maps.append(f"{old} = {shown(setting.value)} ({setting.where}) -> {listed}")
+
+
+def is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**63
+
+
+def said(setting: Setting) -> str:
+    """A value or an expression, and where it stands."""
+    return f"{shown(setting.value) if setting.known else setting.text} ({setting.where})"
+
+
+def shown(value: Any) -> str:
+    text = str(value) if not isinstance(value, list) else ", ".join(map(str, value))
+    text = " ".join(text.split())
+    return text if len(text) <= 80 else text[:77] + "..."

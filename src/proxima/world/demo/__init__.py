@@ -1,0 +1,8 @@
+"""All of RLHF on the embedded model, offline: `proxima demo`.
+
+In: a seed. Out: results, a report, and what was learned.
+"""
+
+from proxima.world.demo.run_demo import run_demo
+
+__all__ = ["run_demo"]

@@ -1,0 +1,87 @@
+"""Judging by the world's gold score.
+
+In: a trainer and held-out posts. Out: scores, win rates, accuracy by gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+
+from proxima.finetuning import Preference, RewardTrainer
+from proxima.ppo_trainer import PPOTrainer
+from proxima.ppo_trainer.token_records import followed_records
+from proxima.runs.metrics import rollout_metrics
+from proxima.world.gold import gold_score
+from proxima.world.posts import Post, facts_of
+
+VALIDATION_STEP = -1  # both sides are sampled with the same noise
+RECORDS = 6
+GAPS = (0.0, 0.1, 0.2, 0.4, 0.6, 1.01)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One sample a post, and what it is worth."""
+
+    texts: list[str]
+    gold: list[float]
+    score: list[float]  # the reward model's
+    kl: float
+    response_length: float
+    eos_rate: float
+    records: list[dict[str, Any]]  # of the first few, token by token
+
+    ROWS: ClassVar[dict[str, str]] = {
+        "gold score": "gold",
+        "reward-model score": "score",
+        "sequence KL (nats)": "kl",
+        "length (tokens)": "response_length",
+        "ended by itself": "eos_rate",
+    }
+
+    def summary(self) -> dict[str, float]:
+        means = {"gold": sum(self.gold) / len(self.gold), "score": sum(self.score) / len(self.score)}
+        return {**means, "kl": self.kl, "response_length": self.response_length, "eos_rate": self.eos_rate}
+
+
+def judge(trainer: PPOTrainer, posts: Sequence[Post]) -> Judgement:
+    """Sample the policy as it is now, at the temperature it was trained with."""
+    pairs, texts = trainer.generator.generate_sequences([post.prompt for post in posts], VALIDATION_STEP)
+    assert pairs.tokens is not None
+    gold = [gold_score(*row) for row in zip(posts, texts, pairs.tokens.ended.tolist(), strict=True)]
+    measured = rollout_metrics(pairs)
+    scores = trainer.reward_computer.score_pairs(pairs)
+    first = torch.arange(min(RECORDS, len(posts)))
+    records = followed_records(trainer, pairs.select(first), scores.select(first))
+    kl, length, ended = (measured[name] for name in ("kl_exact", "response_length", "eos_rate"))
+    return Judgement(texts, gold, scores.total.tolist(), kl, length, ended, records)
+
+
+@torch.no_grad()
+def accuracy_by_gap(
+    rewarder: RewardTrainer, preferences: Sequence[Preference]
+) -> dict[str, dict[str, float]]:
+    """How often the reward model orders held-out pairs as the gold score does, by how far the gold scores
+    lie apart."""
+    rows: list[tuple[float, bool]] = []
+    for start in range(0, len(preferences), 50):
+        chunk = preferences[start : start + 50]
+        with rewarder.role.active():
+            margins = rewarder.margins([rewarder.encode(item) for item in chunk]).tolist()
+        for item, margin in zip(chunk, margins, strict=True):
+            post = facts_of(item.prompt)
+            chosen = gold_score(post, item.chosen, item.chosen_ended)
+            gap = chosen - gold_score(post, item.rejected, item.rejected_ended)
+            if gap:
+                rows.append((abs(gap), (gap > 0) == (margin > 0)))
+    table = {}
+    for low, high in [*pairwise(GAPS), (0.2, 1.01)]:
+        inside = [right for gap, right in rows if low <= gap < high]
+        name = f"{low:g} or more" if (low, high) == (0.2, 1.01) else f"{low:g} to {min(high, 1):g}"
+        table[name] = {"pairs": len(inside), "accuracy": sum(inside) / max(len(inside), 1)}
+    return table

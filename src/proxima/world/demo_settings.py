@@ -1,0 +1,37 @@
+"""Settings that suit the embedded model.
+
+In: nothing. Out: what the demo trains with, and what `proxima data sample` writes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+MAX_NEW_TOKENS = 40  # more than any summary of the world has
+STEPS = 20  # of PPO in the demo
+
+REWARD_SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "learning_rate": 2e-3,
+    "batch_size": 32,
+    "micro_batch_size": 8,
+    "eval_every": 1000,
+    "lora_dropout": 0.0,
+}
+PPO_SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "learning_rate": 2e-3,
+    "value_learning_rate": 2e-3,
+    "batch_size": 64,
+    "minibatch_size": 32,
+    "micro_batch_size": 16,
+    "ppo_epochs": 2,
+    "max_new_tokens": MAX_NEW_TOKENS,
+    "gamma": 1.0,
+    "lam": 0.95,
+    "kl_coef": 0.1,
+    "top_k": 0,
+    "top_p": 1.0,
+    "lr_schedule": "linear",
+    "eval_every": 1000,
+}

@@ -1,0 +1,341 @@
+"""Supervised fine-tuning and reward training, on small data of the tests' own."""
+
+import json
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from proxima.cli import main
+from proxima.config import PPOConfig, StageConfig
+from proxima.finetuning import Demonstration, Preference, Rating, RatingTrainer, RewardTrainer, SFTTrainer
+from proxima.finetuning.rating_trainer import order_accuracy
+from proxima.finetuning.reward_trainer import calibration_error
+from proxima.models.reward_model import REPORT_FILE, reward_warning
+from proxima.ppo_trainer import PPOTrainer
+
+DEMONSTRATIONS = [Demonstration(f"say {letter}:", f" {letter * 4}") for letter in "abcdefgh"] * 6
+PREFERENCES = [Preference(f"prompt {i}", " yes" + "!" * (i % 3), " no" + "!" * (i % 4)) for i in range(60)]
+
+
+@pytest.fixture
+def stage(tiny, tmp_path):
+    def make(**settings) -> StageConfig:
+        base = {
+            "model_name": tiny,
+            "learning_rate": 1e-2,
+            "batch_size": 8,
+            "lora_dropout": 0.0,
+            "eval_every": 5,
+            "run_dir": str(tmp_path),
+        }
+        return StageConfig(**{**base, **settings})
+
+    return make
+
+
+@pytest.mark.parametrize("way", [{}, {"lora_r": 0, "learning_rate": 3e-3}], ids=["lora", "full"])
+def test_sft_learns_its_demonstrations_and_ppo_starts_from_them(stage, way):
+    results = SFTTrainer(stage(epochs=6, **way)).train(DEMONSTRATIONS)
+    losses = [row["validation_loss"] for row in results.metrics]
+    assert losses[-1] < losses[0] / 3
+    assert results.best["validation_loss"] == min(losses)
+    folder = str(results.folder)
+    names = {"sft_adapter": folder, "model_name": stage().model_name} if not way else {"model_name": folder}
+    config = PPOConfig(**names, max_new_tokens=5, top_k=1, rewards=lambda prompts, texts: [0.0] * len(texts))
+    trainer = PPOTrainer(config)
+    texts = trainer.generator.generate([f"say {letter}:" for letter in "abcd"])[0]
+    assert sum(text == f" {letter * 4}" for text, letter in zip(texts, "abcd", strict=True)) >= 3
+
+
+@pytest.mark.parametrize("way", [{}, {"lora_r": 0, "learning_rate": 3e-3}], ids=["lora", "full"])
+def test_a_reward_model_learns_preferences_is_centred_and_can_be_used(stage, way):
+    centre = [Demonstration("prompt 1", " yes"), Demonstration("prompt 2", " no")]
+    trainer = RewardTrainer(stage(epochs=4, **way), centre_on=centre)
+    results = trainer.train(PREFERENCES)
+    assert results.best["accuracy"] == 1.0
+    config = PPOConfig(stage().model_name, max_new_tokens=3, rewards=str(results.folder))
+    ppo = PPOTrainer(config)
+    assert ppo.models.reward.source == str(results.folder)
+    encoded = [trainer.encode(Preference(item.prompt, item.completion, " no"))[0] for item in centre]
+    ids = [torch.tensor([prompt + response]) for prompt, response in encoded]
+    with torch.no_grad():
+        scores = [float(ppo.models.reward.scores(row, torch.ones_like(row, dtype=torch.bool))) for row in ids]
+    assert sum(scores) == pytest.approx(0, abs=1e-3)
+    assert scores[0] > 1 > -1 > scores[1]
+    assert torch.equal(
+        ppo.models.value.head.weight.detach(), ppo.models.reward.head.weight.detach()
+    )  # value starts there
+    assert ppo.ppo_step(["prompt 3", "prompt 4"])["value_loss"] >= 0
+
+
+def test_a_reward_model_near_chance_or_without_a_report_says_so(stage, tmp_path):
+    folder = RewardTrainer(stage()).train(PREFERENCES).folder
+    assert reward_warning(str(folder)) == ""
+    (folder / REPORT_FILE).write_text(json.dumps({"accuracy": 0.51}))
+    with pytest.warns(UserWarning, match=r"near chance: 0\.510"):
+        PPOTrainer(PPOConfig(stage().model_name, rewards=str(folder)))
+    (folder / REPORT_FILE).unlink()
+    with pytest.warns(UserWarning, match="nothing is known of its held-out accuracy"):
+        PPOTrainer(PPOConfig(stage().model_name, rewards=str(folder)))
+
+
+def test_the_reward_adapter_starts_as_a_copy_of_the_sft_adapter(stage, tmp_path):
+    sft = SFTTrainer(stage(run_name="sft", epochs=2)).train(DEMONSTRATIONS).folder
+    trainer = RewardTrainer(stage(sft_adapter=str(sft)))
+    adapters = [trainer.backbone.adapter_parameters(name) for name in ("sft", "reward")]
+    assert all(torch.equal(left, right) for left, right in zip(*adapters, strict=True))
+    before = [parameter.clone() for parameter in adapters[0]]
+    trainer.train(PREFERENCES)
+    assert all(torch.equal(left, right) for left, right in zip(before, adapters[0], strict=True))
+    assert not all(torch.equal(left, right) for left, right in zip(*adapters, strict=True))
+
+
+def test_micro_batches_do_not_change_a_stage_and_the_same_seed_gives_the_same_bits(stage):
+    finals = []
+    for micro in (8, 8, 3):
+        trainer = SFTTrainer(stage(micro_batch_size=micro))
+        trainer.train(DEMONSTRATIONS)
+        finals.append(torch.cat([parameter.detach().flatten() for parameter in trainer.role.parameters()]))
+    assert torch.equal(finals[0], finals[1])
+    assert torch.allclose(finals[0], finals[2], atol=1e-3)
+
+
+def test_patience_stops_and_the_best_weights_are_kept(stage):
+    trainer = SFTTrainer(
+        stage(epochs=40, learning_rate=0.5, eval_every=2, patience=3, lr_schedule="constant")
+    )
+    results = trainer.train(DEMONSTRATIONS[8:], DEMONSTRATIONS[:8])
+    assert "has not improved in 3 measurements" in results.stop_reason
+    kept = trainer._measure([trainer.encode(item) for item in DEMONSTRATIONS[:8]])["validation_loss"]
+    assert kept == results.best["validation_loss"] < results.metrics[-1]["validation_loss"]
+
+
+CHANGES = {
+    "lora_alpha": 64,
+    "lora_dropout": 0.5,
+    "lora_targets": "q_proj",
+    "learning_rate": 1e-3,
+    "batch_size": 4,
+    "epochs": 2,
+    "warmup_share": 0.9,
+    "lr_schedule": "constant",
+    "weight_decay": 5.0,
+    "max_grad_norm": 1e-3,
+    "validation_share": 0.5,
+    "seed": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return {}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_setting_of_a_stage_changes_the_outcome(stage, plain, name):
+    def outcome(**settings):
+        return SFTTrainer(stage(**settings)).train(DEMONSTRATIONS).metrics[-1]
+
+    if not plain:
+        plain.update(outcome())
+    assert outcome(**{name: CHANGES[name]}) != plain
+
+
+def test_long_examples_are_left_out_and_counted(stage):
+    data = [*DEMONSTRATIONS, Demonstration("long", " x" * 200)]
+    assert SFTTrainer(stage(max_length=40)).train(data, DEMONSTRATIONS[:4]).left_out == 1
+    with pytest.raises(ValueError, match=r"no example fits max_length \(2 tokens\)"):
+        SFTTrainer(stage(max_length=2)).train(data)
+
+
+def test_calibration_error_by_hand():
+    certain = torch.full((100,), 20.0)
+    assert calibration_error(certain) == pytest.approx(0, abs=1e-4)
+    assert calibration_error(torch.cat([certain[:50], -certain[:50]])) == pytest.approx(0.5, abs=1e-4)
+    honest = torch.tensor([1.0986] * 75 + [-1.0986] * 25)  # 75 % confident, 75 % right
+    assert calibration_error(honest) == pytest.approx(0, abs=1e-3)
+
+
+def test_sft_reward_and_train_from_the_command_line(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demos.jsonl").write_text("".join(json.dumps(vars(item)) + "\n" for item in DEMONSTRATIONS))
+    (tmp_path / "prefs.jsonl").write_text("".join(json.dumps(vars(item)) + "\n" for item in PREFERENCES))
+    (tmp_path / "prompts.txt").write_text("prompt one\nprompt two\n")
+    common = ["--model-name", tiny, "--run-name"]
+    main(["sft", "--data", "demos.jsonl", *common, "sft"])
+    main(
+        [
+            "reward",
+            "--data",
+            "prefs.jsonl",
+            "--sft-adapter",
+            "runs/sft",
+            "--demonstrations",
+            "demos.jsonl",
+            *common,
+            "rm",
+        ]
+    )
+    main(
+        [
+            "train",
+            "--data",
+            "prompts.txt",
+            "--sft-adapter",
+            "runs/sft",
+            "--rewards",
+            "runs/rm",
+            *common,
+            "ppo",
+        ]
+    )
+    shown = capsys.readouterr().out
+    assert "validation loss" in shown
+    assert "held-out accuracy" in shown
+    assert "all epochs done" in shown
+    assert (tmp_path / "runs" / "ppo" / "policy" / "adapter_model.safetensors").is_file()
+
+
+# --- data that is read when needed ---
+
+
+class OnDisk(Sequence):
+    """Examples that may be asked for, a few at a time, but never all at once."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        assert not isinstance(index, slice) or len(self.items[index]) <= 16
+        return self.items[index]
+
+    def __iter__(self):
+        raise AssertionError("all examples were read at once")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "examples"), [(SFTTrainer, DEMONSTRATIONS), (RewardTrainer, PREFERENCES)]
+)
+def test_a_stage_reads_examples_when_their_batch_is_due_and_learns_the_same(stage, trainer, examples):
+    settings = stage(epochs=2, max_length=20)
+    assert trainer(settings).train(OnDisk(examples)).metrics == trainer(settings).train(examples).metrics
+
+
+# --- ratings ---
+
+WORDS = ("bad", "poor", "fair", "good", "best")
+RATINGS = [
+    Rating(f"prompt {i % 7}", f" {WORDS[i % 5]}" + "!" * (i % 3), 10.0 * (i % 5) + 100) for i in range(120)
+]
+
+
+def test_a_reward_model_learns_ratings_and_ppo_uses_its_folder(stage):
+    trainer = RatingTrainer(stage(epochs=8))
+    results = trainer.train(RATINGS)
+    assert results.best["accuracy"] > 0.9
+    assert results.best["validation_loss"] < 0.3  # of a variance of 1
+    report = json.loads((results.folder / REPORT_FILE).read_text())
+    assert report["accuracy"] == results.best["accuracy"]
+    assert report["rating_mean"] == pytest.approx(120, abs=2)
+    assert report["rating_deviation"] == pytest.approx(14.1, abs=1)
+    assert reward_warning(str(results.folder)) == ""
+    ppo = PPOTrainer(PPOConfig(stage().model_name, max_new_tokens=3, rewards=str(results.folder)))
+    encoded = [trainer.encode(Rating("prompt 1", f" {word}", 0))[0] for word in WORDS]
+    rows = [torch.tensor([prompt + response]) for prompt, response in encoded]
+    with torch.no_grad():
+        scores = [
+            float(ppo.models.reward.scores(row, torch.ones_like(row, dtype=torch.bool))) for row in rows
+        ]
+    assert scores == sorted(scores)
+    assert abs(sum(scores)) / 5 < 0.5  # centred, in deviations
+    assert ppo.models.reward.source == str(results.folder)
+    assert math.isfinite(ppo.ppo_step(["prompt 3"])["avg_reward"])
+
+
+def test_order_accuracy_by_hand():
+    ratings = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    assert order_accuracy(torch.tensor([0.0, 5.0, 6.0, 9.0]), ratings) == 1
+    assert order_accuracy(torch.tensor([9.0, 5.0, 6.0, 0.0]), ratings) == 0
+    assert order_accuracy(torch.tensor([0.0, 0.0, 6.0, 9.0]), ratings) == pytest.approx(
+        4 / 5
+    )  # a tie is not right
+    assert math.isnan(order_accuracy(torch.zeros(3), torch.ones(3)))
+
+
+def test_ratings_without_a_difference_are_refused(stage):
+    with pytest.raises(ValueError, match="all 2 ratings are 3; a reward model needs different ones"):
+        RatingTrainer(stage()).train([Rating("a", "b", 3), Rating("a", "c", 3), Rating("a", "d", 3)])
+    with pytest.raises(ValueError, match="held-out ratings are all the same"):
+        RatingTrainer(stage()).train(RATINGS, RATINGS[:1])
+
+
+def test_proxima_reward_takes_ratings_by_their_columns(stage, tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ratings.csv").write_text(
+        "question,answer,rating\n" + "".join(f"q{i},{'x' * i},{i}\n" for i in range(1, 40))
+    )
+    main(["reward", "--data", "ratings.csv", "--model-name", tiny, "--run-name", "rm", "--limit", "30"])
+    shown = capsys.readouterr().out
+    assert "trained on ratings" in shown
+    assert "held-out accuracy" in shown
+    assert PPOTrainer(PPOConfig(tiny, rewards="runs/rm")).models.reward.source == "runs/rm"
+
+
+def test_a_run_is_never_written_over_and_an_unfinished_one_leaves_no_folder(stage, tmp_path, monkeypatch):
+    first = RewardTrainer(stage(run_name="mine")).train(PREFERENCES).folder
+    before = {path.name: path.read_bytes() for path in first.iterdir()}
+    trainer = SFTTrainer(stage(run_name="mine"))
+    monkeypatch.setattr(trainer, "_fit", lambda *given: pytest.fail("trained before it looked"))
+    with pytest.raises(ValueError, match="already holds a run"):
+        trainer.train(DEMONSTRATIONS)
+    assert {path.name: path.read_bytes() for path in first.iterdir()} == before
+
+    def stopped(*given):
+        assert (tmp_path / "other").is_dir()
+        raise KeyboardInterrupt
+
+    trainer = SFTTrainer(stage(run_name="other"))
+    monkeypatch.setattr(trainer, "_fit", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(DEMONSTRATIONS)
+    assert not (tmp_path / "other").exists()
+
+
+class Spoilt(RewardTrainer):
+    """Some batches have a loss that is not a number."""
+
+    bad = 0
+
+    def loss(self, rows):
+        found = super().loss(rows)
+        if torch.is_grad_enabled() and self.bad:
+            self.bad -= 1
+            return found * math.nan
+        return found
+
+
+def test_an_update_that_is_not_finite_is_skipped_and_counted(stage):
+    trainer = Spoilt(stage(epochs=4))
+    trainer.bad = 3
+    results = trainer.train(PREFERENCES)
+    assert results.metrics[-1]["skipped_updates"] == 3
+    assert all(parameter.isfinite().all() for parameter in trainer.role.parameters())
+    assert results.best["accuracy"] == 1.0
+
+
+def test_a_stage_that_only_spoils_ends_in_words_and_writes_nothing(stage, tmp_path, monkeypatch):
+    trainer = Spoilt(stage(epochs=4, run_name="spoilt"))
+    trainer.bad = 10**6
+    with pytest.raises(ValueError, match="10 updates had a gradient that is not finite; lower learning_rate"):
+        trainer.train(PREFERENCES)
+    assert not (tmp_path / "spoilt").exists()
+    monkeypatch.setattr(
+        RewardTrainer, "measure", lambda self, rows: {"validation_loss": math.nan, "accuracy": 0.0}
+    )
+    with pytest.raises(ValueError, match="validation_loss is not a number at step 5"):
+        RewardTrainer(stage(run_name="nan")).train(PREFERENCES)

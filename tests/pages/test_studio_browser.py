@@ -1,0 +1,553 @@
+"""The studio in a real browser: on a run that trains, on one that ended, on one that attacks, on one of
+10,000 steps."""
+
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from proxima.pages.label import Item, Store
+from proxima.pages.studio import Library, make_studio_app
+from proxima.pages.web import Site, running
+from proxima.runs import Run
+from tests.fake_run import HOSTILE, append_step, metrics_at, token_sample, write_run, write_tokens
+from tests.pages.test_label_browser import CHROMIUM, DRIVER, SOURCE, Person, finish, open_browser, proxima
+from tests.pages.test_studio import busy, cut_back
+
+pytestmark = [
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no chromium or chromedriver on this machine"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+LAST = "document.querySelector('#panel').dataset.step"
+PHONE, DESK = (390, 844), (1280, 860)
+
+
+@pytest.fixture(scope="module")
+def driver():
+    driver = open_browser()
+    yield driver
+    driver.quit()
+
+
+class Visitor(Person):
+    """Someone at the studio."""
+
+    def go(self, place):
+        self.script("location.hash = arguments[0]", place)
+
+    def keys(self, text):
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        ActionChains(self.driver).send_keys(text).perform()
+
+    def all(self, selector, what="textContent"):
+        code = "return [...document.querySelectorAll(arguments[0])].map((one) => one[arguments[1]])"
+        return self.script(code, selector, what)
+
+    def wait_for(self, selector, words="", seconds=15):
+        found = f"[...document.querySelectorAll({json.dumps(selector)})]"
+        return self.wait(f"{found}.some((one) => one.textContent.includes({json.dumps(words)}))", seconds)
+
+    def size(self, width, height):
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+@pytest.fixture
+def studio(driver, tmp_path):
+    """Serve a folder of runs and open it; errors and foreign requests are looked for at the end."""
+    stack = []
+
+    def start(folder=tmp_path / "runs", store=None):
+        site = Site()
+        served = running(make_studio_app(Library(folder), site, store), site)
+        served.__enter__()
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        visitor = Visitor(driver, site.url)
+        visitor.wait("location.pathname === '/' && document.getElementById('runs')")
+        visitor.forgiven = ()
+        stack.append((served, site, visitor))
+        return visitor
+
+    yield start
+    for served, site, visitor in stack:
+        asked = visitor.requests()
+        visitor.script("window.stop(); location.hash = '#/none'")
+        errors = [
+            one for one in visitor.errors() if not any(words in one["message"] for words in visitor.forgiven)
+        ]
+        driver.get("about:blank")  # no look is under way when the server goes
+        served.__exit__(None, None, None)
+        assert {request["url"].split("/")[2] for request in asked if request["url"].startswith("http")} == {
+            f"127.0.0.1:{site.port}"
+        }
+        assert all(site.token not in json.dumps(request) for request in asked[1:])
+        assert errors == []
+
+
+def curve_end(visitor, title):
+    """What a chart reads without a pointer: the last number of its first curve."""
+    code = (
+        "return [...document.querySelectorAll('.chart')].find((one) => "
+        "one.querySelector('.chart-title').textContent"
+        " === arguments[0])?.querySelector('.chart-readout').textContent"
+    )
+    return float(
+        re.search(r"(-?[\d.,]+(e-?\d+)?)\s*$", visitor.script(code, title).split("   ")[0])[1].replace(
+            ",", ""
+        )
+    )
+
+
+# --- a run that trains ---
+
+
+@pytest.mark.long
+def test_a_real_training_run_is_followed_to_its_end_and_its_tokens_are_those_on_disk(studio, tmp_path):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    post = "SUBREDDIT: r/advice\\nTITLE: long story\\nPOST: my {} moved out {}. what should i do?\\nTL;DR:"
+    prompts = [
+        post.format(who, when)
+        for who in ("boss", "sister", "cousin")
+        for when in ("today", "last week", "online")
+    ]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts))
+    visitor = studio(runs)
+    visitor.wait_for(".narrow h2", "No runs yet")
+    small = (
+        "--batch-size 3 --max-new-tokens 8 --ppo-epochs 1 --lora-r 4 --eval-every 2 --run-name live "
+        "--device cpu --skip-checks"
+    )
+    [advised] = visitor.all(".command")
+    training = proxima(tmp_path, *advised.split()[1:], *small.split(), "--epochs", "30")
+    try:
+        visitor.wait_for("#runs a", "live", 90)  # it comes up by itself
+        visitor.keys("j")
+        visitor.keys("\ue007")
+        visitor.wait_for(".state", "training")
+        visitor.wait(f"Number({LAST}) > 0", 60)
+        first = int(visitor.script(f"return {LAST}"))
+        drawing = visitor.script("return document.querySelector('.chart-drawing')")
+        visitor.wait(f"Number({LAST}) > {first}", 60)
+        assert visitor.script("return arguments[0].isConnected", drawing)  # drawn on, not drawn anew
+    finally:
+        output = finish(training)
+    assert "stopped: all epochs done" in output
+    visitor.wait_for(".state", "finished", 30)
+    visitor.wait(f"Number({LAST}) === 90")
+    run = Run(runs / "live")
+    last = run.metrics()["avg_reward"][-1]
+    assert curve_end(visitor, "Reward in training") == pytest.approx(last, rel=1e-3, abs=1e-4)
+    assert visitor.all("#why") == ["Ended: all epochs done"]
+    visitor.keys("3")
+    check_microscope(visitor, run, run.token_steps()[-1])
+    visitor.keys("2")
+    visitor.wait_for(".samples td", run.samples()[0]["text"].strip()[:20])
+
+
+def check_microscope(visitor, run, step):
+    """Every number of every token of every sample of a step is the stored one."""
+    visitor.wait(f"document.getElementById('panel').dataset.shown?.startsWith('{step} ')")
+    for place, sample in enumerate(run.tokens(step)):
+        if place:
+            visitor.keys(".")
+        visitor.wait(f"document.getElementById('panel').dataset.shown === '{step}  {place}'")
+        shown = visitor.script(
+            "return [...document.querySelectorAll('.scope-side:first-child .scope-token')].map((token) => {"
+            "  token.dispatchEvent(new PointerEvent('pointerover', { bubbles: true }));"
+            "  const cells = [...document.querySelectorAll('.scope-side:first-child .scope-facts "
+            "[data-column]')];"
+            "  return cells.map((cell) => [cell.dataset.column, cell.dataset.value, "
+            "cell.querySelector('dd').textContent]);"
+            "})"
+        )
+        assert len(shown) == len(sample["tokens"]) > 0
+        for index, cells in enumerate(shown):
+            assert [name for name, _, _ in cells] == list(sample["columns"])
+            for name, value, text in cells:
+                stored = sample["columns"][name][index]
+                assert json.loads(value) == stored
+                assert (
+                    text == "–"
+                    if stored is None
+                    else math.isclose(float(text.replace(",", "")), stored, rel_tol=1e-5, abs_tol=1e-9)
+                )
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from tests.fake_run import append_step
+import fcntl
+folder = Path(sys.argv[1])
+lock = (folder / ".lock").open("a+")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print(flush=True)
+for step in range(31, 10_000):
+    append_step(folder, step)
+    time.sleep(0.2)
+"""
+
+
+@pytest.fixture
+def live(tmp_path):
+    """A run that another process writes."""
+    folder = write_run(tmp_path / "runs" / "live", steps=30, finished=False)
+    environment = {**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{SOURCE.parent}"}
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder)], env=environment, stdout=subprocess.PIPE
+    )
+    writer.stdout.readline()
+    yield folder, writer
+    writer.kill()
+    writer.communicate()
+
+
+def test_charts_grow_by_new_points_alone_and_keep_focus_and_reading(studio, live):
+    folder, writer = live
+    visitor = studio()
+    visitor.go("#/run/live/charts")
+    visitor.wait(f"Number({LAST}) >= 30")
+    visitor.script("document.querySelector('.chart-drawing').focus()")
+    visitor.keys("\ue011")  # Home: the first point is read
+    assert visitor.all(".chart-readout b")[0] == "step 1"
+    visitor.requests()
+    before = int(visitor.script(f"return {LAST}"))
+    visitor.wait(f"Number({LAST}) > {before + 15}")
+    assert visitor.all(".chart-readout b")[0] == "step 1"
+    assert visitor.script("return document.activeElement.classList.contains('chart-drawing')")
+    looks = [request["url"] for request in visitor.requests() if "/api/" in request["url"]]
+    assert 1 <= len(looks) <= 6
+    assert all("/api/curves" in url and int(re.search(r"after=(\d+)", url)[1]) >= before for url in looks)
+    assert int(visitor.script("return document.getElementById('panel').dataset.points")) > 15
+    writer.kill()
+    visitor.wait_for(".state", "stopped")
+    assert visitor.all(".figures dd")[0] == str(Run(folder).last()["step"])
+
+
+@pytest.mark.long
+def test_a_run_that_is_rolled_back_and_then_vanishes_while_it_is_looked_at(studio, live):
+    folder, writer = live
+    writer.kill()
+    writer.wait()
+    visitor = studio()
+    visitor.forgiven = ("404 (Not Found)",)
+    for tab in ("charts", "microscope"):
+        visitor.go(f"#/run/live/{tab}")
+        visitor.wait_for("#panel", "")
+    visitor.wait("document.getElementById('panel').dataset.shown?.startsWith('30 ')")
+    cut_back(folder, 12)
+    for step in (20, 30):
+        (folder / "tokens" / f"step-{step:08d}.json").unlink()
+    visitor.wait("document.getElementById('panel').dataset.shown?.startsWith('10 ')", 30)
+    visitor.go("#/run/live/charts")
+    visitor.wait(f"Number({LAST}) === 12")
+    append_step(folder, 13)
+    visitor.wait(f"Number({LAST}) === 13")
+    cut_back(folder, 12)  # with the charts in view
+    visitor.wait(f"Number({LAST}) === 12", 30)
+    assert (
+        visitor.script("return document.querySelector('.chart-line').getAttribute('d').match(/[ML]/g).length")
+        == 12
+    )
+    assert curve_end(visitor, "Reward in training") == pytest.approx(
+        metrics_at(12, 30)["avg_reward"], rel=1e-3
+    )
+    append_step(folder, 13, avg_reward=-7)
+    visitor.wait(f"Number({LAST}) === 13", 30)
+    assert curve_end(visitor, "Reward in training") == -7
+    shutil.rmtree(folder)
+    visitor.wait_for("#gone", "moved or removed", 30)
+    visitor.go("#/")
+    visitor.wait_for(".narrow h2", "No runs yet")
+
+
+# --- a run that ended ---
+
+
+def test_lists_links_keys_and_the_way_back(studio, tmp_path):
+    runs = tmp_path / "runs"
+    for number, name in enumerate(("alpha", "beta", "sweep/gamma & <b>")):
+        write_run(runs / name, steps=20 + number)
+    visitor = studio(runs)
+    visitor.wait_for("#runs a", "alpha")
+    assert visitor.all("#runs a") == ["sweep/gamma & <b>", "beta", "alpha"]
+    visitor.keys("/")
+    visitor.keys("finished amm")
+    assert visitor.wait("document.querySelectorAll('#runs tr').length === 1")
+    assert visitor.all("#runs a") == ["sweep/gamma & <b>"]
+    visitor.keys("\ue00c")  # Escape leaves the box
+    visitor.keys("j")
+    visitor.keys("\ue007")
+    visitor.wait_for("h1", "sweep/gamma & <b>")
+    visitor.wait(f"Number({LAST}) === 22")
+    for key, words in (("5", "model_name"), ("4", "No warnings"), ("2", "coworker"), ("3", "Colour by")):
+        visitor.keys(key)
+        visitor.wait_for("#panel", words)
+    address = visitor.script("return location.href")
+    assert address.endswith("#/run/sweep%2Fgamma%20%26%20%3Cb%3E/microscope")
+    visitor.script("history.back()")
+    visitor.wait_for(".samples td", "coworker")
+    for _ in range(4):
+        visitor.script("history.back()")
+        time.sleep(0.1)
+    visitor.wait("document.getElementById('filter')?.value === 'finished amm'")
+    visitor.driver.get("about:blank")
+    visitor.driver.get(address)  # a deep link
+    visitor.wait_for("#panel", "Colour by")
+    visitor.keys("?")
+    assert visitor.script("return document.getElementById('keys').open")
+    assert {"[", "]", "1", "g", "?"} <= set(visitor.all("#keys-list kbd"))
+    visitor.script("document.querySelector('#keys button').click()")
+    visitor.wait("!document.getElementById('keys').open")
+    visitor.keys("g")
+    visitor.wait_for("#runs a", "alpha")
+
+
+def test_the_microscope_shows_any_step_sample_and_column_and_two_steps(studio, tmp_path):
+    runs = tmp_path / "runs"
+    run = Run(write_run(runs / "ended", steps=50))
+    write_tokens(run.path, 40, [token_sample(step) for step in (40, 41)])  # one prompt twice
+    write_tokens(run.path, 50, [token_sample(step) for step in (50, 51)])
+    visitor = studio(runs)
+    visitor.go("#/run/ended/microscope?step=50&beside=40&sample=1")
+    visitor.wait("document.getElementById('panel')?.dataset.shown === '50 40 1'")
+    visitor.script("document.querySelector('.scope-token').focus()")
+    shown = [float(value) for value in visitor.all(".scope-facts [data-column=kl] dd")]
+    assert shown == [run.tokens(step)[1]["columns"]["kl"][0] for step in (50, 40)]
+    visitor.go("#/run/ended/microscope?step=23")
+    check_microscope(visitor, run, 20)  # the nearest one that was logged
+    visitor.keys("]")
+    visitor.wait("document.getElementById('panel').dataset.shown === '30  1'")
+    visitor.keys("b")
+    visitor.wait("document.getElementById('panel').dataset.shown === '30 10 1'")
+    assert visitor.all(".scope-title b") == ["Step 30 · trained", "Step 10 · trained"]
+    visitor.script(
+        "document.querySelectorAll('.scope-token')[2].dispatchEvent(new PointerEvent('pointerover', { "
+        "bubbles: true }))"
+    )
+    shown = [float(value) for value in visitor.all(".scope-facts [data-column=kl] dd")]
+    assert shown == [run.tokens(step)[1]["columns"]["kl"][2] for step in (30, 10)]
+    visitor.script(
+        "const picker = document.querySelector('.scope select'); picker.value = 'ratio';"
+        "picker.dispatchEvent(new Event('change', { bubbles: true }))"
+    )
+    address = visitor.wait("location.href.includes('column=ratio') && location.href")
+    assert all(part in address for part in ("step=30", "beside=10", "sample=1"))
+    visitor.driver.get("about:blank")
+    visitor.driver.get(address)
+    visitor.wait("document.getElementById('panel')?.dataset.shown === '30 10 1'")
+    assert visitor.script("return document.querySelector('.scope select').value") == "ratio"
+
+
+def test_runs_over_each_other(studio, tmp_path):
+    runs = tmp_path / "runs"
+    for seed in range(3):
+        folder = write_run(runs / f"seed-{seed}", steps=40)
+        text = (folder / "config.yaml").read_text()
+        (folder / "config.yaml").write_text(re.sub(r"(?m)^seed: .*$", f"seed: {seed}", text))
+    other = write_run(runs / "other", steps=60)
+    (other / "config.yaml").write_text(
+        (other / "config.yaml").read_text().replace("batch_size: 64", "batch_size: 32")
+    )
+    visitor = studio(runs)
+    visitor.wait_for("#runs a", "other")
+    for _ in range(4):
+        visitor.keys("j")
+        visitor.keys("x")
+    visitor.wait_for("#compare-chosen", "Compare 4 runs")
+    visitor.keys("c")
+    visitor.wait("document.getElementById('view').dataset.compared === '4'")
+    assert visitor.all(".chart-title")[0] == "Reward against KL on held-out prompts"
+    series = {"other", "seed-0", "seed-1", "seed-2", "seed (3 seeds)"}
+    assert set(visitor.all(".chart-card:nth-child(2) .chart-legend button")) == series
+    assert visitor.script("return document.querySelectorAll('.chart-band').length") >= 4
+    assert series == set(visitor.all("#last tbody tr > :first-child"))
+    visitor.script(
+        "const add = document.querySelector('.pick select'); add.value = 'ratio_max';add.dispatchEvent(new "
+        "Event('change'))"
+    )
+    visitor.wait_for(".chart-title", "ratio_max")
+    address = visitor.script("return location.href")
+    assert "metric=ratio_max" in address
+    visitor.script("document.querySelector('.choice input').click()")
+    visitor.wait("document.getElementById('view').dataset.compared === '3'")
+    visitor.driver.get("about:blank")
+    visitor.driver.get(address)
+    visitor.wait("document.getElementById('view').dataset.compared === '4'")
+
+
+def test_labelling_inside_the_studio(studio, tmp_path):
+    runs = tmp_path / "runs"
+    write_run(runs / "ended", steps=20)
+    store = Store(tmp_path / "feedback.db", overlap=1)
+    store.add_items([Item(f"p {i}", "one", "two", True, True, "m", "m") for i in range(2)])
+    visitor = studio(runs, store)
+    visitor.wait("!document.getElementById('to-label').hidden")
+    visitor.script("document.getElementById('to-label').click()")
+    visitor.wait("location.pathname === '/label' && document.getElementById('intro')?.textContent")
+    assert visitor.all("#places a") == ["Runs", "Compare", "Label"]
+    visitor.enter("Ann")
+    visitor.item()
+    visitor.press("t")
+    assert [answer.choice for answer in store.answers()] == ["tie"]
+    visitor.script("document.querySelector('#places a').click()")
+    visitor.wait_for("#runs a", "ended")
+
+
+# --- attacks and limits ---
+
+
+def test_hostile_text_is_only_text_everywhere_and_fits_a_phone(studio, tmp_path):
+    runs = tmp_path / "runs"
+    name = "evil <img src=x onerror=alert(1)> \u202e"
+    folder = write_run(runs / name, steps=20, eval_every=5, hostile=True)
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(
+        re.sub(r"(?m)^model_name: .*$", lambda _: f"model_name: {json.dumps(HOSTILE)}", text)
+    )
+    many = token_sample(20, text=f"{HOSTILE} " + "مرحبا 😀 \ud800 " * 300)
+    write_tokens(folder, 20, [many, token_sample(20, text=""), token_sample(20, text=HOSTILE * 50)])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(
+            f'broken {HOSTILE}\n{{"step": 21, "avg_reward": "x", {json.dumps(HOSTILE)}: 1, "kl": NaN}}\n'
+        )
+    visitor = studio(runs)
+    here = f"#/run/{visitor.script('return encodeURIComponent(arguments[0])', name)}"
+    expected = {
+        "#/": ("#runs a", "evil <img"),
+        f"{here}/charts": (".chart-title", "Reward in training"),
+        f"{here}/samples": (".samples td", "<script>"),
+        f"{here}/microscope?step=15": (".scope-text", "100,001 characters"),
+        f"{here}/microscope?step=20": (".scope-text", "<script>"),
+        f"{here}/warnings": ("#panel td", "<script>"),
+        f"{here}/about": (".pairs dd", "<script>"),
+        f"#/compare?{visitor.script('return new URLSearchParams({run: arguments[0]}).toString()', name)}": (
+            ".chart-title",
+            "Length",
+        ),
+    }
+    for place, (selector, words) in expected.items():
+        visitor.go(place)
+        visitor.wait_for(selector, words)
+        for width, height in (PHONE, DESK):
+            visitor.size(width, height)
+            time.sleep(0.05)
+            assert visitor.script("return document.documentElement.scrollWidth") <= width, place
+        assert "taken" not in visitor.script("return document.title")
+        assert (
+            visitor.script(
+                "return document.querySelectorAll('#taken, main img, main script, main b#taken, "
+                "iframe').length"
+            )
+            == 0
+        )
+    assert (
+        visitor.script("return document.body.textContent").count("\u202e") <= 1
+    )  # the run's own name, in isolation
+    visitor.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_page_says_so_when_the_server_is_gone_or_another(driver, tmp_path):
+    write_run(tmp_path / "run", steps=20)
+    site = Site()
+    with running(make_studio_app(Library(tmp_path), site), site):
+        visitor = Visitor(driver, site.url)
+        visitor.wait_for("#runs a", "run")
+    visitor.wait("document.getElementById('notice').textContent.includes('does not answer')", 20)
+    again = Site(port=site.port)
+    with running(make_studio_app(Library(tmp_path), again), again):
+        visitor.script("document.querySelector('#notice button').click()")
+        visitor.wait("document.getElementById('notice').textContent.includes('started anew')", 20)
+        driver.get(again.url)
+        visitor.wait_for("#runs a", "run")
+        visitor.wait("document.getElementById('notice').hidden")
+        driver.get("about:blank")
+    visitor.errors()  # the browser's own complaints about the time without a server
+
+
+DRAWN = """
+window.longest = 0;
+new PerformanceObserver((list) => {
+  for (const one of list.getEntries()) window.longest = Math.max(window.longest, one.duration);
+}).observe({ type: "longtask", buffered: true });
+(function look() {
+  const lines = [...document.querySelectorAll(".chart-line")].filter((line) => line.getAttribute("d").length > 1000);
+  if (lines.length >= 6) requestAnimationFrame(() => setTimeout(() => { window.drawn = performance.now(); }));
+  else requestAnimationFrame(look);
+})();
+"""
+
+
+def test_a_run_of_ten_thousand_steps_opens_in_two_seconds_and_the_page_stays_quick(driver, tmp_path):
+    folder = write_run(tmp_path / "long", steps=10_000, eval_every=10)
+    found = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": DRAWN})
+    opened = []  # seconds, as they would be if the machine were free
+    try:
+        for _ in range(3):  # a fresh server each: nothing is read beforehand
+            site, crowd = Site(), busy()
+            with running(make_studio_app(Library(tmp_path), site), site):
+                visitor = Visitor(driver, site.url)
+                visitor.wait("document.getElementById('runs')")
+                driver.get("about:blank")
+                driver.get(f"{site.address}/#/run/long/charts")
+                opened.append(visitor.wait("window.drawn", 30) / 1000 / crowd)
+                if opened[-1] < 2:
+                    break
+                driver.get("about:blank")
+        site = Site()
+        with running(make_studio_app(Library(tmp_path), site), site):
+            visitor = Visitor(driver, site.url)
+            visitor.go("#/run/long/charts")
+            visitor.wait("window.drawn", 30)
+            visitor.script("window.longest = 0")
+            delays, crowd = [], busy()
+            for key in ("s", "2", "3", "1", "\ue014", "s"):
+                code = (
+                    "const done = arguments[1], began = performance.now();"
+                    "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', { key: arguments[0], "
+                    "bubbles: true }));"
+                    "requestAnimationFrame(() => setTimeout(() => done(performance.now() - began)))"
+                )
+                delays.append(driver.execute_async_script(code, key))
+                time.sleep(0.3)
+            append_step(folder, 10_001)
+            visitor.wait(f"Number({LAST}) === 10001", 30)
+            longest = visitor.script("return window.longest")
+            visitor.go("#/run/long/microscope")
+            visitor.wait("document.getElementById('panel').dataset.shown?.startsWith('10000 ')")
+            assert visitor.errors() == []
+            driver.get("about:blank")
+    finally:
+        driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", found)
+    shown = ", ".join(f"{seconds:.2f}" for seconds in opened)
+    print(
+        f"\n10,000 steps drawn after {shown} s; a key answered within {max(delays):.0f} ms; longest task "
+        f"{longest:.0f} ms"
+    )
+    assert min(opened) < 2.0
+    assert sorted(delays)[len(delays) // 2] < 200 * crowd
+    assert longest < 500 * crowd
+
+
+def test_the_command_serves_until_it_is_stopped(driver, tmp_path):
+    write_run(tmp_path / "runs" / "ended", steps=20)
+    server = proxima(tmp_path, "studio", "--port", "0")
+    try:
+        line = server.stdout.readline()
+        url = re.search(r"Open (http://127\.0\.0\.1:\d+/\?token=\S+)", line)[1]
+        visitor = Visitor(driver, url)
+        visitor.wait_for("#runs a", "ended")
+        assert visitor.script("return document.getElementById('to-label').hidden")
+        driver.get("about:blank")
+    finally:
+        server.send_signal(signal.SIGINT)
+        finish(server)

@@ -1,0 +1,203 @@
+"""The benchmark: its floors follow from shapes, its table shows what was measured, a small case runs, the
+peer is asked for."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import proxima
+from proxima.cli import main
+from proxima.tools.bench import (
+    CASES,
+    Case,
+    Machine,
+    beside,
+    beside_line,
+    growth_plot,
+    run_case,
+    run_peer,
+    scaling_table,
+    table,
+)
+from proxima.tools.bench import bench_case as bench
+from proxima.tools.bench.growth import growth, sized
+from proxima.tools.bench.hardware_floor import floors
+from proxima.tools.bench.random_model import SHAPES
+from tests.helpers import LOGPROB_ROUNDING
+
+MACHINE = Machine("CPU, test", 1e12, 1e11)
+SMALL = Case("test", "tiny", batch=4, prompt=(6, 9), response=(3, 5), epochs=1)
+
+
+@pytest.fixture(scope="module")
+def result():
+    torch.set_num_threads(1)
+    return run_case(SMALL, MACHINE, steps=1)
+
+
+def test_a_small_case_is_timed_phase_by_phase(result):
+    assert set(result["phases"]) == {"generate", "score", "reward", "value", "update"}
+    assert 0 < sum(result["phases"].values()) <= result["seconds"] * 1.01
+    assert result["eager_decode_steps"] > 0 == result["graph_replays"]
+    assert result["first_ratio_error"] < LOGPROB_ROUNDING
+    shown = table(result)
+    assert "prompts 6-9, responses 3-5" in shown
+    assert f"{result['seconds']:.3f}" in shown
+
+
+def test_the_table_says_what_is_unlike_in_the_peer(result):
+    peer = {"version": "1.12.0", "seconds": 10 * result["seconds"], "generate": 1.0, "peak_gib": None}
+    assert "10.0 times as long. It trains its value model in full" in table(result, peer)
+
+
+def test_floors_grow_with_what_is_done():
+    def step(**changes):
+        case = Case(**{"size": "0.6B", **changes})
+        return floors(case, SHAPES["0.6B"], case.response[1], MACHINE)
+
+    plain = step()
+    assert step(batch=128)["update"] == pytest.approx(2 * plain["update"])
+    assert step(epochs=8)["update"] == pytest.approx(2 * plain["update"])
+    assert step(prompt=(1024, 1024))["generate"] > plain["generate"]
+    assert plain["step"] == pytest.approx(sum(plain[name] for name in bench.PHASES))
+
+
+def test_the_embedded_shape_is_that_of_the_embedded_model():
+    config = json.loads(
+        (Path(proxima.__file__).parent / "embedded" / "config.json").read_text(encoding="utf-8")
+    )
+    assert {name: config[name] for name in SHAPES["embedded"]} == SHAPES["embedded"]
+
+
+def test_growth_is_measured_against_proportion():
+    assert growth([(1, 1.0), (2, 2.0), (4, 4.0)]) == 1.0
+    assert growth([(1, 1.0), (2, 1.5), (4, 3.6)]) == pytest.approx(1.2)
+    case = Case(batch=8, prompt=(4, 6), response=(5, 5))
+    assert sized(case, "batch", 0.5) == (4, Case(batch=4, prompt=(4, 6), response=(5, 5)))
+    assert sized(case, "prompt", 2) == (12, Case(batch=8, prompt=(12, 12), response=(5, 5)))
+
+
+def test_growth_is_shown_as_a_table_and_beside_a_straight_line():
+    found = {"batch": {"points": [(2, 1.0), (4, 1.5)], "growth": 0.75}}
+    assert "2: 1.000   4: 1.500" in scaling_table(found)
+    (chart,) = growth_plot(found).charts
+    assert chart["series"][1]["points"] == [[2, 1.0], [4, 2.0]]
+
+
+def test_prompts_have_the_lengths_of_the_case():
+    counts = {len(text.split()) for text in bench.make_prompts(Case(batch=64, prompt=(5, 7)), 0)}
+    assert counts == {5, 6, 7}
+
+
+def test_the_peer_needs_an_environment_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PROXIMA_TRL_PYTHON", raising=False)
+    with pytest.raises(ValueError, match="make peer"):
+        run_peer(CASES["standard"])
+    monkeypatch.setenv("PROXIMA_TRL_PYTHON", "python-that-has-trl")
+    with pytest.raises(ValueError, match="mixes them"):
+        run_peer(CASES["mixed prompts"])
+
+
+def test_steps_alone_and_beside_busy_processes_take_turns(monkeypatch):
+    load = [1]
+
+    @contextmanager
+    def loaded(count):
+        load.append(count + 1)
+        yield
+        load.append(1)
+
+    monkeypatch.setattr(beside, "busy_processes", loaded)
+    trainer = SimpleNamespace(ppo_step=lambda prompts: {"seconds": 0.5 * load[-1]})
+    found = beside._in_turn(trainer, SMALL, count=2, steps=3)
+    assert load == [1, 3, 1, 3, 1, 3, 1]
+    assert found["ratio"] == 3.0
+    assert "test, batch 4, 2 busy processes beside it" in beside_line("test", found)
+    assert "1.50 s per step, alone 0.50 s: 3.0 times as long" in beside_line("test", found)
+
+
+def test_busy_processes_end_with_the_block_whatever_ends_it():
+    seen = []
+
+    def interrupted():
+        with beside.busy_processes(2) as started:
+            seen.extend((process, process.poll(), os.getsid(process.pid)) for process in started)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [process.returncode for process, _, _ in seen] == [-signal.SIGKILL] * 2
+    assert [poll for _, poll, _ in seen] == [None, None]
+    assert os.getsid(0) not in {
+        session for _, _, session in seen
+    }  # Ctrl-C in the terminal does not reach them
+
+
+PARENT = """
+import os, subprocess, sys, time
+code = sys.argv[1].format(parent=os.getpid())
+print(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL).pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked up in /proc")
+def test_a_busy_process_does_not_outlive_a_parent_that_was_killed():
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, beside.BUSY], stdout=subprocess.PIPE, text=True
+    ) as process:
+        status = Path(f"/proc/{int(process.stdout.readline())}/stat")
+        assert runs(status)
+        process.kill()
+    deadline = time.monotonic() + 60
+    while runs(status):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def runs(status: Path) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_the_command_writes_its_numbers(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(CASES, "test", SMALL)
+    busy, started = beside.busy_processes, []
+
+    @contextmanager
+    def watched(count):
+        with busy(count) as processes:
+            started.extend(processes)
+            yield
+
+    monkeypatch.setattr(beside, "busy_processes", watched)
+    main(["bench", "--cases", "test", "--steps", "1", "--beside", "1", "--output", str(tmp_path / "b.json")])
+    shown = capsys.readouterr().out
+    assert "whole step" in shown
+    written, slowed = json.loads((tmp_path / "b.json").read_text())
+    assert written["machine"]["flops"] > 0
+    found = slowed["beside"]
+    assert (found["processes"], found["batch"]) == (1, 1)
+    assert found["ratio"] == pytest.approx(found["beside"] / found["alone"])
+    assert f"{found['ratio']:.1f} times as long" in shown
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+    for flags, reason in (
+        (["--cases", "nothing"], "the cases are standard"),
+        (["--beside", "-1"], "must be at least 0"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["bench", *flags])
+        assert reason in capsys.readouterr().err

@@ -1,0 +1,125 @@
+"""The demo: a short one runs, is the same twice, and its page is harmless.
+
+How well it learns is measured by `make demo`.
+"""
+
+import json
+
+import pytest
+
+from proxima.cli.demo_command import Demo
+from proxima.runs import Run
+from proxima.world import make_posts
+from proxima.world.demo import run_demo as demo
+from proxima.world.demo.demo_report import write_report
+from proxima.world.demo.gold_judge import Judgement
+from tests.fake_run import HOSTILE, metrics_at, token_sample, write_run
+from tests.pages.test_report import page_of
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A few posts and preferences: the same road, in seconds."""
+    monkeypatch.setattr(demo, "EVALUATION_POSTS", 12)
+    shipped = demo.read_preferences
+    monkeypatch.setattr(demo, "read_preferences", lambda path: shipped(path)[:40])
+    monkeypatch.setitem(demo.PPO_SETTINGS, "batch_size", 8)
+
+
+def test_the_same_seed_gives_the_same_results_but_for_times(short, tmp_path):
+    results = []
+    for name in ("one", "two"):
+        demo.run_demo(seed=3, steps=2, run_dir=tmp_path, run_name=name, preferences=40)
+        text = (tmp_path / name / "results.json").read_text()
+        results.append({key: value for key, value in json.loads(text).items() if key != "seconds"})
+    assert results[0] == results[1]
+    assert set(results[0]) >= {
+        "reward_model",
+        "sft",
+        "ppo",
+        "win_rate_by_gold",
+        "win_rate_by_reward_model",
+        "curve",
+    }
+    assert (tmp_path / "one" / "report.html").read_text() == (tmp_path / "two" / "report.html").read_text()
+    assert (tmp_path / "one" / "ppo" / "policy" / "adapter_model.safetensors").is_file()
+
+
+def test_preferences_can_be_labelled_live(short, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        demo, "make_posts", lambda count, split, seed: make_posts(min(count, 16), split, seed)
+    )
+    results = demo.run_demo(steps=1, relabel=True, run_dir=tmp_path, preferences=16)
+    assert 0 < results["reward_model"]["preferences"] <= 16
+
+
+def test_the_report_tells_the_numbers_and_trusts_no_text(tmp_path):
+    measured = {"gold": 0.5, "score": 0.1, "kl": 1.0, "response_length": 9.0, "eos_rate": 1.0}
+    results = {
+        "seed": 0,
+        "reward_model": {
+            "preferences": 7,
+            "accuracy": 0.8,
+            "pairs": 5,
+            "by_gold_gap": {HOSTILE: {"pairs": 5, "accuracy": 0.9}},
+        },
+        "sft": measured,
+        "ppo": {**measured, "gold": 0.75},
+        "win_rate_by_gold": {"rate": 0.7, "low": 0.6, "high": 0.8},
+        "settings": {"steps": 2, "a": HOSTILE},
+    }
+    posts = make_posts(2, "eval")
+    before = Judgement(
+        [HOSTILE, "it is"],
+        [0.5, 0.5],
+        [0.1, 0.1],
+        0.0,
+        9.0,
+        1.0,
+        [token_sample(1, text=HOSTILE, prompt=HOSTILE)],
+    )
+    after = Judgement(
+        [" basically, a & b", HOSTILE], [1.0, 0.5], [0.1, 0.1], 1.0, 9.0, 1.0, [token_sample(2, text=HOSTILE)]
+    )
+    run = Run(write_run(tmp_path / "ppo", 5))
+    page, data = page_of(write_report(tmp_path / "r.html", results, posts, before, after, run))
+    assert "their true quality went from 0.50 to 0.75" in page
+    assert "beat those from before 70 % of the time" in page
+    assert "0 of 2 summaries opened so before, 1 after" in page
+    assert "<img" not in page
+    assert [step["label"] for step in data["tokens"]] == ["before PPO", "after PPO"]
+    assert data["tokens"][0]["samples"][0]["columns"] == before.records[0]["columns"]
+    assert data["charts"][0]["series"][0]["points"] == [
+        [step, metrics_at(step, 5)["avg_reward"]] for step in range(1, 6)
+    ]
+    results["win_rate_by_gold"] = {"rate": 0.5, "low": 0.4, "high": 0.6}
+    assert (
+        "cannot be told from before"
+        in write_report(tmp_path / "r.html", results, posts, before, after, run).read_text()
+    )
+
+
+def test_the_demo_never_removes_what_is_not_a_demo(tmp_path):
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "metrics.jsonl").write_text("precious")
+    with pytest.raises(ValueError, match="holds something else than a demo"):
+        demo.run_demo(run_dir=tmp_path)
+    assert (tmp_path / "demo" / "metrics.jsonl").read_text() == "precious"
+
+
+def test_a_demo_of_no_steps_is_refused_at_once(tmp_path):
+    with pytest.raises(ValueError, match=r"steps \(0\) must be at least 1"):
+        Demo(steps=0, run_dir=tmp_path).run()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_says_how_many_preferences_there_are(tmp_path):
+    with pytest.raises(ValueError, match=r"preferences \(0\) must be at least 1"):
+        Demo(preferences=0, run_dir=tmp_path).run()
+    with pytest.raises(ValueError, match=r"preferences \(5533\) is more than the 5532 that ship"):
+        Demo(preferences=5533, run_dir=tmp_path).run()
+
+
+def test_the_command_trains_on_as_many_preferences_as_asked_for(short, tmp_path):
+    Demo(preferences=24, steps=1, run_dir=tmp_path).run()
+    assert json.loads((tmp_path / "demo" / "results.json").read_text())["reward_model"]["preferences"] == 24
