@@ -10,10 +10,10 @@ from tools.reference.source import anchor, linked
 UP = "../"
 HEAD = """# Metrics
 
-What a run logs at every step, in `metrics.jsonl`, on its report and in the studio (behind the question mark of
-a chart): what it is, what healthy looks like, and what to do when it is not. Numbers under *healthy* are what the
-tests and the demo show, or rules of thumb of the field; a trend says more than a number. A name that ends in `/*`
-stands for every name that begins so. `nan` means that there was nothing to measure.
+What a run logs at every step, in `metrics.jsonl`, on its report and in the studio (behind the question mark
+of a chart): what it is, what healthy looks like, and what to do when it is not. Numbers under *healthy* are
+what the tests and the demo show, or rules of thumb of the field; a trend says more than a number. A name
+that ends in `/*` stands for every name that begins so. `nan` means that there was nothing to measure.
 """
 
 

@@ -131,11 +131,10 @@ class Values:
                 isinstance(key, ast.Constant) and isinstance(key.value, str) for key in node.keys
             ):
                 values = self._all([self._value(item, known, depth) for item in node.values])
-                return (
-                    values
-                    if values is UNREAD
-                    else dict(zip([key.value for key in node.keys], values, strict=True))
-                )  # type: ignore[union-attr]
+                if values is UNREAD:
+                    return values
+                names = [key.value for key in node.keys]  # type: ignore[union-attr]
+                return dict(zip(names, values, strict=True))
             case ast.UnaryOp(op=ast.USub()):
                 operand = self._value(node.operand, known, depth)
                 return -operand if _is_number(operand) else UNREAD

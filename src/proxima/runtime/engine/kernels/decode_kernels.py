@@ -72,9 +72,9 @@ def decode_attention(
 
 
 @triton.jit
-def _add_norm(
+def _add_norm(  # type: ignore[no-untyped-def]
     x, change, weight, out_x, out, eps, size: tl.constexpr, width: tl.constexpr, block: tl.constexpr
-):  # type: ignore[no-untyped-def]
+):
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, block)
     real = lanes < size
