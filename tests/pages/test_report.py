@@ -478,7 +478,10 @@ def test_plots_show_themselves(tmp_path):
 
 def test_the_bundle_is_one_module():
     script = read_script(
-        "dom.js", "chart.js", "microscope.js", ROOT / "src" / "proxima" / "report" / "static" / "report.js"
+        "dom.js",
+        "chart.js",
+        "microscope.js",
+        ROOT / "src" / "proxima" / "pages" / "report" / "static" / "report.js",
     )
     assert not re.search(r"^(import|export)\b", script, re.MULTILINE)
     names = re.findall(r"^(?:const|let|function|class) (\w+)", script, re.MULTILINE)

@@ -73,7 +73,7 @@ def test_floors_grow_with_what_is_done():
 
 def test_the_embedded_shape_is_that_of_the_embedded_model():
     config = json.loads(
-        (Path(proxima.__file__).parent / "embedded" / "config.json").read_text(encoding="utf-8")
+        (Path(proxima.__file__).parent / "world" / "embedded" / "config.json").read_text(encoding="utf-8")
     )
     assert {name: config[name] for name in SHAPES["embedded"]} == SHAPES["embedded"]
 

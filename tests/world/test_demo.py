@@ -10,7 +10,7 @@ import pytest
 from proxima.cli.demo_command import Demo
 from proxima.runs import Run
 from proxima.world import make_posts
-from proxima.world.demo import run_demo as demo
+from proxima.world.demo import demo_pipeline as demo
 from proxima.world.demo.demo_report import write_report
 from proxima.world.demo.gold_judge import Judgement
 from tests.fake_run import HOSTILE, metrics_at, token_sample, write_run

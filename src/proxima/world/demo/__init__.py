@@ -3,6 +3,6 @@
 In: a seed. Out: results, a report, and what was learned.
 """
 
-from proxima.world.demo.run_demo import run_demo
+from proxima.world.demo.demo_pipeline import run_demo
 
 __all__ = ["run_demo"]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from proxima.world.demo.run_demo import run_demo
+from proxima.world.demo.demo_pipeline import run_demo
 
 STEPS = 40
 SETTINGS: dict[str, Any] = {"learning_rate": 1e-3}
