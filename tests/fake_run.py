@@ -178,7 +178,9 @@ def write_run(
     for step in logged[-2:]:
         place = folder / "checkpoints" / f"step-{step:08d}"
         place.mkdir(parents=True)
-        (place / "state.json").write_text(json.dumps({"step": step, "verdict": step / 10}), encoding="utf-8")
+        (place / "state.json").write_text(
+            json.dumps({"step": step, "eval_reward": step / 10}), encoding="utf-8"
+        )
     if finished:
         last = metrics_at(steps, steps) if steps else {}
         results = {

@@ -1,4 +1,4 @@
-"""Small tools for tests of the whole road."""
+"""Small tools for tests of the whole pipeline."""
 
 import torch
 

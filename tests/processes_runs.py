@@ -84,7 +84,7 @@ def run_case(models: Path, name: str) -> dict[str, Any]:
     count, model = settings.pop("prompts", 7), settings.pop("model", "qwen3")
     trainer = PPOTrainer(PPOConfig(str(models / model), **settings))
     processes = trainer.models.processes
-    assert processes.count == int(os.environ.get("WORLD_SIZE", "1"))
+    assert processes.world_size == int(os.environ.get("WORLD_SIZE", "1"))
     steps = []
     for step in range(STEPS):
         batch = [PROMPTS[(step * count + i) % len(PROMPTS)] for i in range(count)]
@@ -111,9 +111,9 @@ def run_case(models: Path, name: str) -> dict[str, Any]:
     )
     whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in weights]
     digest = hashlib.sha256(b"".join(p.contiguous().numpy().tobytes() for p in whole)).hexdigest()
-    assert len(set(processes.gather(digest))) == 1, "the replicas differ"
+    assert len(set(processes.all_gather_object(digest))) == 1, "the replicas differ"
     norms = [float(torch.linalg.vector_norm(p.float())) for p in whole]
-    return {"world": processes.count, "steps": steps, "norms": norms, "reference_parameters_held": held}
+    return {"world": processes.world_size, "steps": steps, "norms": norms, "reference_parameters_held": held}
 
 
 def _columns(pairs: Any) -> tuple[Any, Any]:
@@ -123,14 +123,14 @@ def _columns(pairs: Any) -> tuple[Any, Any]:
 def main(models: str, out: str, *names: str) -> None:
     import torch
 
-    from proxima.runtime.distributed.rendezvous import meet
+    from proxima.runtime.distributed.rendezvous import init_distributed
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     found = {name: run_case(Path(models), name) for name in names}
     if os.environ.get("RANK", "0") == "0":
         Path(out).write_text(json.dumps(found), encoding="utf-8")
-    meet().leave()  # threads that still wait for others would abort a process that just ends
+    init_distributed().close()  # threads that still wait for others would abort a process that just ends
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from proxima.base_setup import BaseSetup
 from proxima.cli import parse
-from proxima.config import PPOConfig, RewardSpec, StageConfig
+from proxima.config import FinetuningConfig, PPOConfig, RewardSpec
 from proxima.config.settings_base import RANGES
 from proxima.data import read_demonstrations, read_preferences, read_prompts, read_ratings
 from proxima.data.data_check import check
@@ -81,7 +81,7 @@ def test_settings_from_any_mapping(values):
         )
         again = PPOConfig.from_dict(config.to_dict())
         assert again.to_dict() == config.to_dict()
-    parses_or_says_why(lambda: StageConfig.from_dict(values))
+    parses_or_says_why(lambda: FinetuningConfig.from_dict(values))
 
 
 YAML_TEXT = st.one_of(
@@ -116,7 +116,7 @@ def test_settings_from_any_yaml(tmp_path, content):
     path = tmp_path / "settings.yaml"
     path.write_bytes(content)
     parses_or_says_why(lambda: PPOConfig.from_yaml(path))
-    parses_or_says_why(lambda: StageConfig.from_yaml(path))
+    parses_or_says_why(lambda: FinetuningConfig.from_yaml(path))
 
 
 LATER = [

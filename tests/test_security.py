@@ -18,7 +18,7 @@ import torch
 
 from proxima.base_setup import BaseSetup
 from proxima.cli.commands import COMMANDS
-from proxima.config import PPOConfig, StageConfig
+from proxima.config import FinetuningConfig, PPOConfig
 from proxima.rewards.model_reward import ClassifierSource
 from tests.rewards.test_reward_http import Server, answer, lengths
 
@@ -169,7 +169,7 @@ def test_code_beside_a_checkpoint_is_not_run(tiny, tmp_path, kind):
 
 def test_remote_code_is_off_everywhere_by_default():
     assert not PPOConfig().trust_remote_code
-    assert not StageConfig().trust_remote_code
+    assert not FinetuningConfig().trust_remote_code
     flags = [
         field
         for kind in COMMANDS.values()
@@ -184,7 +184,7 @@ def test_remote_code_is_off_everywhere_by_default():
 
 
 @pytest.mark.parametrize("name", [".hidden", "..", ".", "../x", "/tmp/x", "a/b", "a/..", "..\n/x"])
-@pytest.mark.parametrize("kind", [PPOConfig, StageConfig])
+@pytest.mark.parametrize("kind", [PPOConfig, FinetuningConfig])
 def test_a_run_name_cannot_leave_the_folder_of_runs(kind, name):
     with pytest.raises(ValueError, match="run_name"):
         kind(run_name=name)

@@ -207,7 +207,7 @@ def test_ppo_step_reads_as_the_road():
         for node in sorted((n for n in ast.walk(step) if isinstance(n, ast.Call)), key=lambda n: n.lineno)
         if isinstance(node.func, ast.Attribute)
     ]
-    road = [
+    pipeline = [
         "generate_sequences",
         "score_pairs",
         "add_kl_to_sa_pairs",
@@ -217,4 +217,4 @@ def test_ppo_step_reads_as_the_road():
         "store",
         "update_models",
     ]
-    assert [name for name in calls if name in road] == road
+    assert [name for name in calls if name in pipeline] == pipeline

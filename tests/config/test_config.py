@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import proxima
-from proxima.config import PPOConfig, RewardSpec, StageConfig
+from proxima.config import FinetuningConfig, PPOConfig, RewardSpec
 from proxima.config.settings_base import RANGES
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def test_the_contracts_fields_come_first_with_its_defaults():
 
 def test_every_number_has_a_range_and_its_default_lies_inside():
     seen = set()
-    for kind in (PPOConfig, StageConfig):
+    for kind in (PPOConfig, FinetuningConfig):
         numbers = {field.name for field in dataclasses.fields(kind) if field.type in ("int", "float")}
         defaults = kind()
         for name in numbers:
@@ -52,7 +52,7 @@ def test_every_number_has_a_range_and_its_default_lies_inside():
 NEGATIVE = """lora_r lora_dropout learning_rate value_learning_rate batch_size gamma lam kl_coef top_k seed
     missing_eos_penalty clip_rewards value_clip value_coef entropy_coef dual_clip kl_loss_coef kl_stop max_grad_norm
     warmup_steps critic_warmup_steps patience min_improvement max_reward_failures
-    checkpoint_every max_skipped_updates kl_limit min_entropy length_limit max_falling_verdicts token_samples"""
+    checkpoint_every max_skipped_updates kl_limit min_entropy length_limit max_declining_evals token_samples"""
 ZERO = """lora_alpha batch_size max_new_tokens clip_epsilon temperature top_p ppo_epochs minibatch_size micro_batch_size
     kl_target kl_horizon buffer_token_budget buffer_max_bytes eval_every keep_checkpoints
     rollback_rate_factor"""
@@ -198,7 +198,7 @@ def settings_read_outside_config() -> set[str]:
 
 
 def test_something_reads_every_setting():
-    fields = {field.name for kind in (PPOConfig, StageConfig) for field in dataclasses.fields(kind)}
+    fields = {field.name for kind in (PPOConfig, FinetuningConfig) for field in dataclasses.fields(kind)}
     assert fields - settings_read_outside_config() == set()
 
 

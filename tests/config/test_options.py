@@ -90,7 +90,7 @@ ELSEWHERE = {
     "kl_limit": "test_guards.py",
     "min_entropy": "test_guards.py",
     "length_limit": "test_guards.py",
-    "max_falling_verdicts": "test_guards.py",
+    "max_declining_evals": "test_guards.py",
     "on_guard": "test_guards.py",
     "rollback_rate_factor": "test_guards.py",
     "run_dir": "test_cli.py",

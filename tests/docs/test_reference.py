@@ -13,7 +13,7 @@ import yaml
 
 from proxima.cli import parse
 from proxima.cli.commands import COMMANDS
-from proxima.config import PPOConfig, StageConfig
+from proxima.config import FinetuningConfig, PPOConfig
 from proxima.runs.glossary import GLOSSARY, STAGES
 from tools.reference import OUT, pages, write
 from tools.reference.commands import NOTES
@@ -22,7 +22,7 @@ from tools.reference.source import fields_of, linked, may_change, readers
 
 ROOT = Path(__file__).parents[2]
 PAGES = pages()
-SETTINGS = {field.name for kind in (PPOConfig, StageConfig) for field in dataclasses.fields(kind)}
+SETTINGS = {field.name for kind in (PPOConfig, FinetuningConfig) for field in dataclasses.fields(kind)}
 PPO = {field.name for field in dataclasses.fields(PPOConfig)}
 
 
@@ -48,7 +48,7 @@ def test_a_setting_has_meaning_default_range_and_a_line_that_is_taken(name):
     text = PAGES[f"settings/{name}.md"]
     for row in ("Type", "Default", "Range", "Taken by"):
         assert re.search(rf"^\| {row} \| \S", text, re.M)
-    kind = PPOConfig if name in PPO else StageConfig
+    kind = PPOConfig if name in PPO else FinetuningConfig
     assert len(fields_of(kind)[name].meaning) > 15
     values = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.S)[1])
     assert name in values

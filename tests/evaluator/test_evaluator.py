@@ -1,4 +1,4 @@
-"""`Evaluator`: verdicts; and `PPOTrainer.train`: it stops on them, and writes down what it did."""
+"""`Evaluator`: evaluations; and `PPOTrainer.train`: it stops on them, and writes down what it did."""
 
 import json
 import math
@@ -17,9 +17,11 @@ NAN = float("nan")
 def judge(rewards, validate=None, **settings):
     """Improved and should_continue after each of these average rewards."""
     evaluator = Evaluator(config=PPOConfig(**settings), validate=validate)
-    verdicts = [evaluator.evaluate({"avg_reward": reward, "step": i}) for i, reward in enumerate(rewards, 1)]
-    improved = [performance["performance_improved"] for performance, _ in verdicts]
-    return evaluator, improved, [convergence["should_continue"] for _, convergence in verdicts]
+    evaluations = [
+        evaluator.evaluate({"avg_reward": reward, "step": i}) for i, reward in enumerate(rewards, 1)
+    ]
+    improved = [performance["performance_improved"] for performance, _ in evaluations]
+    return evaluator, improved, [convergence["should_continue"] for _, convergence in evaluations]
 
 
 def test_improvement_is_beating_the_best_so_far_not_the_last():
@@ -29,13 +31,13 @@ def test_improvement_is_beating_the_best_so_far_not_the_last():
 
 
 @pytest.mark.parametrize("first", [-10.0, 0.0])
-def test_min_improvement_must_be_exceeded_but_not_by_the_first_verdict(first):
+def test_min_improvement_must_be_exceeded_but_not_by_the_first_evaluation(first):
     gains = [0.0, 0.5, 1.0, 1.5, 2.0, 2.6]
     _, improved, _ = judge([first + gain for gain in gains], min_improvement=1.0)
     assert improved == [True, False, False, True, False, True]
 
 
-def test_patience_counts_verdicts_in_a_row_and_improvement_starts_it_anew():
+def test_patience_counts_evaluations_in_a_row_and_improvement_starts_it_anew():
     evaluator, _, goes_on = judge([1, 0, 2, 1, 1, 1], patience=3)
     assert goes_on == [True] * 5 + [False]
     _, convergence = evaluator.evaluate({"avg_reward": 3.0})
@@ -48,10 +50,10 @@ def test_the_reason_names_the_best_and_how_long_ago():
         evaluator.evaluate({"avg_reward": reward})
     _, convergence = evaluator.evaluate({"avg_reward": 1.5})
     assert convergence["converged"]
-    assert convergence["reason"] == "no improvement over 1.5 (step 1) in 2 verdicts"
+    assert convergence["reason"] == "no improvement over 1.5 (step 1) in 2 evaluations"
 
 
-def test_a_slow_rise_under_a_lucky_verdict_is_no_plateau_and_a_flat_line_under_it_is():
+def test_a_slow_rise_under_a_lucky_evaluation_is_no_plateau_and_a_flat_line_under_it_is():
     noise = [0.0, 0.3, -0.2, 0.1, -0.3, 0.2]
     rising = [5.0] + [0.1 * i + noise[i % 6] for i in range(30)]
     flat = [5.0] + [noise[i % 6] for i in range(30)]
@@ -163,11 +165,11 @@ def read_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_train_stops_on_the_evaluators_verdict_and_says_why(run):
+def test_train_stops_on_the_evaluators_evaluation_and_says_why(run):
     trainer, results = run
     assert trainer.step == len(results.metrics) == 3  # of 10
     assert results.best_step == 1
-    assert results.stop_reason == "no improvement over 0.25 (step 1) in 2 verdicts"
+    assert results.stop_reason == "no improvement over 0.25 (step 1) in 2 evaluations"
     assert not results.evaluation["should_continue"]
     assert [metrics["epoch"] for metrics in results.metrics] == [1, 1, 2]
 
@@ -227,7 +229,7 @@ def test_a_step_returns_no_number_that_the_glossary_does_not_define(run):
 
 
 @pytest.mark.parametrize(("eval_every", "judged"), [(2, [2, 4, 5]), (9, [5])])
-def test_verdicts_come_every_so_often_and_always_after_the_last_step(run, tmp_path, eval_every, judged):
+def test_evaluations_come_every_so_often_and_always_after_the_last_step(run, tmp_path, eval_every, judged):
     trainer, _ = run
     trainer.step = 0
     trainer.config = PPOConfig(
@@ -235,8 +237,8 @@ def test_verdicts_come_every_so_often_and_always_after_the_last_step(run, tmp_pa
     )
     results = trainer.train(["a", "b"], num_epochs=5, validation_prompts=["v"])
     assert results.stop_reason == "all epochs done"
-    with_verdict = [metrics["step"] for metrics in results.metrics if "validation/reward" in metrics]
-    assert with_verdict == judged
+    evaluated = [metrics["step"] for metrics in results.metrics if "validation/reward" in metrics]
+    assert evaluated == judged
     assert results.best_step == judged[0]
     assert {"performance_improved", "converged"} <= set(results.evaluation)
 

@@ -153,7 +153,7 @@ def test_a_merged_export_says_what_rounding_takes_away(make_config, tiny, tmp_pa
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [(None, "no config.yaml or stage.yaml"), ("seed: 1\n", "neither an adapter nor a model")],
+    [(None, "no config.yaml or finetuning.yaml"), ("seed: 1\n", "neither an adapter nor a model")],
 )
 def test_what_cannot_be_exported_is_said(tmp_path, settings, message):
     if settings:

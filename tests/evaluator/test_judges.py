@@ -70,7 +70,7 @@ def test_a_judge_is_asked_in_both_orders_and_a_liking_for_a_place_cancels():
         ([10**400, -2, 1], [None, None, 1.0]),
     ],
 )
-def test_entries_are_verdicts_or_probabilities_and_all_else_is_nan(returned, expected):
+def test_entries_are_choices_or_probabilities_and_all_else_is_nan(returned, expected):
     outcome = read_preferences(returned, 3)
     assert [None if math.isnan(number) else number for number in outcome.sequence] == expected
     assert bool(outcome.reason) == (None in expected)
@@ -167,7 +167,7 @@ def server():
 
 def test_an_http_judge_sees_both_orders_and_small_requests(server):
     url, kind = server
-    kind.reply = lambda body: (200, {"verdicts": longer(body["prompts"], body["first"], body["second"])})
+    kind.reply = lambda body: (200, {"choices": longer(body["prompts"], body["first"], body["second"])})
     assert compare(url, batch=2, concurrency=1) == [1.0, 0.0, 0.5, 1.0]
     assert [len(body["prompts"]) for body in kind.asked] == [2, 1, 2, 1]
     assert set(kind.asked[0]) == {"prompts", "first", "second", "columns"}
@@ -184,10 +184,10 @@ def test_an_http_judge_sees_both_orders_and_small_requests(server):
     [
         (200, b"not json"),
         (200, b"[1, 2]"),
-        (200, b'"verdicts"'),
+        (200, b'"choices"'),
         (200, {"rewards": [1, 1, 1]}),
-        (200, {"verdicts": [1, 1]}),
-        (200, {"verdicts": [0.5, "x", True]}),
+        (200, {"choices": [1, 1]}),
+        (200, {"choices": [0.5, "x", True]}),
         (200, {"preferences": [None, 2, -1]}),
         (404, {}),
         (503, {}),
@@ -206,7 +206,7 @@ def test_a_server_that_is_busy_is_asked_again(server, monkeypatch):
     monkeypatch.setattr("proxima.rewards.http_reward.FIRST_WAIT", 0.01)
     url, kind = server
     kind.reply = lambda body: (
-        (503, {}) if len(kind.asked) % 2 else (200, {"verdicts": [1] * len(body["prompts"])})
+        (503, {}) if len(kind.asked) % 2 else (200, {"choices": [1] * len(body["prompts"])})
     )
     assert compare(url, retries=2) == [0.5] * 4
 
@@ -289,13 +289,13 @@ def test_a_url_that_scores_may_judge(trainer, server):
     moved = trainer(judges=[RewardSpec(url, options={"score": True, "retries": 0}), RewardSpec(vowels)])
     measured = HeldOut(moved, PROMPTS)()
     assert measured["win_rate/judge"] == measured["win_rate/vowels"]
-    kind.reply = lambda body: (200, {"verdicts": [1, 1, 1, 1]})
+    kind.reply = lambda body: (200, {"choices": [1, 1, 1, 1]})
     measured = HeldOut(moved, PROMPTS)()
     assert math.isnan(measured["win_rate/judge"])
     assert measured["unjudged/judge"] == 4
 
 
-def test_a_reward_that_fails_on_all_held_out_prompts_gives_no_verdict_and_no_win_rate(trainer):
+def test_a_reward_that_fails_on_all_held_out_prompts_gives_no_evaluation_and_no_win_rate(trainer):
     def away(prompts, texts):
         raise OSError("away")
 

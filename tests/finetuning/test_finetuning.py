@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from proxima.cli import main
-from proxima.config import PPOConfig, StageConfig
+from proxima.config import FinetuningConfig, PPOConfig
 from proxima.finetuning import Demonstration, Preference, Rating, RatingTrainer, RewardTrainer, SFTTrainer
 from proxima.finetuning.rating_trainer import order_accuracy
 from proxima.finetuning.reward_trainer import calibration_error
@@ -21,7 +21,7 @@ PREFERENCES = [Preference(f"prompt {i}", " yes" + "!" * (i % 3), " no" + "!" * (
 
 @pytest.fixture
 def stage(tiny, tmp_path):
-    def make(**settings) -> StageConfig:
+    def make(**settings) -> FinetuningConfig:
         base = {
             "model_name": tiny,
             "learning_rate": 1e-2,
@@ -30,7 +30,7 @@ def stage(tiny, tmp_path):
             "eval_every": 5,
             "run_dir": str(tmp_path),
         }
-        return StageConfig(**{**base, **settings})
+        return FinetuningConfig(**{**base, **settings})
 
     return make
 

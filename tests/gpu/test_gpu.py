@@ -1,4 +1,4 @@
-"""The fast engine on a GPU, in bfloat16: equal to the plain road, ratio exactly 1, the same bits twice, no
+"""The fast engine on a GPU, in bfloat16: equal to the reference path, ratio exactly 1, the same bits twice, no
 eager step."""
 
 import pytest

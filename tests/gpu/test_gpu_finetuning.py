@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from proxima.config import PPOConfig, StageConfig
+from proxima.config import FinetuningConfig, PPOConfig
 from proxima.finetuning import RewardTrainer, SFTTrainer
 from proxima.ppo_trainer import PPOTrainer
 from tests.finetuning.test_finetuning import DEMONSTRATIONS, PREFERENCES
@@ -24,7 +24,7 @@ def stage(tiny_folders, tmp_path):
         "dtype": "bfloat16",
         "run_dir": str(tmp_path),
     }
-    return lambda **settings: StageConfig(tiny_folders["qwen3"], **{**base, **settings})
+    return lambda **settings: FinetuningConfig(tiny_folders["qwen3"], **{**base, **settings})
 
 
 def test_supervised_fine_tuning_learns(stage):

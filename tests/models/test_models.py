@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from proxima.base_setup import BaseSetup
-from proxima.config import StageConfig
+from proxima.config import FinetuningConfig
 from proxima.finetuning import SFTTrainer
 from proxima.models import SFTModel
 from proxima.models.passes import Passes
@@ -264,7 +264,7 @@ def test_a_small_update_survives_the_merge_into_half_precision_weights(
     kind = torch.float32 if start == "stage" else torch.bfloat16  # PPO's copies start from the frozen weights
     base = AutoModelForCausalLM.from_pretrained(tiny, dtype=kind).state_dict()
     if start == "stage":
-        config = StageConfig(tiny, lora_r=0, dtype="bfloat16", sft_adapter=small_update)
+        config = FinetuningConfig(tiny, lora_r=0, dtype="bfloat16", sft_adapter=small_update)
         network = SFTTrainer(config).backbone.network
     else:
         change = {

@@ -220,7 +220,7 @@ def rewards(*values):
         ([math.nan] * 9, None, "No step"),
     ],
 )
-def test_the_verdict_knows_noise(values, better, words):
+def test_the_conclusion_knows_noise(values, better, words):
     told, said = judge(rewards(*values), None)
     assert words in told
     assert said is better
@@ -233,7 +233,7 @@ def test_held_out_numbers_come_first_and_those_of_eval_before_all(tmp_path):
     story = tell(Run(folder))
     assert (
         "from 0.5 to 1.5; its answers win against the model it began as 80 % of the time (95 %: 70 to 90 %)"
-        in story.verdict
+        in story.conclusion
     )
     assert story.better is True
     asked = {
@@ -251,10 +251,10 @@ def test_held_out_numbers_come_first_and_those_of_eval_before_all(tmp_path):
         ],
     }
     (folder / "evaluation.json").write_text(json.dumps({**asked, "step": 20}))
-    assert "from 0.5 to 1.5" in tell(Run(folder)).verdict  # the run went on since
+    assert "from 0.5 to 1.5" in tell(Run(folder)).conclusion  # the run went on since
     (folder / "evaluation.json").write_text(json.dumps({**asked, "step": 30}))
     story = tell(Run(folder))
-    assert "from 2 to 1 (95 %: 0.9 to 1.1)" in story.verdict
+    assert "from 2 to 1 (95 %: 0.9 to 1.1)" in story.conclusion
     assert story.better is False
     source, [pair] = before_and_after(Run(folder))
     assert "proxima eval" in source
@@ -262,17 +262,17 @@ def test_held_out_numbers_come_first_and_those_of_eval_before_all(tmp_path):
     (folder / "evaluation.json").write_text(
         '{"reference": 5, "policy": [], "win_rate": {"rate": "<b>"}, "samples": {"a": 1}}'
     )
-    assert "from 0.5 to 1.5" in tell(Run(folder)).verdict
+    assert "from 0.5 to 1.5" in tell(Run(folder)).conclusion
     assert before_and_after(Run(folder))[1]
 
 
-def test_the_start_is_the_reference_where_it_answered_not_the_first_verdict(tmp_path):
+def test_the_start_is_the_reference_where_it_answered_not_the_first_evaluation(tmp_path):
     folder = write_run(tmp_path / "r", 30)
     rewrite(
         folder,
         lambda line: {**line, "validation/reference_reward": -0.25} if "validation/reward" in line else line,
     )
-    assert "from -0.25 to 1.5" in tell(Run(folder)).verdict
+    assert "from -0.25 to 1.5" in tell(Run(folder)).conclusion
 
 
 def test_a_stage_before_ppo_is_told_apart_from_a_run(tmp_path, capsys):

@@ -144,7 +144,7 @@ def test_early_stopping_is_remembered_across_a_crash(settings):
     with pytest.raises(Crash):
         crash_at(PPOTrainer(config), 3).train(PROMPTS, EPOCHS)
     results = PPOTrainer(config).train(PROMPTS, EPOCHS, resume=True)
-    assert results.stop_reason == "no improvement over 0 (step 1) in 4 verdicts"
+    assert results.stop_reason == "no improvement over 0 (step 1) in 4 evaluations"
     assert len(results.metrics) == 5
 
 
@@ -185,8 +185,8 @@ def test_the_folder_holds_what_a_run_needs(settings):
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
     kept = Checkpoints(tmp_path, keep=2)
-    for step, verdict in enumerate([0.0, 5.0, 1.0, None, 5.0, 2.0, 2.0]):
-        kept.write({"step": step, "verdict": verdict}, lambda folder: (folder / "a").write_text("b"))
+    for step, evaluation in enumerate([0.0, 5.0, 1.0, None, 5.0, 2.0, 2.0]):
+        kept.write({"step": step, "eval_reward": evaluation}, lambda folder: (folder / "a").write_text("b"))
     assert [path.name for path in kept.paths()] == ["step-00000001", "step-00000005", "step-00000006"]
     assert kept.best().step == 1
     assert kept.newest().step == 6
@@ -198,7 +198,7 @@ def test_a_step_written_again_and_again_leaves_a_whole_checkpoint_at_every_momen
     kept, found = Checkpoints(tmp_path, keep=1), []
 
     def write(step):
-        kept.write({"step": step, "verdict": None}, lambda folder: (folder / "a").write_text("b"))
+        kept.write({"step": step, "eval_reward": None}, lambda folder: (folder / "a").write_text("b"))
         return [path.name for path in kept.paths()]
 
     def looking(change):
@@ -223,7 +223,7 @@ def test_names_that_are_no_checkpoints_are_left_alone(tmp_path):
     (tmp_path / "step-00000007.bak").mkdir()
     kept = Checkpoints(tmp_path, keep=1)
     for step in (1, 2):
-        kept.write({"step": step, "verdict": None}, lambda folder: (folder / "a").write_text("b"))
+        kept.write({"step": step, "eval_reward": None}, lambda folder: (folder / "a").write_text("b"))
     assert kept.newest().step == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000007.bak"]
 

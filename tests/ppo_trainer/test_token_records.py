@@ -1,4 +1,4 @@
-"""Token records: every number of a few samples at each verdict, equal to what the road computed, and
+"""Token records: every number of a few samples at each evaluation, equal to what the step computed, and
 training never notices."""
 
 import json

@@ -454,7 +454,7 @@ def test_all_processes_end_texts_as_the_first_one_chose(make_config, other):
     [source] = trainer.reward_computer.classifiers.values()
 
     class Second(Processes):
-        def lead(self, work):
+        def on_main(self, work):
             return {"source": other, "how": "leave", "why": "the first one said so"}
 
     trainer.models.processes = Second(rank=1, count=2)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxima.cli.commands import COMMANDS
-from proxima.config import PPOConfig, StageConfig
+from proxima.config import FinetuningConfig, PPOConfig
 from proxima.finetuning import RatingTrainer, RewardTrainer, SFTTrainer
 from proxima.rewards.ready_made_rewards import READY_MADE
 from proxima.runs.glossary import GLOSSARY, GROUPS, STAGES, Metric, explain, is_defined, plain
@@ -18,7 +18,7 @@ from proxima.runs.glossary import GLOSSARY, GROUPS, STAGES, Metric, explain, is_
 ROOT = Path(__file__).parents[2]
 ENTRIES = [*GLOSSARY.items(), *STAGES.items()]
 COUNTED = {"step", "epoch", "tokens"}
-SETTINGS = {field.name for kind in (PPOConfig, StageConfig) for field in dataclasses.fields(kind)}
+SETTINGS = {field.name for kind in (PPOConfig, FinetuningConfig) for field in dataclasses.fields(kind)}
 HTTP_OPTIONS = {"timeout", "retries", "concurrency", "batch"}
 
 
@@ -70,7 +70,7 @@ def test_it_needs_no_torch():
 def test_every_number_of_the_stages_is_defined(tiny, tmp_path):
     from proxima.data import Demonstration, Preference, Rating
 
-    config = StageConfig(model_name=tiny, batch_size=2, run_dir=str(tmp_path), validation_share=0.5)
+    config = FinetuningConfig(model_name=tiny, batch_size=2, run_dir=str(tmp_path), validation_share=0.5)
     shown = [Demonstration("p", text) for text in "abcd"]
     chosen = [Preference("p", text, text + text) for text in "abcd"]
     rated = [Rating("p", text, float(place)) for place, text in enumerate("abcd")]

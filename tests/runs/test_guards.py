@@ -19,7 +19,7 @@ LIMITS = {
     "kl_limit": 10.0,
     "min_entropy": 0.5,
     "length_limit": 3.0,
-    "max_falling_verdicts": 3,
+    "max_declining_evals": 3,
 }
 HEALTHY = {
     "skipped_updates": 0,
@@ -104,9 +104,10 @@ def test_runs_that_never_ended_responses_are_not_blamed_for_it():
 def test_a_message_names_the_numbers():
     [alarm] = alarms(history(kl_exact=[12.5]), kl_limit=10)
     assert alarm.message == "the policy is 12.5 nats a sequence from the reference, the limit is 10"
-    [alarm] = alarms(history(validation_reward=[0.9, 0.8, 0.7, 0.6]), max_falling_verdicts=3)
+    [alarm] = alarms(history(validation_reward=[0.9, 0.8, 0.7, 0.6]), max_declining_evals=3)
     assert (
-        "fell 3 verdicts in a row (0.9 to 0.6) while the training reward rose (0.85 to 1.05)" in alarm.message
+        "fell 3 evaluations in a row (0.9 to 0.6) while the training reward rose (0.85 to 1.05)"
+        in alarm.message
     )
 
 
@@ -321,7 +322,7 @@ def test_a_reward_hack_is_seen_on_the_held_out_reward(settings):
     hacked.calls = 0
     results = PPOTrainer(settings(rewards=(hacked,), on_guard="stop")).train(PROMPTS, 5, ["held out"])
     assert results.stop_reason.startswith(
-        "guard overoptimization: the validation reward fell 4 verdicts in a row"
+        "guard overoptimization: the validation reward fell 4 evaluations in a row"
     )
     assert len(results.metrics) == 5
     assert warnings_of(results.run_folder)[0]["guard"] == "overoptimization"

@@ -1,4 +1,4 @@
-"""The fast engine equals the plain road: tokens, log-probabilities, gradients; for every architecture it
+"""The fast engine equals the reference path: tokens, log-probabilities, gradients; for every architecture it
 knows."""
 
 from types import SimpleNamespace
@@ -22,8 +22,8 @@ SAMPLINGS = {"all": (1.0, 0, 1.0), "top-k": (2.0, 30, 1.0), "top-p": (1.3, 0, 0.
 
 
 @pytest.fixture(params=ARCHITECTURES)
-def roads(request, tiny_folders, make_config):
-    """Two trainers with the same weights, one on each road."""
+def paths(request, tiny_folders, make_config):
+    """Two trainers with the same weights, one on each path."""
 
     def make(**settings):
         both = [
@@ -44,10 +44,10 @@ def sampling_of(trainer, name, length=12, step=0, eos=()):
 @pytest.mark.parametrize(
     "settings", [{}, {"lora_r": 0}, {"lora_targets": "first"}], ids=["lora", "full", "some"]
 )
-def test_hidden_states_logits_values_and_gradients_are_those_of_transformers(roads, settings, request):
+def test_hidden_states_logits_values_and_gradients_are_those_of_transformers(paths, settings, request):
     if "lora_targets" in settings:
         settings = {"lora_targets": "c_attn" if "gpt2" in request.node.name else "q_proj,down_proj"}
-    fast, plain = roads(**settings)
+    fast, plain = paths(**settings)
     tokens = fast.models.policy.generate_plainly(
         fast.generator.read_prompts(PROMPTS), sampling_of(fast, "all")
     )
@@ -93,8 +93,8 @@ def test_roles_may_have_adapters_on_different_layers(tiny_folders, make_config, 
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
 
 
-def test_a_whole_step_is_the_same_on_both_roads(roads):
-    fast, plain = roads(max_new_tokens=8, batch_size=9, minibatch_size=4)
+def test_a_whole_step_is_the_same_on_both_paths(paths):
+    fast, plain = paths(max_new_tokens=8, batch_size=9, minibatch_size=4)
     results = [trainer.ppo_step(PROMPTS) for trainer in (fast, plain)]
     assert results[0]["generated_texts"] == results[1]["generated_texts"]
     for name in ("kl", "policy_loss", "value_loss", "entropy", "grad_norm_policy", "grad_norm_value"):
@@ -103,10 +103,10 @@ def test_a_whole_step_is_the_same_on_both_roads(roads):
     assert difference(weights(fast), weights(plain)) < rounding(plain)
 
 
-def test_every_weight_is_trained_on_both_roads_also_after_loading(roads, tmp_path):
+def test_every_weight_is_trained_on_both_paths_also_after_loading(paths, tmp_path):
     """The engine is first asked to sample, without gradients; what it reads then must still pass gradients
     on later."""
-    both = roads(lora_r=0, learning_rate=1e-4, value_learning_rate=1e-4, micro_batch_size=2)
+    both = paths(lora_r=0, learning_rate=1e-4, value_learning_rate=1e-4, micro_batch_size=2)
     for trainer in both:
         policy = trainer.models.policy
         policy.backbone._decoder = None
@@ -120,8 +120,8 @@ def test_every_weight_is_trained_on_both_roads_also_after_loading(roads, tmp_pat
 
 @pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize("slots", [256, 3], ids=["all at once", "refilled"])
-def test_samples_do_not_depend_on_the_road_nor_on_slots(roads, name, slots):
-    fast, plain = roads()
+def test_samples_do_not_depend_on_the_path_nor_on_slots(paths, name, slots):
+    fast, plain = paths()
     prompts = fast.generator.read_prompts(PROMPTS)
     free = plain.models.policy.generate(prompts, sampling_of(plain, name))
     eos = tuple(free.response_ids[[0, 1, 2], [2, 4, 7]].tolist())
@@ -145,16 +145,16 @@ def test_samples_do_not_depend_on_the_road_nor_on_slots(roads, name, slots):
                 assert torch.equal(ours.bits[found.mask], theirs.bits[found.mask])
 
 
-def test_what_the_engine_thinks_of_its_tokens_is_what_the_training_pass_thinks(roads):
-    fast, _ = roads(max_new_tokens=10)
+def test_what_the_engine_thinks_of_its_tokens_is_what_the_training_pass_thinks(paths):
+    fast, _ = paths(max_new_tokens=10)
     tokens = fast.generator.sample(PROMPTS)
     scored = fast.generator.score(tokens)["logprob_policy"]
     torch.testing.assert_close(tokens.sampled_logprobs, scored, rtol=1e-4, atol=1e-4)
     assert fast.ppo_step(PROMPTS)["sampling_gap"] < 1e-4
 
 
-def test_greedy_tokens_are_those_of_generate(roads):
-    fast, plain = roads()
+def test_greedy_tokens_are_those_of_generate(paths):
+    fast, plain = paths()
     prompts = fast.generator.read_prompts(PROMPTS)
     ours = fast.models.policy.generate(prompts, Sampling(10, 1.0, 1, 1.0, fast.models.eos_ids, 0, 0))
     backbone = plain.models.policy.backbone
@@ -171,15 +171,15 @@ def test_greedy_tokens_are_those_of_generate(roads):
     assert torch.equal(ours.response_ids, theirs[:, :width].masked_fill(~ours.mask, 0))
 
 
-def test_the_adapter_is_read_anew_at_every_call(roads):
-    fast, _ = roads()
+def test_the_adapter_is_read_anew_at_every_call(paths):
+    fast, _ = paths()
     before = fast.generator.sample(PROMPTS).texts()
     shake(fast, 0.3, seed=9)
     assert fast.generator.sample(PROMPTS).texts() != before
 
 
-def test_a_larger_batch_a_longer_prompt_and_other_settings_grow_the_buffers(roads):
-    fast, plain = roads()
+def test_a_larger_batch_a_longer_prompt_and_other_settings_grow_the_buffers(paths):
+    fast, plain = paths()
     for texts, length in ((["a"], 2), (PROMPTS, 5), (["word " * 40], 3), (["a", "b"], 9)):
         for name in ("all", "top-k"):
             answers = [
@@ -192,27 +192,27 @@ def test_a_larger_batch_a_longer_prompt_and_other_settings_grow_the_buffers(road
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])
-def test_logits_in_chunks_change_neither_scores_nor_gradients(roads, monkeypatch, chunk):
+def test_logits_in_chunks_change_neither_scores_nor_gradients(paths, monkeypatch, chunk):
     results = []
     for size in (10**6, chunk):
         monkeypatch.setattr(response_tokens, "CHUNK", size)
-        trainer = roads(kl_loss_coef=0.1, entropy_coef=0.01, top_k=4, max_new_tokens=6)[0]
+        trainer = paths(kl_loss_coef=0.1, entropy_coef=0.01, top_k=4, max_new_tokens=6)[0]
         trainer.ppo_step(PROMPTS[:4])
         results.append(weights(trainer))
     assert difference(*results) < rounding(trainer)
 
 
-def test_gradient_checkpointing_changes_nothing(roads):
+def test_gradient_checkpointing_changes_nothing(paths):
     results = []
     for on in (False, True):
-        trainer = roads(gradient_checkpointing=on)[0]
+        trainer = paths(gradient_checkpointing=on)[0]
         trainer.ppo_step(PROMPTS[:4])
         results.append(weights(trainer))
     assert difference(*results) == 0
 
 
-def test_the_base_is_not_copied(roads):
-    fast, plain = roads()
+def test_the_base_is_not_copied(paths):
+    fast, plain = paths()
     sizes = []
     for trainer in (fast, plain):
         network = trainer.models.policy.backbone.network
@@ -272,8 +272,8 @@ def test_the_embedded_model_is_not_worth_compiling_and_a_real_one_is():
     assert worth_compiling(124_000_000)  # GPT-2, the smallest that people fine-tune
 
 
-def test_an_engine_made_while_an_adapter_trains_still_reads_the_adapter(roads):
-    fast, plain = roads()
+def test_an_engine_made_while_an_adapter_trains_still_reads_the_adapter(paths):
+    fast, plain = paths()
     ids = torch.arange(5, 15).unsqueeze(0)
     scores = []
     for trainer in (fast, plain):

@@ -158,9 +158,14 @@ def test_minibatches_are_dealt_by_length():
 
 def test_one_process_exchanges_nothing():
     alone, tensor = Processes(), torch.tensor(3.0)
-    assert alone.join(tensor, 1) is tensor
+    assert alone.all_gather(tensor, 1) is tensor
     assert alone.sum({"a": tensor})["a"] is tensor
-    assert (alone.gather("x"), alone.lead(lambda: 5), alone.together(lambda: 6), alone.largest(7)) == (
+    assert (
+        alone.all_gather_object("x"),
+        alone.on_main(lambda: 5),
+        alone.on_all(lambda: 6),
+        alone.largest(7),
+    ) == (
         ["x"],
         5,
         6,

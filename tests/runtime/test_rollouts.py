@@ -13,7 +13,14 @@ import torch
 
 from proxima.config import PPOConfig
 from proxima.core.errors import EngineFailure
-from proxima.core.sampling import Sampling, cover, kept_logits, sequence_keys, token_logprobs, truncate
+from proxima.core.sampling import (
+    Sampling,
+    include_sampled,
+    kept_logits,
+    sequence_keys,
+    token_logprobs,
+    truncate,
+)
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runtime.vllm import server_pool as servers_module
 from proxima.runtime.vllm.in_process_engine import slots_for
@@ -88,7 +95,7 @@ def test_the_loss_of_a_token_is_multiplied_by_its_weight(make_config, prompts):
 def test_a_kept_set_is_extended_by_the_token_that_was_chosen(top_k, top_p):
     scaled = torch.randn(40, 17, generator=torch.Generator().manual_seed(0))
     tokens = torch.arange(40) % 17
-    kept, outside = cover(truncate(scaled, top_k, top_p), tokens)
+    kept, outside = include_sampled(truncate(scaled, top_k, top_p), tokens)
     before = truncate(scaled, top_k, top_p)
     for row in range(40):
         order = scaled[row].sort(descending=True)
@@ -510,7 +517,7 @@ def test_the_weights_of_an_overlapped_step_are_new_over_old(serve, on_servers, p
         )
     )
     trainer.ppo_step(prompts, prompts)
-    before = trainer.generator._ahead.pending.answers.result()
+    before = trainer.generator._prefetch.pending.answers.result()
     pairs = trainer.ppo_step(prompts)["sa_pairs"]
     for row, answer in enumerate(before):
         now = pairs.column("logprob_policy")[row].tolist()
@@ -526,7 +533,7 @@ def test_a_rollout_in_flight_is_thrown_away_when_weights_are_loaded(serve, on_se
     trainer = shake(PPOTrainer(on_servers(server, overlap=True)))
     trainer.save(tmp_path / "before")
     trainer.ppo_step(prompts, prompts)
-    trainer.generator._ahead.pending.answers.result()
+    trainer.generator._prefetch.pending.answers.result()
     trainer.load(tmp_path / "before")
     assert trainer.ppo_step(prompts)["policy_lag"] == 0
     assert len([asked for asked in server.asked if "prompt_logprobs" not in asked]) == 3 * len(

@@ -583,11 +583,11 @@ def test_a_migrated_run_trains(old, tmp_path, tiny, lora):
 def test_the_page_names_every_setting_that_maps_or_differs():
     page = (Path(__file__).parents[2] / "docs" / "migrate.md").read_text(encoding="utf-8")
     for name, known in TABLE.items():
-        if known.fate != "dropped":
+        if known.status != "dropped":
             assert f"`{name}`" in page, name
-        for new in known.note.split(", ") if known.fate == "maps" else ():
+        for new in known.note.split(", ") if known.status == "maps" else ():
             assert f"`{new}`" in page, new
-        assert known.fate != "differs" or f"| {known.note} |" in page, name
+        assert known.status != "differs" or f"| {known.note} |" in page, name
     assert all(fact[1:] in page for fact in ALWAYS)
 
 

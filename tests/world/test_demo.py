@@ -19,7 +19,7 @@ from tests.pages.test_report import page_of
 
 @pytest.fixture
 def short(monkeypatch):
-    """A few posts and preferences: the same road, in seconds."""
+    """A few posts and preferences: the same pipeline, in seconds."""
     monkeypatch.setattr(demo, "EVALUATION_POSTS", 12)
     shipped = demo.read_preferences
     monkeypatch.setattr(demo, "read_preferences", lambda path: shipped(path)[:40])

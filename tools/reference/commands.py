@@ -61,9 +61,8 @@ NOTES = {
         fails="the data cannot be used",
     ),
     "sft": Notes(
-        f"{RUN}: the adapter (with `lora_r` 0 the model), the tokenizer, `stage.yaml` with the settings, "
-        "`sft.json` with the "
-        "best measurement. `--sft-adapter runs/NAME` of later commands takes it.",
+        f"{RUN}: the adapter (with `lora_r` 0 the model), the tokenizer, `finetuning.yaml` with the "
+        "settings, `sft.json` with the best measurement. `--sft-adapter runs/NAME` of later commands takes it.",
         "data.md",
     ),
     "label": Notes(
@@ -72,9 +71,8 @@ NOTES = {
         serves="0",
     ),
     "reward": Notes(
-        f"{RUN}: the adapter (with `lora_r` 0 the model), its head, the tokenizer, `stage.yaml` with the "
-        "settings, "
-        "`reward.json` with the held-out accuracy. `--rewards runs/NAME` of later commands takes it.",
+        f"{RUN}: the adapter (with `lora_r` 0 the model), its head, the tokenizer, `finetuning.yaml` with "
+        "the settings, `reward.json` with the held-out accuracy. `--rewards runs/NAME` of later commands takes it.",
         "rewards.md",
     ),
     "train": Notes(

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from proxima.cli.commands import COMMANDS
-from proxima.config import PPOConfig, StageConfig
+from proxima.config import FinetuningConfig, PPOConfig
 from proxima.config.settings_base import RANGES
 from proxima.runs.glossary import GLOSSARY, STAGES, Metric
 from tools.reference.source import (
@@ -36,7 +36,7 @@ SECTIONS = {
     "them.",
     "the update": "How a rollout becomes new weights, by which engine, within which memory.",
     "the buffer": "Where a rollout waits and how minibatches are drawn from it.",
-    "the run": "Verdicts, checkpoints, folders, trackers.",
+    "the run": "Evaluations, checkpoints, folders, trackers.",
     "guards": "When a run counts as going wrong, and what is done then.",
     STAGE: "`proxima sft` and `proxima reward` know these beside those above that name them.",
 }
@@ -71,18 +71,18 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 
 def setting_pages() -> dict[str, str]:
-    ppo, stage = fields_of(PPOConfig), fields_of(StageConfig)
+    ppo, stage = fields_of(PPOConfig), fields_of(FinetuningConfig)
     names = [*ppo, *(name for name in stage if name not in ppo)]
     return {"index": index(names), **{name: page(name, ppo.get(name), stage.get(name)) for name in names}}
 
 
 def index(names: list[str]) -> str:
-    ppo, stage = fields_of(PPOConfig), fields_of(StageConfig)
+    ppo, stage = fields_of(PPOConfig), fields_of(FinetuningConfig)
     parts = [
         "# Settings",
         f"The {len(ppo)} settings of a PPO run (`PPOConfig`: {_commands('ppo')}) and the {len(stage)} of "
-        "the stages before it "
-        f"(`StageConfig`: {_commands('stage')}). Each can be given as a flag (`--kl-coef 0.05`), in a file "
+        "fine-tuning before it (`FinetuningConfig`: "
+        f"{_commands('stage')}). Each can be given as a flag (`--kl-coef 0.05`), in a file "
         "(`--config run.yaml`, with lines such as `kl_coef: 0.05`; flags win) or in Python "
         "(`PPOConfig(kl_coef=0.05)`). A "
         "value of a wrong type or out of range is refused before anything is loaded; so is a name that is "
@@ -185,7 +185,7 @@ def _how(field: Field, in_ppo: bool) -> str:
         words = " " + " ".join(_word(item) for item in items)
     python = ", ".join(f"{name}={each!r}" for name, each in values.items())
     lines = yaml.safe_dump(values, sort_keys=False, width=120).strip()
-    made = f"{'PPOConfig' if in_ppo else 'StageConfig'}({python})"
+    made = f"{'PPOConfig' if in_ppo else 'FinetuningConfig'}({python})"
     return (
         f"As a flag `{field.flag}{words}`, in Python `{made}`, in a settings file:\n\n```yaml\n{lines}\n```"
     )
@@ -216,7 +216,7 @@ def _reasons(name: str) -> list[str]:
 
 
 def _see_also(name: str, meanings: list[str]) -> dict[str, list[str]]:
-    every = {**fields_of(StageConfig), **fields_of(PPOConfig)}
+    every = {**fields_of(FinetuningConfig), **fields_of(PPOConfig)}
     named = {other for other in every if other != name and any(_names(text, other) for text in meanings)}
     named |= {other for other, field in every.items() if other != name and _names(field.meaning, name)}
     told = [metric for metric, entry in _metrics() if f"`{name}`" in entry.healthy + entry.meaning]

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from proxima.cli.commands import COMMANDS
-from proxima.config import PPOConfig, StageConfig
+from proxima.config import FinetuningConfig, PPOConfig
 from proxima.runs.glossary import GLOSSARY, STAGES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "stage": StageConfig}
+CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "stage": FinetuningConfig}
 HOLDERS = ("config", "settings", "ppo", "stage")
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
 

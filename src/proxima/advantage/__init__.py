@@ -1,4 +1,4 @@
-"""Stage 5 of the road: how much better than expected.
+"""Phase 5 of a PPO step: how much better than expected.
 
 In: pairs with `reward` and `value`. Out: pairs with `td_error`, `advantage` and `return`.
 """

@@ -1,4 +1,4 @@
-"""Before the road: loading.
+"""Before PPO: loading.
 
 In: a config. Out: the tokenizer, the LoRA settings and the four models on one device.
 """

@@ -24,7 +24,7 @@ EMBEDDED = Path(__file__).parents[1] / "world" / "embedded"
 
 
 class ModelSettings(Protocol):
-    """What loading needs to know; `PPOConfig` and `StageConfig` both say it."""
+    """What loading needs to know; `PPOConfig` and `FinetuningConfig` both say it."""
 
     model_name: str
     device: str

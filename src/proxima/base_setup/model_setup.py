@@ -50,7 +50,7 @@ from proxima.models.base_model import BaseModel, scalar_head
 from proxima.models.reward_model import pick_row, token_head
 from proxima.models.weight_files import HEAD_FILE
 from proxima.runtime.distributed.process_group import Processes
-from proxima.runtime.distributed.rendezvous import meet
+from proxima.runtime.distributed.rendezvous import init_distributed
 from proxima.runtime.distributed.sharding import Lockstep, make_mesh
 
 
@@ -74,9 +74,9 @@ class ModelSet:
 
 def build_models(config: PPOConfig, tokenizer: Any) -> ModelSet:
     """Load the base once and put the four roles on it. The global random state is left as it was."""
-    processes = replace(meet(config.device, config.process_timeout))  # its own, for `settle`
+    processes = replace(init_distributed(config.device, config.process_timeout))  # its own, for `settle`
     device = pick_device(config.device)
-    mesh = make_mesh(processes, device.type) if config.shard_base and processes.many else None
+    mesh = make_mesh(processes, device.type) if config.shard_base and processes.is_distributed else None
     if mesh is not None:  # a whole network need not fit on a GPU
         kind: Any = str(pick_dtype(config.dtype, device)).removeprefix("torch.")
         config, device = replace(config, device="cpu", dtype=kind), torch.device("cpu")

@@ -22,14 +22,14 @@ from typing import Any, NoReturn, get_args, get_type_hints
 
 from proxima import __version__
 from proxima.cli.commands import COMMANDS
-from proxima.config import PPOConfig, RewardSpec, StageConfig
+from proxima.config import FinetuningConfig, PPOConfig, RewardSpec
 from proxima.config.secrets import shareable
 from proxima.config.settings_base import checked, read_yaml
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.core.terminal_text import stderr_handler, visible
 from proxima.runtime.distributed import rank_and_count
 
-CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "stage": StageConfig}
+CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "stage": FinetuningConfig}
 GENERAL = "--config FILE.yaml gives every flag a new default; --debug shows tracebacks."
 
 

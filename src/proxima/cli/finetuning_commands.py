@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proxima.config import StageConfig
+from proxima.config import FinetuningConfig
 
 
 @dataclass
@@ -16,7 +16,7 @@ class Sft:
         "proxima sft --model-name embedded --data my-data/demonstrations.jsonl --limit 64 --run-name sft"
     )
 
-    stage: StageConfig
+    stage: FinetuningConfig
     data: str
     """Demonstrations: a file, a folder or a Hugging Face dataset, OWNER/NAME[/CONFIG][:SPLIT];
     docs/data.md lists the forms."""
@@ -55,7 +55,7 @@ class Reward:
         "proxima reward --model-name embedded --data my-data/preferences.jsonl --limit 64 --run-name reward"
     )
 
-    stage: StageConfig
+    stage: FinetuningConfig
     data: str
     """Preferences or ratings: a file, a folder or a Hugging Face dataset, OWNER/NAME[/CONFIG][:SPLIT]; see
     docs/data.md."""

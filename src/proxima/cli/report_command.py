@@ -25,13 +25,14 @@ class Report:
     def run(self) -> None:
         import webbrowser
 
+        from proxima.config.finetuning_config import settings_in
         from proxima.pages.report import summary, write_report
         from proxima.runs import Run
 
         found = Run(self.folder)
-        if (self.folder / "stage.yaml").is_file():
+        if settings_in(self.folder) is not None:
             raise ValueError(
-                f"{self.folder} is a stage before PPO; what it measured is in its sft.json or reward.json"
+                f"{self.folder} holds a fine-tuning run; what it measured is in its sft.json or reward.json"
             )
         if not found.config and not found.metrics()["step"]:
             raise ValueError(

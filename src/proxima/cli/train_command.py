@@ -41,27 +41,27 @@ class Train:
 
     def run(self) -> None:
         from proxima.ppo_trainer import PPOTrainer
-        from proxima.runtime.distributed.rendezvous import meet
+        from proxima.runtime.distributed.rendezvous import init_distributed
 
-        processes = meet(self.ppo.device, self.ppo.process_timeout)
-        if processes.many:
+        processes = init_distributed(self.ppo.device, self.ppo.process_timeout)
+        if processes.is_distributed:
             way = "NCCL" if processes.direct else "gloo"
             print(
-                f"{processes.count} processes ({way}), layers "
+                f"{processes.world_size} processes ({way}), layers "
                 f"{'sharded' if self.ppo.shard_base else 'replicated'}"
             )
-        prompts, held_out, tokenizer = processes.together(self._read)
+        prompts, held_out, tokenizer = processes.on_all(self._read)
         if not self.skip_checks:
-            processes.lead(lambda: self._check(prompts, tokenizer))
-        trainer = processes.together(lambda: PPOTrainer(self.ppo))
+            processes.on_main(lambda: self._check(prompts, tokenizer))
+        trainer = processes.on_all(lambda: PPOTrainer(self.ppo))
         results = trainer.train(prompts, self.epochs, held_out, self.resume, self.force)
         print(
             f"stopped: {visible(results.stop_reason)}; best step {results.best_step}; results in "
             f"{results.run_folder}"
         )
-        if processes.first:
+        if processes.is_main:
             self._report(results.run_folder, len(prompts))
-        processes.leave()
+        processes.close()
 
     def _read(self) -> tuple[Sequence[str], Sequence[str] | None, Any]:
         """Prompts, validation prompts where there are some, and the tokenizer."""

@@ -1,10 +1,20 @@
-"""Before the road: flat dataclasses.
+"""Before PPO: flat dataclasses.
 
 In: keyword arguments, YAML or command-line flags. Out: checked settings.
 """
 
-from proxima.config.finetuning_config import StageConfig
+import warnings
+from typing import Any
+
+from proxima.config.finetuning_config import FinetuningConfig
 from proxima.config.ppo_config import PPOConfig
 from proxima.config.reward_spec import RewardSpec
 
-__all__ = ["PPOConfig", "RewardSpec", "StageConfig"]
+__all__ = ["FinetuningConfig", "PPOConfig", "RewardSpec"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "StageConfig":
+        raise AttributeError(f"module 'proxima.config' has no attribute {name!r}")
+    warnings.warn("StageConfig is now FinetuningConfig", DeprecationWarning, stacklevel=2)
+    return FinetuningConfig

@@ -1,15 +1,25 @@
-"""`StageConfig`: settings of the stages before PPO, supervised fine-tuning and reward training."""
+"""`FinetuningConfig`: settings of supervised fine-tuning and of reward training."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from proxima.config.settings_base import Settings, check_fields
 
+SETTINGS_FILE, OLD_SETTINGS_FILE = "finetuning.yaml", "stage.yaml"  # in the folder of a fine-tuning run
+
+
+def settings_in(folder: Path) -> Path | None:
+    """The file of settings that a fine-tuning run left in its folder; None where it is no such folder."""
+    return next(
+        (folder / name for name in (SETTINGS_FILE, OLD_SETTINGS_FILE) if (folder / name).is_file()), None
+    )
+
 
 @dataclass
-class StageConfig(Settings):
+class FinetuningConfig(Settings):
     """Settings of `proxima sft` and `proxima reward`; names shared with `proxima train` mean the same."""
 
     model_name: str = "Qwen/Qwen3-0.6B-Base"

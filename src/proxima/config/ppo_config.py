@@ -198,17 +198,17 @@ class PPOConfig(Settings):
 
     # --- the run ---
     eval_every: int = 1
-    """PPO steps between the evaluator's verdicts, at which held-out prompts are answered and samples
+    """PPO steps between the evaluator's evaluations, at which held-out prompts are answered and samples
     written down; the last step always has one."""
     judges: tuple[RewardSpec, ...] = ()
     """Who else judges win rates against the reference on the validation prompts, beside the rewards: any
     reward, or a function or URL that compares two answers; see docs/evaluate.md."""
     token_samples: int = 4
-    """Samples of a verdict whose every token is written down: so many that follow the same prompts, so
+    """Samples of an evaluation whose every token is written down: so many that follow the same prompts, so
     many of the step's own batch; 0 = none. Without validation prompts the followed ones are a small
     generation of their own."""
     patience: int = 0
-    """Stop after this many verdicts in a row without improvement, unless the last 2 * patience still rise;
+    """Stop after this many evaluations in a row without improvement, unless the last 2 * patience still rise;
     0 = never."""
     min_improvement: float = 0.0
     """By how much the average reward must beat the best so far to count as improvement."""
@@ -238,11 +238,11 @@ class PPOConfig(Settings):
     length_limit: float = 4.0
     """Alarm when responses are this many times as long as in the first step, or none ends by itself any
     more; 0 = off."""
-    max_falling_verdicts: int = 4
-    """Alarm when the validation reward fell this many verdicts in a row while the training reward rose
+    max_declining_evals: int = 4
+    """Alarm when the validation reward fell this many evaluations in a row while the training reward rose
     (over-optimisation); 0 = off."""
     on_guard: Literal["warn", "stop", "rollback"] = "warn"
-    """On an alarm of `kl_limit`, `min_entropy`, `length_limit` or `max_falling_verdicts`: say so; stop; or
+    """On an alarm of `kl_limit`, `min_entropy`, `length_limit` or `max_declining_evals`: say so; stop; or
     go back to the best checkpoint and on with smaller learning rates (3 times, then stop)."""
     rollback_rate_factor: float = 0.5
     """Factor of both learning rates at each rollback."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,6 +15,10 @@ from proxima.config.reward_spec import RewardSpec
 from proxima.core.regular_files import read_given
 
 LARGEST_FILE = 2**18  # bytes; some numbers of YAML take time that grows with the square of their length
+
+
+RENAMED = {"max_falling_verdicts": "max_declining_evals"}
+"""Settings that had another name in the release before."""
 
 
 @dataclass
@@ -31,6 +36,7 @@ class Settings:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         known = {field.name for field in dataclasses.fields(cls)}
+        values = {_new_name(name): value for name, value in values.items()}
         if unknown := sorted(set(values) - known):
             near = get_close_matches(unknown[0], known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -46,6 +52,12 @@ class Settings:
         import yaml
 
         Path(path).write_text(yaml.safe_dump(self.to_dict(), sort_keys=False), encoding="utf-8")
+
+
+def _new_name(name: str) -> str:
+    if name in RENAMED:
+        warnings.warn(f"the setting {name} is now {RENAMED[name]}", FutureWarning, stacklevel=3)
+    return RENAMED.get(name, name)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -146,7 +158,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "kl_limit": (0, math.inf, "[)"),
     "min_entropy": (0, math.inf, "[)"),
     "length_limit": (0, math.inf, "[)"),
-    "max_falling_verdicts": (0, math.inf, "[)"),
+    "max_declining_evals": (0, math.inf, "[)"),
     "rollback_rate_factor": (0, 1, "(]"),
 }
 

@@ -126,7 +126,7 @@ def kept_shape(top_k: int, top_p: float, vocabulary: int) -> tuple[int, torch.dt
     return (-(-vocabulary // 8), torch.uint8) if top_p < 1 else None
 
 
-def cover(kept: KeptSet, token_ids: Tensor) -> tuple[KeptSet, Tensor]:
+def include_sampled(kept: KeptSet, token_ids: Tensor) -> tuple[KeptSet, Tensor]:
     """The kept sets (M, 1, ...) with the chosen tokens (M,) in them, and which of these were outside (M,).
 
     For an engine that names no kept set. Where its rounding, or a policy that has moved since, let it choose

@@ -1,4 +1,4 @@
-"""Records that travel along the road: the tokens of a rollout, its kept sets and its log-probabilities.
+"""Records that go through the pipeline: the tokens of a rollout, its kept sets and its log-probabilities.
 
 Legend used everywhere: B batch, P prompt, R response, T = P + R, V vocabulary.
 """

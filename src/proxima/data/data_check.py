@@ -176,7 +176,7 @@ class Measures:
         self._waiting: list[Any] = []
         self._lengths: dict[tuple[str, str], array[int]] = {}
         self._whole, self._keys, self._topics = array("Q"), array("Q"), array("Q")
-        self._verdicts = array("d")
+        self._labels = array("d")
         self._empty = 0
         self._examples: list[Any] = []
 
@@ -187,10 +187,10 @@ class Measures:
         self._empty += sum(not text.strip() for text in answers)
         if isinstance(record, Preference):
             self._topics.append(fingerprint(record.prompt, *sorted(answers)))
-            self._verdicts.append(float(record.chosen < record.rejected))
+            self._labels.append(float(record.chosen < record.rejected))
         elif isinstance(record, Rating):
             self._topics.append(fingerprint(record.prompt, record.completion))
-            self._verdicts.append(record.rating)
+            self._labels.append(record.rating)
         if len(self._examples) < EXAMPLES:
             self._examples.append(record)
         self._waiting.append(record)
@@ -236,7 +236,7 @@ class Measures:
         trained = report.main != "prompts" and report.max_length
         report.over_max_length = int((whole > report.max_length).sum()) if trained else 0
         report.duplicates = len(self._keys) - len(numpy.unique(numpy.array(self._keys)))
-        report.contradictions = disagreements(numpy.array(self._topics), numpy.array(self._verdicts))
+        report.contradictions = disagreements(numpy.array(self._topics), numpy.array(self._labels))
         report.empty_answers, report.examples = self._empty, self._examples
 
 
@@ -288,12 +288,12 @@ def summarise(name: str, unit: str, column: Sequence[int]) -> Lengths:
     return Lengths(name, unit, int(values.min()), int(middle), int(most), int(values.max()))
 
 
-def disagreements(topics: Any, verdicts: Any) -> int:
+def disagreements(topics: Any, labels: Any) -> int:
     """Records whose topic was judged in more than one way."""
     if not len(topics):
         return 0
     _, groups = numpy.unique(topics, return_inverse=True)
     low, high = numpy.full(groups.max() + 1, numpy.inf), numpy.full(groups.max() + 1, -numpy.inf)
-    numpy.minimum.at(low, groups, verdicts)
-    numpy.maximum.at(high, groups, verdicts)
+    numpy.minimum.at(low, groups, labels)
+    numpy.maximum.at(high, groups, labels)
     return int((low < high)[groups].sum())

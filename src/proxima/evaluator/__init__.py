@@ -1,4 +1,4 @@
-"""Stage 8 of the road: is it getting better, and should it go on? In: a step's metrics.
+"""Phase 8 of a PPO step: is it getting better, and should it go on? In: a step's metrics.
 
 Out: performance, convergence.
 """

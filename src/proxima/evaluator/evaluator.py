@@ -1,4 +1,4 @@
-"""`Evaluator`: the verdict.
+"""`Evaluator`: the evaluation.
 
 In: metrics of a step, and a validation set where one is given. Out: performance, convergence.
 """
@@ -12,16 +12,16 @@ from typing import Any
 from proxima.config import PPOConfig
 from proxima.evaluator.trend import is_rising, trend
 
-PLATEAU = 10  # verdicts without improvement that count as converged where `patience` does not say
-REMEMBERED = 200  # verdicts
-SAMPLES = 4  # generated texts kept with a verdict
+PLATEAU = 10  # evaluations without improvement that count as converged where `patience` does not say
+REMEMBERED = 200  # evaluations
+SAMPLES = 4  # generated texts kept with an evaluation
 
 
 class Evaluator:
     """Remembers the best average reward; a run that has not beaten it for a while, and does not rise, has
     converged.
 
-    One lucky verdict is hard to beat: the trend test sees that a run gets better slowly, under the noise.
+    One lucky evaluation is hard to beat: the trend test sees that a run gets better slowly, under the noise.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Evaluator:
         self.models, self.tokenizer, self.config = models, tokenizer, config or PPOConfig()
         self.validate = validate
         self.best_reward, self.best_step = -math.inf, 0
-        self.verdicts = self.verdicts_since_best = 0
-        self.rewards: list[float] = []  # of the last verdicts
+        self.evaluations = self.evaluations_since_best = 0
+        self.rewards: list[float] = []  # of the last evaluations
 
     def evaluate(self, metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """
@@ -50,21 +50,21 @@ class Evaluator:
         kept.
         Returns:
             performance: `performance_improved`, the reward judged, the best so far, the `trend` of the last
-                verdicts, `validation` numbers and `samples`.
+                evaluations, `validation` numbers and `samples`.
             convergence: `converged`, `should_continue` and the `reason`.
         """
         if "avg_reward" not in metrics:
             raise ValueError(f"metrics need avg_reward, got {sorted(metrics)}")
-        self.verdicts += 1
-        step = int(metrics.get("step", self.verdicts))
+        self.evaluations += 1
+        step = int(metrics.get("step", self.evaluations))
         validation = dict(self.validate()) if self.validate else {}
         reward = float(validation.get("reward", metrics["avg_reward"]))
         self.rewards = [*self.rewards, reward][-REMEMBERED:]
         improved = reward > self.best_reward + (self.config.min_improvement if self.best_step else 0.0)
         if improved:
-            self.best_reward, self.best_step, self.verdicts_since_best = reward, step, 0
+            self.best_reward, self.best_step, self.evaluations_since_best = reward, step, 0
         else:
-            self.verdicts_since_best += 1
+            self.evaluations_since_best += 1
         patience = self.config.patience or PLATEAU
         recent = self._since(2 * patience)
         performance = {
@@ -78,11 +78,11 @@ class Evaluator:
             "validation": {f"validation/{name}": number for name, number in validation.items()},
             "samples": self._samples(metrics),
         }
-        converged = self.verdicts_since_best >= patience and not is_rising(recent)
+        converged = self.evaluations_since_best >= patience and not is_rising(recent)
         stop = converged and self.config.patience > 0
         reason = (
             f"no improvement over {self.best_reward:.4g} (step {self.best_step}) in "
-            f"{self.verdicts_since_best} verdicts"
+            f"{self.evaluations_since_best} evaluations"
         )
         return performance, {
             "converged": converged,
@@ -91,24 +91,30 @@ class Evaluator:
         }
 
     def _since(self, count: int) -> list[float]:
-        """The last verdicts; the best so far has no vote in their trend unless it is the last: one lucky
+        """The last evaluations; the best so far has no vote in their trend unless it is the last: one lucky
         number is no fall."""
-        best = len(self.rewards) - 1 - self.verdicts_since_best
-        lucky = self.verdicts_since_best > 0
+        best = len(self.rewards) - 1 - self.evaluations_since_best
+        lucky = self.evaluations_since_best > 0
         return [math.nan if lucky and i == best else reward for i, reward in enumerate(self.rewards)][-count:]
 
     def state(self) -> dict[str, Any]:
         """What it remembers, as plain values."""
         best = None if self.best_reward == -math.inf else self.best_reward
         rewards = [None if math.isnan(reward) else reward for reward in self.rewards]
-        counts = [self.verdicts, self.verdicts_since_best]
+        counts = [self.evaluations, self.evaluations_since_best]
         held_out = getattr(self.validate, "state", lambda: None)()
-        return {"best": [best, self.best_step], "verdicts": counts, "rewards": rewards, "held_out": held_out}
+        return {
+            "best": [best, self.best_step],
+            "evaluations": counts,
+            "rewards": rewards,
+            "held_out": held_out,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         best, self.best_step = state["best"]
         self.best_reward = -math.inf if best is None else best
-        self.verdicts, self.verdicts_since_best = state["verdicts"]
+        counts = state["evaluations"] if "evaluations" in state else state["verdicts"]  # the older name
+        self.evaluations, self.evaluations_since_best = counts
         self.rewards = [math.nan if reward is None else reward for reward in state.get("rewards", [])]
         if state.get("held_out") is not None:
             getattr(self.validate, "restore", lambda kept: None)(state["held_out"])

@@ -97,7 +97,7 @@ class _Collected:
 
     def add(self, tokens: Tokens) -> Scores:
         scores, samples = self.trainer.reward_computer.score_tokens(tokens), Samples.of_tokens(tokens)
-        judged = self.trainer.models.processes.lead(lambda: self.trainer.judges.score(samples))
+        judged = self.trainer.models.processes.on_main(lambda: self.trainer.judges.score(samples))
         self.texts += samples.completions
         self.own.append(scores)
         for name, column in judged.items():
@@ -133,16 +133,16 @@ def win_rates(
 ) -> dict[str, dict[str, float]]:
     """By judge, the run's own rewards under `OWN`: rate, low, high and the number of prompts it rests on."""
     texts, scores = (ours.texts, theirs.texts), (ours.scores, theirs.scores)
-    judged = trainer.models.processes.lead(
+    judged = trainer.models.processes.on_main(
         lambda: list(compare_answers(trainer.judges.comparing, prompts, texts, scores))
     )
     return {name: share_won(preferences, trainer.config.seed) for name, preferences in judged}
 
 
 class HeldOut:
-    """Called at a verdict, it measures the held-out prompts; `records` are those of the last call.
+    """Called at an evaluation, it measures the held-out prompts; `records` are those of the last call.
 
-    The reference answers once, at the first verdict; its answers are part of a checkpoint.
+    The reference answers once, at the first evaluation; its answers are part of a checkpoint.
     """
 
     def __init__(self, trainer: PPOTrainer, prompts: Sequence[str], fingerprint: str = ""):
@@ -159,7 +159,7 @@ class HeldOut:
         self.stamp = hashlib.sha256(stamp.encode()).hexdigest()
 
     def __call__(self) -> dict[str, float]:
-        """Where too many rewards fail, the reward is nan: no verdict."""
+        """Where too many rewards fail, the reward is nan: no evaluation."""
         config = self.trainer.config
         answers = answer(self.trainer, self.prompts, config.token_samples)
         self.records = answers.records
@@ -182,7 +182,7 @@ class HeldOut:
                 named[f"unjudged/{name}"] = len(self.prompts) - rate["prompts"]
         left_out = ("avg_reward", "reward_std", "kl_exact")
         shown = {**named, **{name: number for name, number in measured.items() if name not in left_out}}
-        return self.trainer.models.processes.lead(lambda: shown)
+        return self.trainer.models.processes.on_main(lambda: shown)
 
     def state(self) -> dict[str, Any] | None:
         """The reference's answers, as plain values; None before there are any."""

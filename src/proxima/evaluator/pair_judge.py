@@ -5,7 +5,7 @@ place cancels.
 Python   f(prompts, ours, theirs)  ->  one entry a prompt: 1, 0 or -1 (better, tie, worse), or a probability
 (any float)
 HTTP     POST {"prompts": [...], "first": [...], "second": [...], "columns": {...}}
-         ->  {"verdicts": [1, 0, -1, null, ...]}  or  {"preferences": [0.8, null, ...]}: for the first
+         ->  {"choices": [1, 0, -1, null, ...]}  or  {"preferences": [0.8, null, ...]}: for the first
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ class EndpointJudge(EndpointReward):
     def _read(self, reply: bytes, part: Samples) -> Outcome:
         try:
             answer = json.loads(reply)
-            signs = "verdicts" in answer
-            entries = answer["verdicts" if signs else "preferences"]
-        except (ValueError, TypeError, KeyError, RecursionError):
+            kind = next(kind for kind in ("choices", "verdicts", "preferences") if kind in answer)
+            entries, signs = answer[kind], kind != "preferences"  # `verdicts` is the older name of choices
+        except (ValueError, TypeError, StopIteration, RecursionError):
             raise Unusable(
-                'the reply is not JSON of the form {"verdicts": [...]} or {"preferences": [...]}'
+                'the reply is not JSON of the form {"choices": [...]} or {"preferences": [...]}'
             ) from None
         try:
             return read_preferences(entries, len(part), signs)
@@ -163,10 +163,10 @@ def as_reward(spec: RewardSpec) -> RewardSpec:
 
 
 def read_preferences(returned: Any, count: int, signs: bool | None = None) -> Outcome:
-    """Each entry by itself; anything else than a verdict or a probability is nan.
+    """Each entry by itself; anything else than a choice or a probability is nan.
 
     Args:
-        signs: whether entries are verdicts (1, 0, -1) or probabilities; None = whole numbers are verdicts,
+        signs: whether entries are choices (1, 0, -1) or probabilities; None = whole numbers are choices,
             True and False say whether the first is better, and all else are probabilities.
     """
     entries = returned.tolist() if hasattr(returned, "tolist") else returned
@@ -178,7 +178,7 @@ def read_preferences(returned: Any, count: int, signs: bool | None = None) -> Ou
     bad = next((entry for entry, number in zip(entries, numbers, strict=True) if math.isnan(number)), None)
     shown = bad if bad is None or isinstance(bad, (bool, float)) else f"a {type(bad).__name__}"
     reason = (
-        f"neither a verdict (1, 0, -1) nor a probability but {shown}" if any(map(math.isnan, numbers)) else ""
+        f"neither a choice (1, 0, -1) nor a probability but {shown}" if any(map(math.isnan, numbers)) else ""
     )
     return Outcome(numbers, {}, reason)
 

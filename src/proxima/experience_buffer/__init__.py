@@ -1,4 +1,4 @@
-"""Stage 6 of the road: what training may see.
+"""Phase 6 of a PPO step: what training may see.
 
 In: finished pairs. Out: minibatches, and nothing else is trained on.
 """

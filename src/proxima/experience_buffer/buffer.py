@@ -83,13 +83,13 @@ class BatchedData:
             ]
             return [torch.tensor(batch) for batch in map(_without_gaps, zip_longest(*shuffled)) if batch]
         batches: list[list[int]] = []
-        room = 0
+        left = 0
         for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
-            if not batches or length > room:
+            if not batches or length > left:
                 batches.append([])
-                room = self.token_budget
+                left = self.token_budget
             batches[-1].append(row)
-            room -= length
+            left -= length
         return [torch.tensor(batch) for batch in batches]
 
 

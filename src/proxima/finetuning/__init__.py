@@ -1,4 +1,4 @@
-"""Before the road: supervised fine-tuning, reward training.
+"""Before PPO: supervised fine-tuning, reward training.
 
 In: demonstrations, preferences, ratings. Out: adapters.
 """

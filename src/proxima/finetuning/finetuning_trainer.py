@@ -26,7 +26,8 @@ from tqdm import tqdm
 from proxima.base_setup.loading import load_network, pick_device
 from proxima.base_setup.lora_setup import add_adapter, copy_adapter, load_adapter, lora_config, merge_adapter
 from proxima.base_setup.tokenizer_setup import load_tokenizer
-from proxima.config import StageConfig
+from proxima.config import FinetuningConfig
+from proxima.config.finetuning_config import SETTINGS_FILE, settings_in
 from proxima.finetuning.encoded_examples import Encoded
 from proxima.models import Backbone
 from proxima.models.base_model import BaseModel
@@ -34,12 +35,12 @@ from proxima.training.schedule import learning_rate_factor
 
 Example = TypeVar("Example")
 BUCKET = 32  # batches whose examples are sorted by length among themselves
-MAX_SKIPPED = 10  # updates that were not finite; then the stage gives up
+MAX_SKIPPED = 10  # updates that were not finite; then training gives up
 
 
 @dataclass
 class StageResults:
-    """What a stage did."""
+    """What fine-tuning did."""
 
     metrics: list[dict[str, float]] = field(default_factory=list)
     """One dict a measurement: step, train_loss, and the validation numbers."""
@@ -59,7 +60,7 @@ class StageTrainer(ABC, Generic[Example]):
     judged_by: str
     higher_is_better: bool
 
-    def __init__(self, config: StageConfig, network: Any = None, tokenizer: Any = None):
+    def __init__(self, config: FinetuningConfig, network: Any = None, tokenizer: Any = None):
         """
         Args:
             network, tokenizer: a model already in memory (for one made from nothing); by default `model_name`
@@ -146,15 +147,15 @@ class StageTrainer(ABC, Generic[Example]):
         return results
 
     def prepare(self, examples: Iterable[Example], held_out: Iterable[Example]) -> None:
-        """What a stage has to know of its data before it trains."""
+        """What has to be known of the data before training."""
 
     def finish(self, rows: Sequence[Any]) -> None:
-        """What a stage does with its best weights before they are saved."""
+        """What happens to the best weights before they are saved."""
 
     def save(self, folder: Path, results: StageResults) -> None:
         self.role.save(folder)
         self.tokenizer.save_pretrained(folder)
-        self.config.to_yaml(folder / "stage.yaml")
+        self.config.to_yaml(folder / SETTINGS_FILE)
 
     def _fit(self, rows: Encoded, validation: Encoded, results: StageResults) -> None:
         config, parameters = self.config, self.role.parameters()
@@ -266,9 +267,7 @@ class StageTrainer(ABC, Generic[Example]):
         )
         folders = [Path(self.config.run_dir) / name for name in names]
         free = [
-            path
-            for path in folders
-            if not any((path / mark).exists() for mark in ("stage.yaml", "metrics.jsonl"))
+            path for path in folders if settings_in(path) is None and not (path / "metrics.jsonl").exists()
         ]
         if not free:
             raise ValueError(f"{folders[0]} already holds a run; choose another run_name or move it away")

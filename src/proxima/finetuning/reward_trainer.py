@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from proxima.config import StageConfig
+from proxima.config import FinetuningConfig
 from proxima.data import Demonstration, Preference
 from proxima.finetuning.example_batches import collate, encode
 from proxima.finetuning.finetuning_trainer import Example, StageResults, StageTrainer
@@ -39,7 +39,7 @@ class ScoreTrainer(StageTrainer[Example]):
 
     def __init__(
         self,
-        config: StageConfig,
+        config: FinetuningConfig,
         network: Any = None,
         tokenizer: Any = None,
         centre_on: Sequence[Demonstration] | None = None,

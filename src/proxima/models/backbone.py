@@ -1,7 +1,7 @@
 """`Backbone`: one network in memory, and the adapters on it. In: token ids and masks. Out: hidden states and
 logits.
 
-Passes take the fast road (`proxima.runtime.engine`) where the network is one it knows, else `transformers`'
+Passes take the fast path (`proxima.runtime.engine`) where the network is one it knows, else `transformers`'
 own forward pass.
 """
 
@@ -146,7 +146,7 @@ class Backbone:
 
     @property
     def decoder(self) -> Decoder | None:
-        """The fast road, made when first asked for; None where this network is not one it knows, or dropout
+        """The fast path, made when first asked for; None where this network is not one it knows, or dropout
         is on.
 
         It reads whole weights, so a sharded network does without.

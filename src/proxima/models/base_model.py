@@ -51,7 +51,7 @@ class BaseModel:
     def training(self) -> Iterator[None]:
         """Gradients reach this role's own weights inside the block.
 
-        (The fast road needs no adapter switched on.)
+        (The fast path needs no adapter switched on.)
         """
         if self.backbone.decoder is None:
             with self.active():

@@ -15,7 +15,7 @@ from torch import Tensor
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
 from proxima.core.pairs import SAPairs
-from proxima.core.sampling import cover, kept_shape, score_tokens, truncate
+from proxima.core.sampling import include_sampled, kept_shape, score_tokens, truncate
 from proxima.core.types import KeptSet, Rollout, Tokens, pad_to
 from proxima.models import PolicyModel, Sampling
 from proxima.models.response_tokens import by_chunks, unpack
@@ -30,7 +30,7 @@ Prompts = Sequence[str] | Tokens
 
 
 @dataclass(frozen=True)
-class Ahead:
+class Prefetch:
     """The rollout of a step that was begun before its time."""
 
     step: int
@@ -47,22 +47,22 @@ class SequenceGenerator:
         self.attributor = TokenAttributor(tokenizer)
         self.rollouts = VllmRollouts(models, config) if config.engine == "vllm" else None
         self.policy_lag = 0  # updates between the policy that the last sample came from and the one of now
-        self._ahead: Ahead | None = None
+        self._prefetch: Prefetch | None = None
 
     def generate_sequences(
         self,
         prompts: Prompts,
         step: int = 0,
         clock: Stopwatch | None = None,
-        following: Sequence[str] | None = None,
+        next_prompts: Sequence[str] | None = None,
     ) -> tuple[SAPairs, list[str]]:
         """Pairs and texts, one sequence a prompt. Noise follows from (seed, step, prompt): the same call, the
         same sample.
 
         Args:
-            following: prompts of the next step, to be sampled in the background from now on (with `overlap`).
+            next_prompts: of the next step, sampled in the background from now on (with `overlap`).
         """
-        texts, rollout = self.generate(prompts, step, clock, following)
+        texts, rollout = self.generate(prompts, step, clock, next_prompts)
         return self.attributor.extract_pairs(texts, rollout), texts
 
     def generate(
@@ -70,27 +70,27 @@ class SequenceGenerator:
         prompts: Prompts,
         step: int = 0,
         clock: Stopwatch | None = None,
-        following: Sequence[str] | None = None,
+        next_prompts: Sequence[str] | None = None,
     ) -> tuple[list[str], Rollout]:
         """Texts, and the record of their tokens and log-probabilities."""
         tokens = self.sample(prompts, step)
         if clock is not None:
             clock.lap("generate")
-        if following is not None and self.config.overlap:
-            self.forget()
-            self._ahead = self._begin(following, step + 1)
+        if next_prompts is not None and self.config.overlap:
+            self.cancel()
+            self._prefetch = self._begin(next_prompts, step + 1)
         columns = self.score(tokens)
         return tokens.texts(), Rollout(with_kept_sets(tokens, columns.pop("kept", None)), columns)
 
-    def forget(self) -> None:
+    def cancel(self) -> None:
         """Throw away what was begun ahead: it is sampled again when its step comes."""
-        if self._ahead is not None:
-            self._ahead.pending.answers.cancel()
-        self._ahead = None
+        if self._prefetch is not None:
+            self._prefetch.pending.answers.cancel()
+        self._prefetch = None
 
     def release(self) -> None:
         """At the end of a run: nothing is left with vLLM's servers."""
-        self.forget()
+        self.cancel()
         if self.rollouts is not None:
             self.rollouts.release()
 
@@ -108,7 +108,9 @@ class SequenceGenerator:
 
     def sample(self, prompts: Prompts, step: int = 0, reference: bool = False) -> Tokens:
         """One response a prompt, not scored; by the reference instead of the policy where asked."""
-        if self.rollouts is not None and not reference and step >= 0:  # verdicts have the reference's noise
+        if (
+            self.rollouts is not None and not reference and step >= 0
+        ):  # evaluations have the reference's noise
             return self._sample_on_vllm(prompts, step)
         policy, sft, processes = self.models.policy, self.models.sft, self.models.processes
         model = PolicyModel(sft.backbone, sft.adapter) if reference else policy
@@ -117,26 +119,26 @@ class SequenceGenerator:
         sampled = model.generate(own, sampling) if len(own.prompts) else own
         if model.backbone is not policy.backbone:
             model.backbone.forget_generation()
-        return join_tokens(tokens, sampled, processes) if processes.many else sampled
+        return join_tokens(tokens, sampled, processes) if processes.is_distributed else sampled
 
-    def _begin(self, prompts: Prompts, step: int) -> Ahead:
+    def _begin(self, prompts: Prompts, step: int) -> Prefetch:
         assert self.rollouts is not None
         tokens = self.read_prompts(prompts)
         own = own_share(tokens, self.models.processes)
-        return Ahead(step, tokens, self.rollouts.begin(tokens, own, self._sampling(step)))
+        return Prefetch(step, tokens, self.rollouts.begin(tokens, own, self._sampling(step)))
 
     def _sample_on_vllm(self, prompts: Prompts, step: int) -> Tokens:
         assert self.rollouts is not None
-        begun, rollouts, processes = self._ahead, self.rollouts, self.models.processes
+        begun, rollouts, processes = self._prefetch, self.rollouts, self.models.processes
         tokens = self.read_prompts(prompts)
         if begun is not None and begun.step == step and begun.prompts.prompts == tokens.prompts:
-            self._ahead = None
+            self._prefetch = None
         else:
             begun = self._begin(tokens, step)
         pending = begun.pending
-        own = processes.together(lambda: rollouts.finish(pending))
+        own = processes.on_all(lambda: rollouts.finish(pending))
         self.policy_lag = int(rollouts.is_old(pending))
-        return join_tokens(begun.prompts, own, processes) if processes.many else own
+        return join_tokens(begun.prompts, own, processes) if processes.is_distributed else own
 
     def tokenize(self, prompts: Sequence[str], first: int = 0) -> tuple[list[str], list[list[int]], Tensor]:
         """Prompts with their ids, and which were cut to fit (B,), as `prompts.tokenize` gives them."""
@@ -181,7 +183,8 @@ class SequenceGenerator:
 
         columns = micro_batches.run(measured, tokens.longest)
         return {
-            name: self.models.processes.join(column, len(tokens.prompts)) for name, column in columns.items()
+            name: self.models.processes.all_gather(column, len(tokens.prompts))
+            for name, column in columns.items()
         }
 
     def _missing_kept_sets(self, tokens: Tokens) -> tuple[int, torch.dtype] | None:
@@ -192,7 +195,7 @@ class SequenceGenerator:
         shape = kept_shape(self.config.top_k, self.config.top_p, rows)
         return (
             (shape[0] + 1, shape[1]) if shape is not None and shape[1] == torch.int32 else shape
-        )  # `cover` may add a token
+        )  # `include_sampled` may add a token
 
     def _measure(
         self, hidden: Tensor, ref_hidden: Tensor, ids: Tensor, kept: KeptSet | None
@@ -206,7 +209,7 @@ class SequenceGenerator:
             and (named := truncate(logits.float() / config.temperature, config.top_k, config.top_p))
             is not None
         ):
-            kept, outside = cover(named, ids)
+            kept, outside = include_sampled(named, ids)
             packed = kept.ids if kept.ids is not None else kept.bits
             assert packed is not None
             found = outside.float(), packed.squeeze(1)

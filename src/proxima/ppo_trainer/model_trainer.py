@@ -214,7 +214,7 @@ class ModelTrainer:
 
     def _micro_batches(self, batch: SAPairs) -> Iterator[SAPairs]:
         assert batch.tokens is not None
-        if self.models.processes.many:
+        if self.models.processes.is_distributed:
             batch = batch.select(
                 self.models.processes.balanced_rows(batch.tokens.prompt_sizes + batch.tokens.sizes)
             )

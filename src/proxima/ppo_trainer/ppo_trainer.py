@@ -56,7 +56,7 @@ CHECKED_AT_ONCE = 512  # prompts tokenised together before a run
 
 
 class PPOTrainer:
-    """Builds everything from the config; `ppo_step` walks the road once, `train` walks it over a set of
+    """Builds everything from the config; `ppo_step` runs one PPO iteration, `train` runs it over a set of
     prompts."""
 
     def __init__(self, config: PPOConfig):
@@ -94,18 +94,18 @@ class PPOTrainer:
         self.first_step = 0  # of the call of `train` under way; its schedule begins there
         self.total_steps: int | None = None  # the step at which that call ends; None outside `train`
 
-    def ppo_step(self, prompts: Sequence[str], following: Sequence[str] | None = None) -> dict[str, Any]:
+    def ppo_step(self, prompts: Sequence[str], next_prompts: Sequence[str] | None = None) -> dict[str, Any]:
         """One whole PPO step on any number of prompts.
 
         Args:
-            following: prompts of the next step, sampled in the background during this one (`overlap` does it
+            next_prompts: of the next step, sampled in the background during this one (`overlap` does it
         in `train`).
         Returns: every metric of the glossary by name, and `generated_texts`, `rewards` (nan where one
         failed), `rewards_by_name`, `reward_source` and the `sa_pairs` that were trained on.
         """
         clock = Stopwatch(self.models.device)
-        rollout, texts = self.generator.generate_sequences(prompts, self.step, clock, following)
-        rollout, weighed = self.weigh(rollout)
+        rollout, texts = self.generator.generate_sequences(prompts, self.step, clock, next_prompts)
+        rollout, importance = self.add_importance_weights(rollout)
         clock.lap("score")
         scores = self.reward_computer.score_pairs(rollout)
         clock.lap("reward")
@@ -124,7 +124,7 @@ class PPOTrainer:
             "step": self.step,
             **score_metrics(scores.total, scores.by_name),
             **rollout_metrics(rollout),
-            **weighed,
+            **importance,
             "kl_coef": self.kl_coef,
             **advantages_measured,
             **update_measured,
@@ -144,7 +144,7 @@ class PPOTrainer:
 
     def compare_with_sampling(self, gap: float) -> None:
         """Warn where the built-in sampling and the scoring pass differ by more than rounding (vLLM's is
-        weighed instead)."""
+        importance instead)."""
         limit = ROUNDING.get(self.models.sft.backbone.network.dtype, 1e-3)
         if self.generator.rollouts is None and gap > limit:
             warnings.warn(
@@ -154,7 +154,7 @@ class PPOTrainer:
                 stacklevel=2,
             )
 
-    def weigh(self, rollout: SAPairs) -> tuple[SAPairs, dict[str, float]]:
+    def add_importance_weights(self, rollout: SAPairs) -> tuple[SAPairs, dict[str, float]]:
         """Importance weights, where vLLM's probabilities differ from the training side's by more than
         rounding may."""
         lag, rollouts = self.generator.policy_lag, self.generator.rollouts
@@ -254,7 +254,7 @@ class PPOTrainer:
         resume: bool = False,
         force: bool = False,
     ) -> TrainingResults:
-        """PPO steps of `batch_size` prompts, shuffled anew each epoch, until all are done or a verdict or
+        """PPO steps of `batch_size` prompts, shuffled anew each epoch, until all are done or an evaluation or
         guard says stop.
 
         Prompts may be a lazy Sequence (`proxima.data.read_prompts`): a step reads only its own.
@@ -271,7 +271,7 @@ class PPOTrainer:
             "prompts": prompts,
             "validation": held_out,
         }  # what is wrong with them is said before anything happens
-        fingerprints = self.models.processes.together(
+        fingerprints = self.models.processes.on_all(
             lambda: {name: None if texts is None else self.check(texts) for name, texts in given.items()}
         )
         plan = Plan(prompts, config.batch_size, num_epochs, config.seed, fingerprints)
@@ -319,11 +319,11 @@ class PPOTrainer:
                 Path(folder) / "value", lambda part: self.models.value.save(part, whole), manifest=False
             )
 
-        self.models.processes.lead(write)
+        self.models.processes.on_main(write)
         return Path(folder)
 
     def load(self, folder: str | Path) -> None:
         """Take over policy and value model from a folder that `save` wrote."""
-        self.generator.forget()
+        self.generator.cancel()
         self.models.policy.load(Path(folder) / "policy")
         self.models.value.load(Path(folder) / "value")

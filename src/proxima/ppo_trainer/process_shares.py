@@ -16,7 +16,7 @@ from proxima.runtime.distributed.process_group import Processes
 
 def own_share(tokens: Tokens, processes: Processes) -> Tokens:
     """The rows that this process computes; all where it is alone."""
-    return tokens.select(processes.rows(len(tokens.prompts))) if processes.many else tokens
+    return tokens.select(processes.rows(len(tokens.prompts))) if processes.is_distributed else tokens
 
 
 def join_tokens(prompts: Tokens, own: Tokens, processes: Processes) -> Tokens:
@@ -39,7 +39,7 @@ def join_tokens(prompts: Tokens, own: Tokens, processes: Processes) -> Tokens:
             column = torch.zeros(len(own.prompts), 0, *shape, dtype=dtype, device=own.mask.device)
         if shape:
             column = torch.nn.functional.pad(column, (0, shape[0] - column.shape[2]), value=fill)
-        return processes.join(pad_to(column, width, fill), total)
+        return processes.all_gather(pad_to(column, width, fill), total)
 
     kept = None
     if listed:
@@ -50,7 +50,7 @@ def join_tokens(prompts: Tokens, own: Tokens, processes: Processes) -> Tokens:
         prompts,
         response_ids=joined(own.response_ids),
         mask=joined(own.mask),
-        ended=processes.join(own.ended, total),
+        ended=processes.all_gather(own.ended, total),
         kept=kept,
         sampled_logprobs=joined(own.sampled_logprobs) if sampled else None,
     )

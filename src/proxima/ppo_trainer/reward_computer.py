@@ -71,9 +71,9 @@ def join_scores(scores: Scores, shape: torch.Size, processes: Processes) -> Scor
             if scores.token is None
             else scores.token
         )
-        token = processes.join(pad_to(own, width), total)
-    by_name = {name: processes.join(each, total) for name, each in scores.by_name.items()}
-    return Scores(processes.join(scores.sequence, total), token, by_name)
+        token = processes.all_gather(pad_to(own, width), total)
+    by_name = {name: processes.all_gather(each, total) for name, each in scores.by_name.items()}
+    return Scores(processes.all_gather(scores.sequence, total), token, by_name)
 
 
 class RewardComputer:
@@ -145,9 +145,9 @@ class RewardComputer:
         self.settle(tokens)
         own, self.last_failure = own_share(tokens, self.models.processes), ""
         scores = self.score(Samples.of_tokens(own))
-        if not self.models.processes.many:
+        if not self.models.processes.is_distributed:
             return scores
-        reasons = self.models.processes.gather(self.last_failure)
+        reasons = self.models.processes.all_gather_object(self.last_failure)
         self.last_failure = next((reason for reason in reasons if reason), "")
         for rank, reason in enumerate(reasons):
             if reason and rank != self.models.processes.rank:
@@ -160,11 +160,13 @@ class RewardComputer:
 
     def settle(self, tokens: Tokens) -> None:
         """Several processes end texts alike: the first one chooses how, where nothing says it."""
-        if not self.models.processes.many:
+        if not self.models.processes.is_distributed:
             return
         for source in self.classifiers.values():
             if source.ending is None:
-                source.restore(self.models.processes.lead(partial(source.settled, Samples.of_tokens(tokens))))
+                source.restore(
+                    self.models.processes.on_main(partial(source.settled, Samples.of_tokens(tokens)))
+                )
 
     def endings(self) -> dict[str, Any]:
         """How texts end for each classifier, as plain values."""

@@ -30,7 +30,7 @@ class SharedCheckpoints:
         self._run, self._processes = run, processes
 
     def _lead(self, work: Callable[[RunFolder], Any]) -> Any:
-        return self._processes.lead(lambda: work(self._run))  # type: ignore[arg-type]
+        return self._processes.on_main(lambda: work(self._run))  # type: ignore[arg-type]
 
     def write(self, state: dict[str, Any], fill: Callable[[Path], object]) -> Path:
         return Path(self._lead(lambda run: str(run.checkpoints.write(state, fill))))
@@ -41,10 +41,10 @@ class SharedCheckpoints:
     def best(self, last: float = float("inf")) -> Checkpoint | None:
         return to_checkpoint(self._lead(lambda run: from_checkpoint(run.checkpoints.best(last))))
 
-    def by_verdict(self) -> list[Path]:
+    def by_evaluation(self) -> list[Path]:
         return [
             Path(path)
-            for path in self._lead(lambda run: [str(path) for path in run.checkpoints.by_verdict()])
+            for path in self._lead(lambda run: [str(path) for path in run.checkpoints.by_evaluation()])
         ]
 
     def forget_after(self, checkpoint: Checkpoint) -> None:
@@ -57,10 +57,10 @@ class SharedRun:
     def __init__(self, config: PPOConfig, resume: bool, processes: Processes):
         self._run: RunFolder | None = None
         self._processes = processes
-        found = processes.lead(lambda: self._open(config, resume))
+        found = processes.on_main(lambda: self._open(config, resume))
         self.path, self.checkpoint = Path(found["path"]), to_checkpoint(found["checkpoint"])
         self.checkpoints = SharedCheckpoints(self._run, processes)
-        processes.together(self._look)
+        processes.on_all(self._look)
 
     def _open(self, config: PPOConfig, resume: bool) -> dict[str, Any]:
         self._run = RunFolder(config, resume)
@@ -79,14 +79,14 @@ class SharedRun:
         )  # asked for where a checkpoint's state is made; the first one's is written
 
     def begin(self, step: int = 0, warnings: int = 0) -> list[dict[str, float]]:
-        return self._processes.lead(lambda: self._run.begin(step, warnings))  # type: ignore[union-attr]
+        return self._processes.on_main(lambda: self._run.begin(step, warnings))  # type: ignore[union-attr]
 
     def go_back(self, step: int) -> list[dict[str, float]]:
-        return self._processes.lead(lambda: self._run.go_back(step))  # type: ignore[union-attr]
+        return self._processes.on_main(lambda: self._run.go_back(step))  # type: ignore[union-attr]
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         def call(*given: Any, **named: Any) -> None:
-            self._processes.lead(lambda: getattr(self._run, name)(*given, **named) and None)
+            self._processes.on_main(lambda: getattr(self._run, name)(*given, **named) and None)
 
         return call
 
@@ -104,12 +104,14 @@ AnyRun = RunFolder | SharedRun
 def open_run(config: PPOConfig, resume: bool, processes: Processes) -> AbstractContextManager[AnyRun]:
     """The run folder; that of a run which torchrun started again (--max-restarts) is resumed without being
     asked to."""
-    resume = processes.lead(lambda: was_restarted(config)) or resume
+    resume = processes.on_main(lambda: was_restarted(config)) or resume
     with ExitStack() as stack:
-        run: AnyRun = SharedRun(config, resume, processes) if processes.many else RunFolder(config, resume)
+        run: AnyRun = (
+            SharedRun(config, resume, processes) if processes.is_distributed else RunFolder(config, resume)
+        )
         stack.push(run)
         if started_by_torchrun():
-            processes.lead(lambda: (run.path / LAUNCH).write_text(launch_id(), encoding="utf-8"))
+            processes.on_main(lambda: (run.path / LAUNCH).write_text(launch_id(), encoding="utf-8"))
         stack.pop_all()
     return run
 

@@ -1,7 +1,7 @@
 """What each token of a few samples was worth. In: a trainer, and samples. Out: plain records for
 `runs/NAME/tokens/`.
 
-`followed`: the same prompts at every verdict, walked down the road as a step would, but not trained on. Their
+`followed`: the same prompts at every evaluation, processed as in a step, but not trained on. Their
 scores are not normalised and their advantages not whitened: over so few samples that would mean nothing.
 `trained`: samples of the step's batch, with ratio and clipping as they are after its update.
 """

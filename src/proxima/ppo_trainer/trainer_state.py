@@ -37,7 +37,7 @@ _FREE = """run_dir run_name trackers device engine engine_urls engine_memory eng
     gradient_checkpointing micro_batch_size micro_batch_tokens shard_base process_timeout trust_remote_code
     buffer_storage buffer_max_bytes buffer_overflow eval_every judges token_samples patience min_improvement
     max_reward_failures checkpoint_every keep_checkpoints max_skipped_updates on_nonfinite kl_limit
-    min_entropy length_limit max_falling_verdicts on_guard rollback_rate_factor"""
+    min_entropy length_limit max_declining_evals on_guard rollback_rate_factor"""
 FREE = frozenset(_FREE.split())
 
 
@@ -121,10 +121,10 @@ def agree(trainer: PPOTrainer) -> None:
     """At a checkpoint: generators and micro-batches, which differ a little between processes, become what
     is written."""
     processes, budget = trainer.models.processes, trainer.models.micro_batches
-    if not processes.many:
+    if not processes.is_distributed:
         return
     budget.size, budget.tokens = processes.smallest(budget.size), processes.smallest(budget.tokens)
-    set_random_state(processes.lead(lambda: {"torch": torch.get_rng_state().tolist(), **random_numbers()}))
+    set_random_state(processes.on_main(lambda: {"torch": torch.get_rng_state().tolist(), **random_numbers()}))
 
 
 def load_state(trainer: PPOTrainer, folder: Path, state: Mapping[str, Any]) -> None:

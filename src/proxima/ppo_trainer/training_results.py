@@ -1,4 +1,4 @@
-"""What a training run gives back. In: its metrics and verdicts. Out: `TrainingResults`, and a line a step."""
+"""What a training run gives back. In: metrics and evaluations. Out: `TrainingResults`, one line per step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TrainingResults:
     """One dict a step, by the names of `proxima.runs.glossary.GLOSSARY`; those of a resumed run from its
     first step on."""
     best_step: int = 0
-    """The step with the best verdict, counted from 1."""
+    """The step with the best evaluation, counted from 1."""
     stop_reason: str = ""
     """Why it ended: `all epochs done`, the evaluator's reason or a guard's."""
     evaluation: dict[str, Any] = field(default_factory=dict)

@@ -31,7 +31,7 @@ from proxima.ppo_trainer.trainer_state import (
     save_tensors,
 )
 from proxima.ppo_trainer.training_results import DONE, TrainingResults, step_line
-from proxima.runs.checkpoint import Checkpoint
+from proxima.runs.checkpoint import Checkpoint, eval_reward
 from proxima.runs.checkpoint.checkpoint_tensors import same_random_state
 from proxima.runs.glossary import is_defined
 from proxima.runs.guards import MAX_ROLLBACKS, Alarm, alarms
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class TrainingRun:
-    """The loop over steps, with verdicts, guards, checkpoints and signals around each."""
+    """The loop over steps, with evaluations, guards, checkpoints and signals around each."""
 
     def __init__(
         self, trainer: PPOTrainer, plan: Plan, evaluator: Evaluator, run: AnyRun, signals: StopSignals
@@ -60,7 +60,7 @@ class TrainingRun:
         self.config, self.processes = trainer.config, trainer.models.processes
         self.results = TrainingResults(run_folder=run.path)
         self.rollbacks = 0
-        self.verdict: float | None = None  # of the step just done
+        self.eval_reward: float | None = None  # of the step just done
         self.saved: int | None = None  # step of the newest checkpoint
 
     def go(self, force: bool = False) -> TrainingResults:
@@ -80,7 +80,7 @@ class TrainingRun:
                 "(policy_lag)"
             )
         total, done = self.trainer.total_steps or 0, self.trainer.step - self.trainer.first_step
-        hidden = None if self.processes.first else True
+        hidden = None if self.processes.is_main else True
         with tqdm(
             desc="PPO", unit="step", initial=done, total=total - self.trainer.first_step, disable=hidden
         ) as bar:
@@ -99,12 +99,12 @@ class TrainingRun:
             except Exception as error:
                 if is_lost(error):
                     raise ProcessLost(f"{error}; {self.what_to_do()}") from error
-                if not self.processes.many:
+                if not self.processes.is_distributed:
                     with suppress(OSError):
                         self.trainer.save(self.run.path)
                 raise
             finally:
-                self.trainer.generator.forget()
+                self.trainer.generator.cancel()
 
     def stop_asked(self) -> bool:
         """Whether a signal came, to any process: all stop after the same step."""
@@ -131,7 +131,7 @@ class TrainingRun:
             return
         state = checkpoint.state
         total = state["first_step"] + steps
-        changed = self.processes.lead(
+        changed = self.processes.on_main(
             lambda: check_resumable(checkpoint, self.config, self.plan, total, force)
         )
         self.restore(checkpoint)
@@ -141,27 +141,27 @@ class TrainingRun:
         if not changed:  # an ended run stays ended
             self.results.stop_reason = state["stop_reason"]
         log.info("resumed after step %d of %d from %s", checkpoint.step, total, checkpoint.path)
-        if self.processes.first:
+        if self.processes.is_main:
             print(f"resumed after step {checkpoint.step} of {total} from {checkpoint.path}")
 
     def advance(self, bar: Any) -> None:
         """One step, and all that follows from it."""
         trainer, results = self.trainer, self.results
         epoch, batch = self.plan.at(trainer.step - trainer.first_step)
-        following = self.following()
-        outcome = trainer.ppo_step(batch) if following is None else trainer.ppo_step(batch, following)
+        next_prompts = self.next_prompts()
+        outcome = trainer.ppo_step(batch) if next_prompts is None else trainer.ppo_step(batch, next_prompts)
         metrics = {"epoch": epoch + 1, **{name: outcome[name] for name in outcome if is_defined(name)}}
-        metrics = self.processes.lead(
+        metrics = self.processes.on_main(
             lambda: metrics
-        )  # what verdicts and guards decide by is the same bits everywhere
-        self.verdict, new_best = None, False
+        )  # what evaluations and guards decide by is the same bits everywhere
+        self.eval_reward, new_best = None, False
         if trainer.step % self.config.eval_every == 0 or trainer.step == trainer.total_steps:
-            with same_random_state():  # a verdict changes nothing that training draws
+            with same_random_state():  # an evaluation changes nothing that training draws
                 performance, convergence = self.evaluator.evaluate({**outcome, **metrics, "prompts": batch})
                 self.write_samples(outcome, performance["samples"])
             metrics |= performance["validation"]
             results.evaluation, results.best_step = {**performance, **convergence}, performance["best_step"]
-            self.verdict = None if math.isnan(performance["reward"]) else performance["reward"]
+            self.eval_reward = None if math.isnan(performance["reward"]) else performance["reward"]
             new_best = performance["performance_improved"] and self.evaluator.validate is not None
             if not convergence["should_continue"]:
                 results.stop_reason = convergence["reason"]
@@ -171,7 +171,7 @@ class TrainingRun:
         raised = self.alarms(results.metrics)
         metrics["alarms"] = len(raised)
         self.run.write_metrics(metrics)
-        if self.processes.first:
+        if self.processes.is_main:
             bar.write(step_line(metrics))
         if raised and self.act_on(raised):
             return
@@ -179,7 +179,7 @@ class TrainingRun:
         if results.stop_reason or (every and (new_best or trainer.step % every == 0)):
             self.checkpoint()
 
-    def following(self) -> list[str] | None:
+    def next_prompts(self) -> list[str] | None:
         """The prompts of the step after this one, where they may be sampled ahead."""
         if not self.config.overlap or self.trainer.step + 1 >= (self.trainer.total_steps or 0):
             return None
@@ -208,7 +208,7 @@ class TrainingRun:
             kl_limit=config.kl_limit,
             min_entropy=config.min_entropy,
             length_limit=config.length_limit,
-            max_falling_verdicts=config.max_falling_verdicts,
+            max_declining_evals=config.max_declining_evals,
         )
 
     def act_on(self, raised: list[Alarm]) -> bool:
@@ -278,7 +278,7 @@ class TrainingRun:
             "batch": batch,
             "fingerprints": self.plan.fingerprints,
             "evaluator": self.evaluator.state(),
-            "verdict": self.verdict,
+            "eval_reward": self.eval_reward,
             "evaluation": plain(self.results.evaluation),
             "rollbacks": self.rollbacks,
             "warnings": self.run.warnings,
@@ -293,10 +293,10 @@ class TrainingRun:
         state = checkpoint.state
         load_state(self.trainer, checkpoint.path, state)
         self.evaluator.restore(state["evaluator"])
-        self.trainer.first_step, self.rollbacks, self.verdict = (
+        self.trainer.first_step, self.rollbacks, self.eval_reward = (
             state["first_step"],
             state["rollbacks"],
-            state["verdict"],
+            eval_reward(state),
         )
         self.results.evaluation, self.results.best_step = state["evaluation"], self.evaluator.best_step
         self.saved = self.trainer.step
@@ -316,7 +316,7 @@ class TrainingRun:
         results = self.results
         results.stop_reason = results.stop_reason or DONE
         self.trainer.save(self.run.path)
-        best = self.run.checkpoints.by_verdict()[:1]
+        best = self.run.checkpoints.by_evaluation()[:1]
         self.run.write_results(
             {
                 "stop_reason": results.stop_reason,

@@ -44,7 +44,7 @@ class ValueAdder:
             )
 
         values = self.models.micro_batches.run(measured, tokens.longest)
-        return pairs.with_columns(value=processes.join(values, len(tokens.prompts)))
+        return pairs.with_columns(value=processes.all_gather(values, len(tokens.prompts)))
 
     @torch.no_grad()
     def add_values(self, states: Sequence[str]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Stage 3 of the road: what a token earned.
+"""Phase 3 of a PPO step: what a token earned.
 
 In: pairs with log-probabilities, one score a sequence. Out: pairs with `kl` and `reward`; the next KL
     coefficient.

@@ -1,4 +1,4 @@
-"""Stage 3 of the road: where scores come from, one file a kind of source.
+"""Phase 3 of a PPO step: where scores come from, one file a kind of source.
 
 In: `Samples`, what was generated. Out: `Outcome`, a number a sequence or a number a token, nan where it
     failed.

@@ -313,13 +313,13 @@ VALIDATION = {
         "It rises with `avg_reward`, then levels off.",
         "Falling while `avg_reward` rises: over-optimisation. Raise `kl_coef`, take the best checkpoint, "
         "stop by `patience`; "
-        "`max_falling_verdicts` raises an alarm.",
+        "`max_declining_evals` raises an alarm.",
     ),
     "validation/reward_low": Metric("Lower end of the 95 % bootstrap interval of `validation/reward`."),
     "validation/reward_high": Metric("Upper end of it."),
     "validation/reference_reward": Metric(
         "The score of the reference on the same prompts with the same noise: where the policy began.",
-        "The same at every verdict, and below `validation/reward` once something was learned.",
+        "The same at every evaluation, and below `validation/reward` once something was learned.",
         "`validation/reward` stays below it: the policy got worse; lower `learning_rate`.",
     ),
     "validation/reward/*": Metric(
@@ -330,7 +330,7 @@ VALIDATION = {
     "validation/failed_rewards": Metric(
         "Validation answers whose reward failed; they were left out.",
         "0.",
-        "As for `failed_rewards`; above `max_reward_failures` of them there is no verdict.",
+        "As for `failed_rewards`; above `max_reward_failures` of them there is no evaluation.",
     ),
     "validation/win_rate": Metric(
         "Share of validation prompts on which the policy's score beats the reference's (0.5: a tie).",
@@ -379,7 +379,7 @@ VALIDATION = {
     ),
     "validation/repetition": Metric(
         "Share of four-word runs that came before in the same answer, mean over the validation answers.",
-        "Near 0, and no higher than at the first verdict.",
+        "Near 0, and no higher than at the first evaluation.",
         "Rising: the policy repeats itself. Add the reward `repetition` (docs/rewards.md) or raise "
         "`kl_coef`.",
     ),
@@ -393,7 +393,7 @@ GROUPS: dict[str, dict[str, Metric]] = {
     "The update of the policy": UPDATE,
     "The engine that samples": ENGINE,
     "The run": RUN,
-    "Verdicts on held-out prompts": VALIDATION,
+    "Evaluations on held-out prompts": VALIDATION,
 }
 
 GLOSSARY: dict[str, Metric] = {name: metric for group in GROUPS.values() for name, metric in group.items()}

@@ -33,7 +33,7 @@ def alarms(
     kl_limit: float = 0.0,
     min_entropy: float = 0.0,
     length_limit: float = 0.0,
-    max_falling_verdicts: int = 0,
+    max_declining_evals: int = 0,
 ) -> list[Alarm]:
     """The alarms of the last step; a limit of 0 turns its guard off."""
     messages = {
@@ -41,7 +41,7 @@ def alarms(
         "kl": too_far(history, kl_limit) if kl_limit else "",
         "entropy": collapsed(history, min_entropy) if min_entropy else "",
         "length": too_long(history, length_limit) if length_limit else "",
-        "overoptimization": overoptimized(history, max_falling_verdicts) if max_falling_verdicts else "",
+        "overoptimization": overoptimized(history, max_declining_evals) if max_declining_evals else "",
     }
     return [Alarm(guard, message) for guard, message in messages.items() if message]
 
@@ -93,8 +93,8 @@ def too_long(history: History, limit: float) -> str:
     return ""
 
 
-def overoptimized(history: History, verdicts: int) -> str:
-    """The held-out reward fell at each of the last verdicts while the reward trained on rose over the same
+def overoptimized(history: History, evaluations: int) -> str:
+    """The held-out reward fell at each of the last evaluations while the reward trained on rose over the same
     steps."""
     if "validation/reward" not in history[-1]:
         return ""
@@ -103,8 +103,8 @@ def overoptimized(history: History, verdicts: int) -> str:
         for i in reversed(range(len(history)))
         if not math.isnan(history[i].get("validation/reward", math.nan))
     )
-    places = list(islice(judged, verdicts + 1))[::-1]
-    if len(places) <= verdicts:
+    places = list(islice(judged, evaluations + 1))[::-1]
+    if len(places) <= evaluations:
         return ""
     held_out = [history[i]["validation/reward"] for i in places]
     trained = [step["avg_reward"] for step in history[places[0] : places[-1] + 1]]
@@ -114,8 +114,9 @@ def overoptimized(history: History, verdicts: int) -> str:
     if not falls or not after > before:
         return ""
     return (
-        f"the validation reward fell {verdicts} verdicts in a row ({held_out[0]:.4g} to {held_out[-1]:.4g}) "
-        f"while the training reward rose ({before:.4g} to {after:.4g})"
+        f"the validation reward fell {evaluations} evaluations in a row "
+        f"({held_out[0]:.4g} to {held_out[-1]:.4g}) while the training reward "
+        f"rose ({before:.4g} to {after:.4g})"
     )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from proxima.config.settings_base import read_yaml
 from proxima.core.regular_files import open_file, read_file
 from proxima.runs import token_files
+from proxima.runs.checkpoint import eval_reward
 from proxima.runs.json_lines import JsonLines, last_record
 from proxima.runs.run_plot import Plot
 
@@ -126,7 +127,7 @@ class Run:
         return list(self._warning_lines.look())
 
     def samples(self, step: int | None = None) -> list[dict[str, Any]]:
-        """Texts kept with the verdicts: step, prompt, text, reward; of one step or of all."""
+        """Texts kept with the evaluations: step, prompt, text, reward; of one step or of all."""
         return [sample for sample in self._sample_lines.look() if step is None or sample["step"] == step]
 
     def token_steps(self) -> list[int]:
@@ -144,7 +145,7 @@ class Run:
             return []
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """Oldest first: name, step, verdict (None where none was given), best."""
+        """Oldest first: name, step, eval_reward (None where there was no evaluation), best."""
         found = []
         for path in sorted((self.path / "checkpoints").glob("step-*")):
             state = self._file(f"checkpoints/{path.name}/state.json", _read_json)
@@ -153,11 +154,13 @@ class Run:
                     {
                         "name": path.name,
                         "step": state.get("step"),
-                        "verdict": token_files.number(state.get("verdict"), None),
+                        "eval_reward": token_files.number(eval_reward(state), None),
                     }
                 )
-        best = max((each["verdict"] for each in found if each["verdict"] is not None), default=None)
-        first = next((each["name"] for each in found if best is not None and each["verdict"] == best), None)
+        best = max((each["eval_reward"] for each in found if each["eval_reward"] is not None), default=None)
+        first = next(
+            (each["name"] for each in found if best is not None and each["eval_reward"] == best), None
+        )
         return [{**each, "best": each["name"] == first} for each in found]
 
     def metrics_frame(self) -> pandas.DataFrame:
@@ -165,7 +168,7 @@ class Run:
         return _pandas().DataFrame(self.metrics())
 
     def samples_frame(self) -> pandas.DataFrame:
-        """One row a sample kept with a verdict."""
+        """One row a sample kept with an evaluation."""
         return _pandas().DataFrame(self.samples())
 
     def tokens_frame(self, step: int) -> pandas.DataFrame:

@@ -1,4 +1,4 @@
-"""Stage 2 of the road: which token did what.
+"""Phase 2 of a PPO step: which token did what.
 
 In: a rollout, or a text with log-probabilities. Out: state-action pairs.
 """

@@ -23,7 +23,8 @@ from safetensors import SafetensorError, safe_open
 from proxima.base_setup.loading import load_config, load_network, model_path, no_progress_bar, pick_device
 from proxima.base_setup.lora_setup import is_adapter, load_adapter
 from proxima.base_setup.tokenizer_setup import load_tokenizer
-from proxima.config import PPOConfig, StageConfig
+from proxima.config import FinetuningConfig, PPOConfig
+from proxima.config.finetuning_config import settings_in
 from proxima.core.terminal_text import mended
 from proxima.models import Backbone
 from proxima.models.weight_files import HEAD_FILE
@@ -89,7 +90,9 @@ def _check_weights(folder: Path) -> None:
             raise ValueError(f"the weights in {file} cannot be read: {error}") from None
 
 
-def _write_weights(weights: Path, to: Path, config: PPOConfig | StageConfig, merge: bool, dtype: str) -> None:
+def _write_weights(
+    weights: Path, to: Path, config: PPOConfig | FinetuningConfig, merge: bool, dtype: str
+) -> None:
     if is_adapter(weights) and merge:
         backbone = Backbone(
             load_network(replace(config, dtype="float32"), config.model_name, pick_device("cpu"))
@@ -124,21 +127,21 @@ def surviving_share(peft: PeftModel, adapter: str, dtype: torch.dtype) -> float:
     return kept / total if total else 1.0
 
 
-def _saved_dtype(config: PPOConfig | StageConfig, name: str) -> torch.dtype:
+def _saved_dtype(config: PPOConfig | FinetuningConfig, name: str) -> torch.dtype:
     if name != "auto":
         return getattr(torch, name)
     return load_config(config.model_name, config.trust_remote_code).dtype or torch.float32
 
 
-def _config(run: Path) -> PPOConfig | StageConfig:
+def _config(run: Path) -> PPOConfig | FinetuningConfig:
     if (run / "config.yaml").is_file():
         return PPOConfig.from_yaml(run / "config.yaml")
-    if (run / "stage.yaml").is_file():
-        return StageConfig.from_yaml(run / "stage.yaml")
-    raise ValueError(f"{run} is not the folder of a run: it has no config.yaml or stage.yaml")
+    if (settings := settings_in(run)) is not None:
+        return FinetuningConfig.from_yaml(settings)
+    raise ValueError(f"{run} is not the folder of a run: it has no config.yaml or finetuning.yaml")
 
 
-def model_card(run: Path, config: PPOConfig | StageConfig, whole: bool) -> str:
+def model_card(run: Path, config: PPOConfig | FinetuningConfig, whole: bool) -> str:
     """Hugging Face front matter, how to load it, what came out, and every setting."""
     base = config.model_name
     front: dict[str, Any] = {
@@ -165,7 +168,7 @@ def model_card(run: Path, config: PPOConfig | StageConfig, whole: bool) -> str:
     return "\n\n".join(parts)
 
 
-def _public(config: PPOConfig | StageConfig) -> dict[str, Any]:
+def _public(config: PPOConfig | FinetuningConfig) -> dict[str, Any]:
     """Settings without this machine's folders."""
     values = config.to_dict()
     for name in ("run_dir", "device"):

@@ -1,4 +1,4 @@
-"""Stage 7 of the road, its formulas: the losses a token.
+"""Phase 7 of a PPO step, its formulas: the losses a token.
 
 In: new and old log-probabilities, advantages, values, returns. Out: loss tensors (B, R), not yet averaged.
 """

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 
 from proxima.base_setup import BaseSetup
 from proxima.base_setup.loading import EMBEDDED
-from proxima.config import PPOConfig, StageConfig
+from proxima.config import FinetuningConfig, PPOConfig
 from proxima.finetuning import Demonstration, SFTTrainer
 from proxima.ppo_trainer import SequenceGenerator
 from proxima.world.annotators import Annotator
@@ -120,7 +120,7 @@ def build(
     examples = demonstrations(training, seed)
     tokenizer = build_tokenizer([item.prompt + item.completion for item in examples[:20_000]])
     with tempfile.TemporaryDirectory() as scratch:
-        config = StageConfig(
+        config = FinetuningConfig(
             model_name="from nothing",
             lora_r=0,
             learning_rate=3e-3,

@@ -21,7 +21,7 @@ SHIPPED = Path(__file__).parent / "embedded" / "preferences_train.jsonl.gz"
 SEED = 100  # other posts than those the demo trains on and is judged by
 DEMONSTRATIONS = 500
 HELD_OUT = 100
-VERDICTS_EVERY = 5  # steps; the demo judges at its end only
+EVAL_EVERY = 5  # steps; the demo evaluates at its end only
 
 
 def write_samples(folder: Path) -> dict[str, str]:
@@ -49,7 +49,7 @@ def write_samples(folder: Path) -> dict[str, str]:
     with gzip.open(SHIPPED, "rb") as shipped:
         (folder / "preferences.jsonl").write_bytes(shipped.read())
     _settings(folder / "reward.yaml", "proxima sft, proxima reward", REWARD_SETTINGS)
-    _settings(folder / "ppo.yaml", "proxima train", {**PPO_SETTINGS, "eval_every": VERDICTS_EVERY})
+    _settings(folder / "ppo.yaml", "proxima train", {**PPO_SETTINGS, "eval_every": EVAL_EVERY})
     return {
         "prompts.jsonl": f"{len(prompts)} posts to summarise, for train",
         "held_out.jsonl": f"{HELD_OUT} posts of another kind, for eval",

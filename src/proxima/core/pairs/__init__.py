@@ -1,4 +1,4 @@
-"""State-action pairs, which travel the whole road: each stage adds a column and changes none of its input.
+"""State-action pairs, which go through the whole pipeline: each phase adds a column.
 
 In: a rollout, or a plain `list[dict]`. Out: `SAPairs`, columns (B, R) that read as a list of dicts.
 """

@@ -149,7 +149,7 @@ def curves(
 
 
 def frontier(metrics: Mapping[str, Metrics]) -> list[dict[str, Any]]:
-    """Reward against KL, a point a verdict; a step where not every run had held-out prompts."""
+    """Reward against KL, a point an evaluation; a step where not every run had held-out prompts."""
     held_out = have_held_out(metrics)
     reward, kl = ("validation/reward", "validation/kl") if held_out else ("avg_reward", "kl")
     series = []

@@ -47,7 +47,7 @@ CHOICES = {"pairs": ("1", "2", "tie", "skip"), "ratings": ("1", "2", "3", "4", "
 """What may be answered, by mode. For pairs, 1 and 2 are the places on the page."""
 
 # The items that an annotator may still get: those that everyone gets (where ceil(id * overlap) grows: an even
-# share of all), and those without a verdict. :overlap is in millionths, so that the division is one of
+# share of all), and those without an answer. :overlap is in millionths, so that the division is one of
 # integers.
 OPEN = """
 FROM (
@@ -89,7 +89,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Answer:
-    """One annotator's verdict on one item: choice is a, b, tie or skip, or 1 to 5; `swapped`: b was shown
+    """One annotator's answer on one item: choice is a, b, tie or skip, or 1 to 5; `swapped`: b was shown
     first."""
 
     id: int

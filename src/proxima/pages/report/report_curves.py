@@ -16,7 +16,7 @@ from proxima.runs import thin
 from proxima.runs.glossary import Metric, explain, plain
 
 POINTS = 400  # of a curve
-FRONTIER_POINTS = 60  # of held-out verdicts; of noisy training steps fewer, each the mean of several
+FRONTIER_POINTS = 60  # of held-out evaluations; of noisy training steps fewer, each the mean of several
 TRAINING_POINTS = 20
 MARKS = 20  # warnings drawn on a curve
 

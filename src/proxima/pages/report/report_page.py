@@ -98,10 +98,10 @@ def listed(texts: Sequence[str]) -> str:
     return f"<ol>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ol>"
 
 
-def verdict(text: str, better: bool | None) -> str:
+def conclusion(text: str, better: bool | None) -> str:
     """The answer in a word, then in a sentence."""
     kind, word = {True: ("yes", "better"), False: ("no", "worse"), None: ("open", "not clear")}[better]
-    return f'<p class="verdict"><span class="{kind}">{word}</span> {escape(text)}</p>'
+    return f'<p class="conclusion"><span class="{kind}">{word}</span> {escape(text)}</p>'
 
 
 def heading(text: str) -> str:

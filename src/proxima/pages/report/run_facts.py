@@ -1,6 +1,6 @@
 """What a run comes to.
 
-In: a `Run`. Out: a verdict in a sentence, headline numbers with intervals, what was trained on what.
+In: a `Run`. Out: a conclusion in a sentence, headline numbers with intervals, what was trained on what.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Card:
 class Story:
     """The first screen."""
 
-    verdict: str
+    conclusion: str
     better: bool | None  # None where it cannot be said
     what: list[str]
     cards: list[Card]
@@ -65,14 +65,14 @@ class Stretch:
 def tell(run: Run) -> Story:
     metrics = run.metrics()
     measured = held_out(run, metrics)
-    verdict, better = judge(metrics, measured)
-    return Story(verdict, better, what_was_trained(run, metrics), cards(metrics, measured), run.warnings())
+    conclusion, better = judge(metrics, measured)
+    return Story(conclusion, better, what_was_trained(run, metrics), cards(metrics, measured), run.warnings())
 
 
 @dataclass(frozen=True)
 class HeldOut:
     """What held-out prompts show: by `proxima eval` where it was asked, else the reference's reward and
-    the last verdict's."""
+    the last evaluation's."""
 
     first: float
     last: Interval
@@ -118,7 +118,7 @@ def held_out(run: Run, metrics: Mapping[str, Sequence[float]]) -> HeldOut | None
         return None
     column = metrics["validation/reward"]
     start = [value for value in metrics.get("validation/reference_reward", ()) if math.isfinite(value)]
-    source = "the reference, and the last verdict" if start else "first and last verdict"
+    source = "the reference, and the last evaluation" if start else "first and last evaluation"
     rates = [i for i, value in enumerate(metrics.get("validation/win_rate", ())) if math.isfinite(value)]
     won = _logged(metrics, "validation/win_rate", rates[-1]) if rates else None
     last = _logged(metrics, "validation/reward", known[-1])

@@ -13,6 +13,7 @@ from proxima.pages.report.report_curves import charts_by_group, constants, front
 from proxima.pages.report.report_page import (
     Page,
     code,
+    conclusion,
     folded,
     heading,
     numbers,
@@ -20,7 +21,6 @@ from proxima.pages.report.report_page import (
     paragraph,
     settings,
     table,
-    verdict,
 )
 from proxima.pages.report.report_samples import before_and_after, embedded_tokens
 from proxima.pages.report.run_facts import Story, read_data, short, tell
@@ -60,7 +60,7 @@ def _first_screen(page: Page, run: Run, story: Story) -> None:
         "",
         heading(run.name),
         paragraph(state, "state") if state else "",
-        verdict(story.verdict, story.better),
+        conclusion(story.conclusion, story.better),
         *(paragraph(sentence) for sentence in story.what),
         numbers(story.cards),
         paragraph(f"It ended because: {shareable(reason)}.", "soft") if reason else "",
@@ -145,12 +145,12 @@ def _how(page: Page, run: Run) -> None:
             (
                 c["name"],
                 str(c["step"]),
-                "" if c["verdict"] is None else short(c["verdict"], 4),
+                "" if c["eval_reward"] is None else short(c["eval_reward"], 4),
                 "best" if c["best"] else "",
             )
             for c in checkpoints
         ]
-        page.section("Checkpoints", table(("folder", "step", "verdict", ""), rows))
+        page.section("Checkpoints", table(("folder", "step", "evaluation", ""), rows))
     page.section("How to repeat it", code(repeat_commands(run)))
     if run.problems:
         page.section("What could not be read", *(paragraph(problem) for problem in run.problems))

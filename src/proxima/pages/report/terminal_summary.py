@@ -16,7 +16,7 @@ WIDTH = 48
 
 def summary(run: Run) -> str:
     story, metrics = tell(run), run.metrics()
-    lines = [f"{run.name}: {run.state}, {len(metrics['step'])} steps", story.verdict]
+    lines = [f"{run.name}: {run.state}, {len(metrics['step'])} steps", story.conclusion]
     for label, name in (("reward", "avg_reward"), ("KL", "kl_exact"), ("length", "response_length")):
         if line := sparkline(metrics.get(name, ())):
             lines.append(f"  {label:8}{line}")

@@ -4,6 +4,6 @@ In: a step's state. Out: folders on disk that are whole, checked, or passed over
 """
 
 from proxima.runs.checkpoint.atomic_folders import write_folder
-from proxima.runs.checkpoint.checkpoints import Checkpoint, Checkpoints
+from proxima.runs.checkpoint.checkpoints import Checkpoint, Checkpoints, eval_reward
 
-__all__ = ["Checkpoint", "Checkpoints", "write_folder"]
+__all__ = ["Checkpoint", "Checkpoints", "eval_reward", "write_folder"]

@@ -44,7 +44,7 @@ class Checkpoint:
 class Checkpoints:
     """`step-00000010`, ...
 
-    in one folder. The newest `keep` and the best by verdict stay; the rest are deleted.
+    in one folder. The newest `keep` and the best by evaluation stay; the rest are deleted.
     """
 
     def __init__(self, folder: Path, keep: int):
@@ -53,7 +53,7 @@ class Checkpoints:
     def write(self, state: Mapping[str, Any], fill: Callable[[Path], object]) -> Path:
         """
         Args:
-            state: plain values; `step` names the checkpoint, `verdict` (a number or None) ranks it.
+            state: plain values; `step` names the checkpoint, `eval_reward` (a number or None) ranks it.
             fill: writes the rest into the folder it is given.
         """
 
@@ -85,12 +85,12 @@ class Checkpoints:
         return self._first_good(path for path in reversed(self.paths()) if _place(path)[0] <= last)
 
     def best(self, last: float = math.inf) -> Checkpoint | None:
-        """The undamaged one with the best verdict up to step `last`; None where none has a verdict."""
-        return self._first_good(path for path in self.by_verdict() if _place(path)[0] <= last)
+        """The undamaged one with the best evaluation up to step `last`; None where none was evaluated."""
+        return self._first_good(path for path in self.by_evaluation() if _place(path)[0] <= last)
 
-    def by_verdict(self) -> list[Path]:
-        """Those with a verdict, the best first, the earliest of equals first."""
-        judged = [(verdict, path) for path in self.paths() if (verdict := _verdict(path)) is not None]
+    def by_evaluation(self) -> list[Path]:
+        """Those that were evaluated, the best first, the earliest of equals first."""
+        judged = [(reward, path) for path in self.paths() if (reward := _eval_reward(path)) is not None]
         return [path for _, path in sorted(judged, key=lambda item: -item[0])]
 
     def forget_after(self, checkpoint: Checkpoint) -> None:
@@ -112,7 +112,7 @@ class Checkpoints:
         return None
 
     def _prune(self) -> None:
-        best = self.by_verdict()[:1]
+        best = self.by_evaluation()[:1]
         for path in self.paths()[: -self.keep]:
             if path not in best:
                 remove_folder(path)
@@ -132,8 +132,13 @@ def _place(path: Path) -> tuple[int, int]:
     return int(step), int(again)
 
 
-def _verdict(path: Path) -> float | None:
+def _eval_reward(path: Path) -> float | None:
     try:
-        return json.loads((path / STATE).read_text(encoding="utf-8"))["verdict"]
-    except (OSError, ValueError, KeyError):
+        return eval_reward(json.loads((path / STATE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError):
         return None
+
+
+def eval_reward(state: dict[str, Any]) -> Any:
+    """The evaluation that ranks a checkpoint; None where there was none. Older ones call it a verdict."""
+    return state.get("eval_reward", state.get("verdict"))

@@ -20,19 +20,19 @@ BUCKET = 64 * 2**20  # bytes that travel at once
 def add_gradients(parameters: list[nn.Parameter], processes: Processes) -> None:
     """The gradient of each parameter becomes its sum over all processes; None stays None where it is so on
     all."""
-    if not processes.many:
+    if not processes.is_distributed:
         return
     whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
     if not whole:
         return
     present = torch.tensor([parameter.grad is not None for parameter in whole], dtype=torch.uint8)
-    present = processes.reduce(present, dist.ReduceOp.MAX)
+    present = processes.all_reduce(present, dist.ReduceOp.MAX)
     used = [parameter for parameter, here in zip(whole, present.tolist(), strict=True) if here]
     for parameter in used:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     for bucket in _buckets([parameter.grad for parameter in used if parameter.grad is not None]):
-        flat = processes.reduce(torch.cat([gradient.flatten() for gradient in bucket]))
+        flat = processes.all_reduce(torch.cat([gradient.flatten() for gradient in bucket]))
         for gradient, summed in zip(
             bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True
         ):
@@ -49,7 +49,7 @@ def clip_gradients(parameters: list[nn.Parameter], limit: float, processes: Proc
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     parts = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
     whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
-    norm = (processes.reduce(_squares(parts)) + _squares(whole)).sqrt()
+    norm = (processes.all_reduce(_squares(parts)) + _squares(whole)).sqrt()
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)
     for gradient in (*parts, *whole):
         gradient.mul_(factor)
@@ -63,12 +63,12 @@ def _squares(tensors: list[Tensor]) -> Tensor:
 def _buckets(gradients: list[Tensor]) -> list[list[Tensor]]:
     """Groups of one type, each within the bound (a larger tensor is a group by itself)."""
     groups: list[list[Tensor]] = []
-    room = 0
+    left = 0
     for gradient in gradients:
         size = gradient.numel() * gradient.element_size()
-        if not groups or size > room or groups[-1][0].dtype != gradient.dtype:
+        if not groups or size > left or groups[-1][0].dtype != gradient.dtype:
             groups.append([])
-            room = BUCKET
+            left = BUCKET
         groups[-1].append(gradient)
-        room -= size
+        left -= size
     return groups

@@ -16,10 +16,10 @@ from proxima.core.errors import ProcessLost
 from proxima.runtime.distributed.launch import rank_and_count
 from proxima.runtime.distributed.process_group import Processes, first_sentence
 
-_met: list[Processes] = []
+_joined: list[Processes] = []
 
 
-def meet(device: str = "auto", timeout: float = 1800.0) -> Processes:
+def init_distributed(device: str = "auto", timeout: float = 1800.0) -> Processes:
     """All processes that were started together, met the first time this is called; a process by itself where
     it is alone.
 
@@ -27,8 +27,8 @@ def meet(device: str = "auto", timeout: float = 1800.0) -> Processes:
         device: a config's; each process takes a GPU of its own where there are enough.
         timeout: seconds after which a process that does not answer counts as lost.
     """
-    if _met:
-        return _met[0]
+    if _joined:
+        return _joined[0]
     rank, count = rank_and_count()
     if count == 1:
         return Processes()
@@ -56,8 +56,8 @@ def meet(device: str = "auto", timeout: float = 1800.0) -> Processes:
     if rank:
         for name in ("proxima", "transformers"):
             logging.getLogger(name).setLevel(logging.ERROR)  # the first process says what there is to say
-    _met.append(Processes(rank, count, direct))
-    return _met[0]
+    _joined.append(Processes(rank, count, direct))
+    return _joined[0]
 
 
 def is_lost(error: Exception) -> bool:
@@ -66,4 +66,4 @@ def is_lost(error: Exception) -> bool:
     told = isinstance(error, RuntimeError) and any(
         word in str(error) for word in ("gloo", "NCCL", "Connection closed by peer")
     )
-    return isinstance(error, ProcessLost) or (_met != [] and told)
+    return isinstance(error, ProcessLost) or (_joined != [] and told)

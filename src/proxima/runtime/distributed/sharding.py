@@ -28,7 +28,7 @@ def make_mesh(processes: Processes, kind: str) -> DeviceMesh:
         raise ValueError(
             "shard_base needs a GPU for each process; start as many processes on a machine as it has GPUs"
         )
-    return init_device_mesh(kind, (processes.count,))
+    return init_device_mesh(kind, (processes.world_size,))
 
 
 def decoder_layers(network: nn.Module) -> list[nn.Module]:
@@ -71,7 +71,7 @@ def put_together(tensors: Iterable[Tensor], processes: Processes) -> Callable[[T
         if isinstance(tensor, DTensor):
             with processes.exchange():
                 whole = tensor.full_tensor()
-            if processes.first:
+            if processes.is_main:
                 found[id(tensor)] = whole.cpu()
     return lambda tensor: found.get(id(tensor), tensor)
 
@@ -110,7 +110,7 @@ class Lockstep:
 
     def _agree(self, number: int) -> int:
         """The pass that comes next: 0 for nobody. Processes that have one have the same."""
-        numbers = torch.zeros(self.processes.count, dtype=torch.int64)
+        numbers = torch.zeros(self.processes.world_size, dtype=torch.int64)
         numbers[self.processes.rank] = number
         with self.processes.contact():
             dist.all_reduce(numbers)

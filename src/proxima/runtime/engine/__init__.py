@@ -1,5 +1,5 @@
-"""Under stages 1 to 7: the fast road through a decoder. No padding, fused weights, static cache, CUDA graphs;
-equal to the plain road by test.
+"""Under stages 1 to 7: the fast path through a decoder. No padding, fused weights, static cache, CUDA graphs;
+equal to the reference path by test.
 
 In: a `transformers` network with its adapters, whose own live weights it reads. Out: hidden states, and
 sampled responses. A pass: `layout` (where tokens lie), `architecture` and `weights` (what is multiplied),

@@ -97,7 +97,7 @@ class Decoder:
         """
         functions = functions or self.functions
         x, cos, sin = self.architecture.embed(flat, layout.positions)
-        normed = functions.first_norm(x, self.blocks[0].norm, self.blocks[0].qkv.room, self.shape.eps)
+        normed = functions.first_norm(x, self.blocks[0].norm, self.blocks[0].qkv.padding, self.shape.eps)
 
         def by_layout(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return packed_attention(q, k, v, layout, self.shape.scale)
@@ -124,18 +124,18 @@ class Decoder:
         if read is not None:  # the last layer's other outputs are nobody's input
             x, attended = x[read], attended[read]
         out = product(attended, block.out, lora.out)
-        x, normed = functions.add_and_norm(x, out, block.mlp_norm, block.widen.room, shape.eps)
-        wide = product(normed, block.widen, lora.widen)
-        if functions.gate is not None and block.narrow.room:
-            narrow = product(wide, block.narrow, lora.narrow, functions.gate)
+        x, normed = functions.add_and_norm(x, out, block.mlp_norm, block.up.padding, shape.eps)
+        wide = product(normed, block.up, lora.up)
+        if functions.gate is not None and block.down.padding:
+            mlp_out = product(wide, block.down, lora.down, functions.gate)
         else:
-            narrow = product(
-                functions.activate(wide, block.widen.sizes, shape.activation), block.narrow, lora.narrow
+            mlp_out = product(
+                functions.activate(wide, block.up.sizes, shape.activation), block.down, lora.down
             )
         if number + 1 == len(self.blocks):
-            return functions.add_and_norm(x, narrow, self.architecture.last_norm, 0, shape.eps)
+            return functions.add_and_norm(x, mlp_out, self.architecture.last_norm, 0, shape.eps)
         after = self.blocks[number + 1]
-        return functions.add_and_norm(x, narrow, after.norm, after.qkv.room, shape.eps)
+        return functions.add_and_norm(x, mlp_out, after.norm, after.qkv.padding, shape.eps)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (M, V)."""

@@ -101,5 +101,5 @@ class GraphedPasses:
 
 
 def _with_sinks(lora: Lora, p: Projection) -> Lora:
-    sizes = (p.room, p.inputs), (sum(p.sizes), p.room)
+    sizes = (p.padding, p.inputs), (sum(p.sizes), p.padding)
     return lora._replace(sinks=tuple(torch.zeros(size, device=p.weights[0].device) for size in sizes))

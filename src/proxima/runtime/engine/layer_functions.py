@@ -53,25 +53,25 @@ def normalize(x: Tensor, norm: Norm, eps: float) -> Tensor:
     return norm.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def first_norm(x: Tensor, norm: Norm, room: int, eps: float) -> Tensor:
-    """(N, D) -> normed (N, D + room), with room for an adapter's inner values beside it."""
+def first_norm(x: Tensor, norm: Norm, padding: int, eps: float) -> Tensor:
+    """(N, D) -> normed (N, D + padding), with padding for an adapter's inner values beside it."""
     normed = normalize(x, norm, eps)
-    return torch.cat([normed, normed.new_zeros(len(x), room)], -1) if room else normed
+    return torch.cat([normed, normed.new_zeros(len(x), padding)], -1) if padding else normed
 
 
-def add_and_norm(x: Tensor, change: Tensor, norm: Norm, room: int, eps: float) -> tuple[Tensor, Tensor]:
+def add_and_norm(x: Tensor, change: Tensor, norm: Norm, padding: int, eps: float) -> tuple[Tensor, Tensor]:
     """The residual stream after a change, and its norm as `first_norm` gives it."""
     x = x + change
-    return x, first_norm(x, norm, room, eps)
+    return x, first_norm(x, norm, padding, eps)
 
 
 def add_then_norm(norm_function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
     """The same in two steps, for training: only the sum is kept for the backward pass, not both of its
     parts."""
 
-    def both(x: Tensor, change: Tensor, norm: Norm, room: int, eps: float) -> tuple[Tensor, Tensor]:
+    def both(x: Tensor, change: Tensor, norm: Norm, padding: int, eps: float) -> tuple[Tensor, Tensor]:
         x = x + change
-        return x, norm_function(x, norm, room, eps)
+        return x, norm_function(x, norm, padding, eps)
 
     return both
 

@@ -18,7 +18,7 @@ from proxima.runtime.engine.architecture import Architecture
 from proxima.runtime.engine.layer_functions import Norm
 from proxima.runtime.engine.lora_products import Lora, Projection
 
-ROOM_STEP = 8  # inner sizes are multiples of this, for the alignment that fast products want
+PADDING_STEP = 8  # inner sizes are multiples of this, for the alignment that fast products want
 
 
 class Block(NamedTuple):
@@ -30,13 +30,13 @@ class Block(NamedTuple):
     k_norm: Tensor | None
     out: Projection
     mlp_norm: Norm
-    widen: Projection  # gate and up, or one wide layer
-    narrow: Projection
+    up: Projection  # gate and up, or one wide layer
+    down: Projection
 
     @property
     def projections(self) -> tuple[Projection, ...]:
         """In the order of `Loras`."""
-        return self.qkv, self.out, self.widen, self.narrow
+        return self.qkv, self.out, self.up, self.down
 
 
 class Loras(NamedTuple):
@@ -44,8 +44,8 @@ class Loras(NamedTuple):
 
     qkv: Lora | None = None
     out: Lora | None = None
-    widen: Lora | None = None
-    narrow: Lora | None = None
+    up: Lora | None = None
+    down: Lora | None = None
 
 
 def are_trained(architecture: Architecture) -> bool:
@@ -55,7 +55,7 @@ def are_trained(architecture: Architecture) -> bool:
 
 
 def read_block(architecture: Architecture, layer: Any, trained: bool) -> Block:
-    qkv, out, widen, narrow = architecture.members(layer)
+    qkv, out, up, down = architecture.members(layer)
     norm, mlp_norm = architecture.norms(layer)
     q_norm, k_norm = architecture.head_norms(layer)
     return Block(
@@ -65,8 +65,8 @@ def read_block(architecture: Architecture, layer: Any, trained: bool) -> Block:
         k_norm=k_norm,
         out=_projection(out, trained),
         mlp_norm=mlp_norm,
-        widen=_projection(widen, trained),
-        narrow=_projection(narrow, trained),
+        up=_projection(up, trained),
+        down=_projection(down, trained),
     )
 
 
@@ -84,15 +84,15 @@ def _projection(modules: list[Any], trained: bool, split: int = 1) -> Projection
         tuple(len(module.lora_A[name].weight) if _has(module, name) else 0 for module in modules)
         for name in names
     }
-    room = -(-max(map(sum, ranks), default=0) // ROOM_STEP) * ROOM_STEP
-    whole = weights[0].new_zeros(sum(sizes), inputs + room)
+    padding = -(-max(map(sum, ranks), default=0) // PADDING_STEP) * PADDING_STEP
+    whole = weights[0].new_zeros(sum(sizes), inputs + padding)
     for base, weight, window in zip(bases, weights, whole[:, :inputs].split(sizes), strict=True):
         window.copy_(weight.detach())
         base.weight.data = (
             window.t() if isinstance(base, Conv1D) else window
         )  # from now on: there is no second copy
     bias = None if not given else torch.cat([bias.detach() for bias in given])
-    down = whole.new_zeros(room, inputs) if room else None
+    down = whole.new_zeros(padding, inputs) if padding else None
     return Projection((whole,), (bias,), shown, inputs, down, uniform=len(ranks) <= 1)
 
 

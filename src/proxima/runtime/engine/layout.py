@@ -78,13 +78,13 @@ def cut(lengths: Sequence[int], tokens: int, rows: float = math.inf) -> list[lis
     """Sequences by number, in order, in groups of at most so many tokens and rows; a longer one is a group
     by itself."""
     groups: list[list[int]] = []
-    room = 0
+    left = 0
     for row, length in enumerate(lengths):
-        if not groups or length > room or len(groups[-1]) >= rows:
+        if not groups or length > left or len(groups[-1]) >= rows:
             groups.append([])
-            room = tokens
+            left = tokens
         groups[-1].append(row)
-        room -= length
+        left -= length
     return groups
 
 

@@ -25,24 +25,24 @@ class Lora(NamedTuple):
     scales: tuple[float, ...]
     sinks: tuple[
         Tensor, ...
-    ] = ()  # (room, in) and (sum out, room) where gradients are added up; empty = autograd does it
+    ] = ()  # (padding, in) and (sum out, padding) where gradients are added up; empty = autograd does it
 
 
 class Projection(NamedTuple):
-    """Linear maps of one input: in one tensor with room for an adapter, or one each where they are trained
+    """Linear maps of one input: in one tensor padded for an adapter, or one each where they are trained
     themselves."""
 
-    weights: tuple[Tensor, ...]  # one (sum out, in + room), or (out, in) each
+    weights: tuple[Tensor, ...]  # one (sum out, in + padding), or (out, in) each
     biases: tuple[Tensor | None, ...]
     sizes: tuple[int, ...]  # outputs of each member
     inputs: int
-    down: Tensor | None  # (room, in), the loaded adapter's A in the base's type; None where there is no room
+    down: Tensor | None  # (padding, in), the loaded adapter's A in the base's type; None without padding
     uniform: bool = (
         True  # every adapter here has the same ranks, so none leaves anything behind in another's place
     )
 
     @property
-    def room(self) -> int:
+    def padding(self) -> int:
         """Inner size left for an adapter."""
         return 0 if self.down is None else len(self.down)
 
@@ -51,8 +51,8 @@ NO_LORA = Lora((), (), ())
 
 
 def windows(lora: Lora, down: Tensor, up: Tensor) -> list[tuple[Tensor, Tensor, float]]:
-    """Each of an adapter's matrices, its window in the matrices of the whole projection, (room, in) and
-    (sum out, room), and the factor it has there."""
+    """Each of an adapter's matrices, its window in the matrices of the whole projection, (padding, in) and
+    (sum out, padding), and the factor it has there."""
     found, row, rank = [], 0, 0
     for one_down, one_up, scale in zip(lora.down, lora.up, lora.scales, strict=True):
         rows, inner = one_up.shape
@@ -100,7 +100,7 @@ class Gate(NamedTuple):
 
 
 def product(x: Tensor, p: Projection, lora: Lora | None, gate: Gate | None = None) -> Tensor:
-    """(N, in), or (N, in + room) with anything in the last columns -> (N, sum out). The adapter must be
+    """(N, in), or (N, in + padding) with anything in the last columns -> (N, sum out). The adapter must be
     loaded.
 
     Args:
@@ -117,10 +117,10 @@ def product(x: Tensor, p: Projection, lora: Lora | None, gate: Gate | None = Non
 
 
 def _forward(x: Tensor, p: Projection) -> tuple[Tensor, Tensor]:
-    """Outputs (N, sum out), and the adapter's inner values (N, room)."""
+    """Outputs (N, sum out), and the adapter's inner values (N, padding)."""
     weight, bias, down = p.weights[0], p.biases[0], p.down
     assert down is not None
-    if x.shape[1] > p.inputs:  # there is room beside the inputs: one product does both
+    if x.shape[1] > p.inputs:  # padding lies beside the inputs: one product does both
         inner = x.data[:, p.inputs :]
         torch.mm(x.data[:, : p.inputs], down.t(), out=inner)
         return linear(x.data, weight, bias), inner
@@ -146,7 +146,7 @@ class _LoraProduct(torch.autograd.Function):
         dy = dy.contiguous()
         dx = None
         if ctx.beside and ctx.needs_input_grad[0]:
-            dx = torch.mm(dy, p.weights[0])  # (N, in + room)
+            dx = torch.mm(dy, p.weights[0])  # (N, in + padding)
             d_inner = dx[:, p.inputs :]
             dx[:, : p.inputs].addmm_(d_inner, p.down)
         else:

@@ -38,26 +38,26 @@ class Versions:
 
     def publish(self) -> tuple[Version, list[Version]]:
         """The policy as it is now, and the versions that no longer count (their folders are still there)."""
-        digest = self.processes.lead(self.digest)
+        digest = self.processes.on_main(self.digest)
         if self.kept and self.kept[-1].digest == digest:
             return self.kept[-1], []
         if not self._launch:
-            folder, self._launch = self.processes.lead(lambda: _new_home(self._parent))
+            folder, self._launch = self.processes.on_main(lambda: _new_home(self._parent))
             self._home = Path(folder)
-            if self.processes.first:
+            if self.processes.is_main:
                 weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
         self._count += 1
         number = self._count
         name = f"proxima-{self._launch}-{number}"
         place = self._home / name
-        self.processes.lead(lambda: self.policy.save(place) and None)
+        self.processes.on_main(lambda: self.policy.save(place) and None)
         version = Version(number, name, place, digest, self.policy.adapter is not None)
         self.kept.append(version)
         old, self.kept = self.kept[:-KEPT], self.kept[-KEPT:]
         return version, old
 
     def remove(self, version: Version) -> None:
-        self.processes.lead(lambda: shutil.rmtree(version.folder, ignore_errors=True))
+        self.processes.on_main(lambda: shutil.rmtree(version.folder, ignore_errors=True))
 
 
 def _new_home(home: Path) -> list[str]:

@@ -137,11 +137,11 @@ class Servers:
             self.retries += 1
 
     async def _drop(self, version: Version) -> None:
-        async def forget(client: httpx.AsyncClient, server: Server) -> None:
+        async def unload(client: httpx.AsyncClient, server: Server) -> None:
             try:
-                await server.forget(client, version)
+                await server.unload(client, version)
             except Trouble as trouble:
                 self._failed(server, trouble)
 
         async with self._client() as client:
-            await asyncio.gather(*(forget(client, server) for server in self.servers))
+            await asyncio.gather(*(unload(client, server) for server in self.servers))

@@ -66,7 +66,7 @@ class VllmRollouts:
         if config.engine_urls:
             self.engine = Servers(config.engine_urls, config.engine_timeout)
         else:
-            if models.processes.many:
+            if models.processes.is_distributed:
                 raise ValueError(
                     "vLLM in the training process cannot be shared by several; give engine_urls with torchrun"
                 )
@@ -121,9 +121,9 @@ class VllmRollouts:
         processes = self.models.processes
         version, old = self.versions.publish()
         probe = self.probe(prompts)
-        processes.together(lambda: self.engine.use(version, probe))
+        processes.on_all(lambda: self.engine.use(version, probe))
         for past in old:
-            if processes.first:
+            if processes.is_main:
                 self.engine.drop(past)
             self.versions.remove(past)
         return version
@@ -133,7 +133,7 @@ class VllmRollouts:
 
         A later rollout begins with a new version.
         """
-        if self.models.processes.first:
+        if self.models.processes.is_main:
             for version in self.versions.kept:
                 self.engine.drop(version)
         for version in self.versions.kept:

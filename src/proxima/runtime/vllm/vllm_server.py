@@ -105,7 +105,7 @@ class Server:
         except WrongAnswer as error:
             raise Trouble(f"it answered wrongly: {error}", wrong=True) from None
 
-    async def forget(self, client: httpx.AsyncClient, version: Version) -> None:
+    async def unload(self, client: httpx.AsyncClient, version: Version) -> None:
         self._ready.discard(version.name)
         if self.trouble is None:
             await self._post(client, "/v1/unload_lora_adapter", {"lora_name": version.name}, CONTACT_TIME)

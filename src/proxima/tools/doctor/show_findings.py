@@ -35,7 +35,9 @@ def show(findings: Sequence[Finding], console: Any = None) -> None:
 
 def summary(findings: Sequence[Finding]) -> str:
     counts = {level: sum(item.level == level for item in findings) for level in STYLES}
-    verdict = "would spoil a run" if counts["fail"] else "nothing that would spoil a run"
+    evaluation = "would spoil a run" if counts["fail"] else "nothing that would spoil a run"
     if counts["fail"]:
-        return f"{counts['fail']} of {len(findings)} checks found what {verdict}; {counts['warn']} warnings"
-    return f"{verdict} in {len(findings)} checks; {counts['warn']} warnings"
+        return (
+            f"{counts['fail']} of {len(findings)} checks found what {evaluation}; {counts['warn']} warnings"
+        )
+    return f"{evaluation} in {len(findings)} checks; {counts['warn']} warnings"

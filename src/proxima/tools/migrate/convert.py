@@ -196,18 +196,20 @@ def _rest(old: OldRun, new: Migration) -> None:
             name in SAID
             or name in new.used
             or setting.where.startswith("PEFT")
-            or (known.fate == "maps" and str(value) in taken)
+            or (known.status == "maps" and str(value) in taken)
         ):
             continue
         if name in ("kl_estimator", "whiten_rewards") and value == known.default:
             continue
-        note = UNUSED if known.fate == "maps" else known.note
-        (new.differs if known.fate == "differs" else new.dropped).append(f"{name} = {said(setting)}: {note}")
+        note = UNUSED if known.status == "maps" else known.note
+        (new.differs if known.status == "differs" else new.dropped).append(
+            f"{name} = {said(setting)}: {note}"
+        )
     reasons = {
         "data_collator": "prompts are text, padded on the left by the trainer",
         "eval_dataset": "give held-out prompts as --validation; they are measured, not only shown",
         "optimizers": "both optimisers are AdamW",
-        "callbacks": "guards, verdicts and trackers take their place; a run can be watched in `proxima "
+        "callbacks": "guards, evaluations and trackers take their place; a run can be watched in `proxima "
         "studio`",
     }
     for name, where in old.arguments.items():

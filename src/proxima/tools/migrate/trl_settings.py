@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
 
-Fate = Literal["maps", "differs", "dropped"]
+Status = Literal["maps", "differs", "dropped"]
 
 
 @dataclass(frozen=True)
 class Old:
     """One setting of TRL."""
 
-    fate: Fate
+    status: Status
     note: str
     default: Any = None
 
@@ -103,7 +103,7 @@ DIFFERS: dict[str, tuple[Any, str]] = {
     ),
     "num_sample_generations": (
         10,
-        "samples and every token of them are written at each verdict: eval_every, token_samples",
+        "samples and every token of them are written at each evaluation: eval_every, token_samples",
     ),
     "eval_strategy": (
         "no",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.base_setup.loading import EMBEDDED
-from proxima.config import PPOConfig, RewardSpec, StageConfig
+from proxima.config import FinetuningConfig, PPOConfig, RewardSpec
 from proxima.evaluator import win_rate
 from proxima.finetuning import Preference, RewardTrainer, read_preferences
 from proxima.ppo_trainer import PPOTrainer
@@ -116,7 +116,7 @@ def _train_reward_model(home: Path, seed: int, relabel: bool, count: int, device
     train, validation = _preferences(seed, relabel, count, device)
     _show_preference(train[0])
     print(f"\n2. Reward model: learns from {len(train)} preferences to score a summary")
-    stage = StageConfig(
+    stage = FinetuningConfig(
         "embedded", device=device, seed=seed, run_dir=str(home), run_name="reward", **REWARD_SETTINGS
     )
     rewarder = RewardTrainer(stage, centre_on=demonstrations(make_posts(200, "train", seed + 3), seed))

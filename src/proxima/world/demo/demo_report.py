@@ -13,6 +13,7 @@ from proxima.pages.report.report_curves import chart, frontier
 from proxima.pages.report.report_page import (
     Page,
     code,
+    conclusion,
     folded,
     heading,
     listed,
@@ -21,7 +22,6 @@ from proxima.pages.report.report_page import (
     paragraph,
     settings,
     table,
-    verdict,
 )
 from proxima.pages.report.report_samples import Pair, cut
 from proxima.pages.report.run_facts import Card, percent
@@ -114,7 +114,7 @@ def _first_screen(page: Page, results: dict[str, Any]) -> None:
     page.section(
         "",
         heading(page.title),
-        verdict(
+        conclusion(
             f"Its summaries {grew}: their true quality went from {sft['gold']:.2f} to {ppo['gold']:.2f} (1 "
             "is best), and they "
             f"beat those from before {percent(win['rate'])} % of the time.",

@@ -165,7 +165,7 @@ function showSummary(said) {
     rows.push([`Krippendorff’s alpha (${said.metric})`, number(said.alpha)]);
   }
   byId("figures").replaceChildren(...rows.map(([term, value]) => element("div", {}, element("dt", { text: term }), element("dd", { text: value }))));
-  byId("verdict").textContent = verdict(said);
+  byId("agreement").textContent = agreement(said);
   const target = said.mode === "pairs" ? "preferences.jsonl" : "ratings.jsonl";
   const words = ["proxima label", `--db ${said.db}`, `--export ${target}`];
   byId("command").replaceChildren(...words.flatMap((text) => [element("span", { className: "nowrap", text }), " "]));
@@ -175,7 +175,7 @@ function showSummary(said) {
   byId("live").textContent = byId("summary-title").textContent;
 }
 
-function verdict({ shared, alpha }) {
+function agreement({ shared, alpha }) {
   if (!shared) return "Agreement is measured once two people have answered the same items.";
   if (alpha === null) return "Everyone gave one and the same answer, so agreement beyond chance cannot be measured.";
   if (alpha >= 0.8) return "Alpha of 0.8 and above: the answers are reliable.";

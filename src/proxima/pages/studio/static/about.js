@@ -11,7 +11,7 @@ export function showAbout(run, panel) {
   filter.oninput = () => {
     for (const row of settings.querySelectorAll("div")) row.hidden = !row.textContent.toLowerCase().includes(filter.value.toLowerCase());
   };
-  const saved = Object.fromEntries(checkpoints.map((one) => [one.name, `${one.verdict === null ? "no verdict" : `verdict ${number(one.verdict)}`}${one.best ? " · best" : ""}`]));
+  const saved = Object.fromEntries(checkpoints.map((one) => [one.name, `${one.eval_reward === null ? "not evaluated" : `evaluation ${number(one.eval_reward)}`}${one.best ? " · best" : ""}`]));
   const cards = [
     card("Settings", filter, settings),
     card("Environment", table({ folder: path, ...environment })),

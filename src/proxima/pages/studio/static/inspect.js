@@ -10,7 +10,7 @@ export function showInspect(run, panel, asked) {
   const kept = new Map(); // step -> samples
   const bar = element("div", { className: "row tools" });
   const place = element("div", { id: "scope" });
-  const none = element("p", { className: "soft narrow", hidden: true, text: "No tokens were logged yet. They come with the verdicts (eval_every), for as many samples as token_samples says." });
+  const none = element("p", { className: "soft narrow", hidden: true, text: "No tokens were logged yet. They come with the evaluations (eval_every), for as many samples as token_samples says." });
   panel.append(bar, place, none);
   let scope = null, picker = null, edition = run.about.edition, drawing = 0, wanted = null;
 

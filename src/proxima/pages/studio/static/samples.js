@@ -15,7 +15,7 @@ export function showSamples(run, panel, asked) {
     const query = new URLSearchParams([["name", run.name], ...steps.map((step) => ["step", step])]);
     const said = await ask(`/api/samples?${query}`).catch((problem) => notice(problem.message));
     if (!said || !panel.isConnected) return;
-    if (!said.rows.length) return panel.replaceChildren(element("p", { className: "soft narrow", text: "No samples yet. They come with the first verdict (eval_every)." }));
+    if (!said.rows.length) return panel.replaceChildren(element("p", { className: "soft narrow", text: "No samples yet. They come with the first evaluation (eval_every)." }));
     const places = said.chosen;
     const head = element("tr", {}, element("th", { text: "Prompt", scope: "col" }), ...places.map((step, i) => {
       const go = (next) => {

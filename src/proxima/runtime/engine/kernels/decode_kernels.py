@@ -88,13 +88,22 @@ def _add_norm(  # type: ignore[no-untyped-def]
     tl.store(out + row * width + lanes, normed, mask=real)
 
 
-def add_and_rms_norm(x: Tensor, change: Tensor, norm: Any, room: int, eps: float) -> tuple[Tensor, Tensor]:
-    """As `functions.add_and_norm` without a bias; what is in the room is left open, for the product writes
+def add_and_rms_norm(x: Tensor, change: Tensor, norm: Any, padding: int, eps: float) -> tuple[Tensor, Tensor]:
+    """As `functions.add_and_norm` without a bias; the padding is left unset, for the product writes
     it."""
     rows, size = x.shape
-    total, out = torch.empty_like(x), x.new_empty(rows, size + room)
+    total, out = torch.empty_like(x), x.new_empty(rows, size + padding)
     _add_norm[(rows,)](
-        x, change, norm.weight, total, out, eps, size, size + room, triton.next_power_of_2(size), num_warps=4
+        x,
+        change,
+        norm.weight,
+        total,
+        out,
+        eps,
+        size,
+        size + padding,
+        triton.next_power_of_2(size),
+        num_warps=4,
     )
     return total, out
 

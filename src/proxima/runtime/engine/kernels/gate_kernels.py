@@ -34,7 +34,7 @@ def gate(wide: Tensor, sizes: tuple[int, ...] = (), activation: str = "") -> Ten
 
 @triton.jit
 def _ungate(  # type: ignore[no-untyped-def]
-    wide, d_out, d_inner, down, d_wide, out, total, room, size: tl.constexpr, lanes: tl.constexpr, rows_: tl.constexpr,
+    wide, d_out, d_inner, down, d_wide, out, total, padding, size: tl.constexpr, lanes: tl.constexpr, rows_: tl.constexpr,
     columns_: tl.constexpr,
 ):  # fmt: skip
     columns, rows = (
@@ -45,13 +45,13 @@ def _ungate(  # type: ignore[no-untyped-def]
     lane = tl.arange(0, lanes)
     here = (rows[:, None] < total) & (columns[None, :] < size)
     inner = tl.load(
-        d_inner + rows[:, None] * room + lane[None, :],
-        mask=(rows[:, None] < total) & (lane[None, :] < room),
+        d_inner + rows[:, None] * padding + lane[None, :],
+        mask=(rows[:, None] < total) & (lane[None, :] < padding),
         other=0.0,
     )
     matrix = tl.load(
         down + lane[:, None] * size + columns[None, :],
-        mask=(lane[:, None] < room) & (columns[None, :] < size),
+        mask=(lane[:, None] < padding) & (columns[None, :] < size),
         other=0.0,
     )
     place = rows[:, None] * 2 * size + columns[None, :]
@@ -69,11 +69,11 @@ def _ungate(  # type: ignore[no-untyped-def]
 
 def ungate(wide: Tensor, d_out: Tensor, d_inner: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """What `gate` gave, and the gradient of its input; the output's gradient is d_out + d_inner @ down."""
-    (rows, size), room = d_out.shape, len(down)
+    (rows, size), padding = d_out.shape, len(down)
     out, d_wide = torch.empty_like(d_out), torch.empty_like(wide)
     grid = (triton.cdiv(size, COLUMNS), triton.cdiv(rows, ROWS))
-    lanes = max(16, triton.next_power_of_2(room))
+    lanes = max(16, triton.next_power_of_2(padding))
     _ungate[grid](
-        wide, d_out, d_inner, down, d_wide, out, rows, room, size, lanes, ROWS, COLUMNS, num_warps=4
+        wide, d_out, d_inner, down, d_wide, out, rows, padding, size, lanes, ROWS, COLUMNS, num_warps=4
     )
     return out, d_wide
