@@ -62,7 +62,7 @@ NOTES = {
     ),
     "sft": Notes(
         f"{RUN}: the adapter (with `lora_r` 0 the model), the tokenizer, `finetuning.yaml` with the "
-        "settings, `sft.json` with the best measurement. `--sft-adapter runs/NAME` of later commands takes it.",
+        "settings, `sft.json` with the best measurement. Later commands take it: `--sft-adapter runs/NAME`.",
         "data.md",
     ),
     "label": Notes(
@@ -72,7 +72,7 @@ NOTES = {
     ),
     "reward": Notes(
         f"{RUN}: the adapter (with `lora_r` 0 the model), its head, the tokenizer, `finetuning.yaml` with "
-        "the settings, `reward.json` with the held-out accuracy. `--rewards runs/NAME` of later commands takes it.",
+        "the settings, `reward.json` with the held-out accuracy. Later commands take it: `--rewards runs/NAME`.",
         "rewards.md",
     ),
     "train": Notes(
