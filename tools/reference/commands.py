@@ -72,7 +72,7 @@ NOTES = {
     ),
     "reward": Notes(
         f"{RUN}: the adapter (with `lora_r` 0 the model), its head, the tokenizer, `finetuning.yaml` with "
-        "the settings, `reward.json` with the held-out accuracy. Later commands take it: `--rewards runs/NAME`.",
+        "the settings, `reward.json` with the held-out accuracy. Later commands: `--rewards runs/NAME`.",
         "rewards.md",
     ),
     "train": Notes(

@@ -44,6 +44,7 @@ from proxima.base_setup.tokenizer_setup import (
     same_vocabulary,
 )
 from proxima.config import PPOConfig
+from proxima.core.tokenizer import Tokenizer
 from proxima.models import Backbone, PolicyModel, RewardModel, SFTModel, ValueModel
 from proxima.models.backbone import EngineSettings
 from proxima.models.base_model import BaseModel, scalar_head
@@ -72,7 +73,7 @@ class ModelSet:
         return self.policy.device
 
 
-def build_models(config: PPOConfig, tokenizer: Any) -> ModelSet:
+def build_models(config: PPOConfig, tokenizer: Tokenizer) -> ModelSet:
     """Load the base once and put the four roles on it. The global random state is left as it was."""
     processes = replace(init_distributed(config.device, config.process_timeout))  # its own, for `settle`
     device = pick_device(config.device)
@@ -154,7 +155,12 @@ def _policy(config: PPOConfig, base: Backbone, sft: SFTModel) -> PolicyModel:
 
 
 def _value(
-    config: PPOConfig, base: Backbone, sft: SFTModel, reward: RewardModel, policy: PolicyModel, tokenizer: Any
+    config: PPOConfig,
+    base: Backbone,
+    sft: SFTModel,
+    reward: RewardModel,
+    policy: PolicyModel,
+    tokenizer: Tokenizer,
 ) -> ValueModel:
     """Starts from the trained reward model where there is one, else from the reference with a head of
     zeros."""
@@ -186,7 +192,7 @@ def _value(
     return ValueModel(base, add_adapter(base, "value", lora_config(config, base)), head)
 
 
-def _value_checkpoint(config: PPOConfig, base: Backbone, tokenizer: Any) -> ValueModel:
+def _value_checkpoint(config: PPOConfig, base: Backbone, tokenizer: Tokenizer) -> ValueModel:
     """A separate network with the policy's vocabulary: a causal LM, or a one-score classifier, whose head
     is taken over."""
     name = config.value_model

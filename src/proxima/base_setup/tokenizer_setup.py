@@ -8,11 +8,12 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from proxima.base_setup.loading import explain_loading, model_path
+from proxima.core.tokenizer import Tokenizer
 
 PAD_TOKEN = "<|proxima_pad|>"
 
 
-def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer:
     """Load it and, where it has no pad token or uses EOS as one, add a pad token.
 
     (The network never reads its id.)
@@ -34,7 +35,7 @@ def lacks_tokenizer(name: str) -> bool:
     )
 
 
-def own_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
+def own_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer | None:
     """The tokenizer that lies beside a checkpoint's weights, as it was saved; None where there is none."""
     if lacks_tokenizer(name):
         return None
@@ -44,7 +45,7 @@ def own_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
         return None
 
 
-def same_vocabulary(left: Any, right: Any) -> bool:
+def same_vocabulary(left: Tokenizer, right: Tokenizer) -> bool:
     """Whether every id means the same token to both; a pad token that only one of them has does not count."""
     mine, other = left.get_vocab(), right.get_vocab()
     for tokenizer, vocabulary, beside in ((left, mine, other), (right, other, mine)):
@@ -61,7 +62,7 @@ PROBES = (
 )
 
 
-def same_tokenizer(left: Any, right: Any) -> bool:
+def same_tokenizer(left: Tokenizer, right: Tokenizer) -> bool:
     """Whether both write texts as the same ids, so that one's ids can be read by the other's model.
 
     Vocabulary and EOS are the same, and so are the ids of texts on which normalisers and pre-tokenisers
@@ -71,17 +72,17 @@ def same_tokenizer(left: Any, right: Any) -> bool:
         return False
     end = left.eos_token_id
 
-    def ids(tokenizer: Any, text: str) -> list[int]:
+    def ids(tokenizer: Tokenizer, text: str) -> list[int]:
         row: list[int] = tokenizer(text)["input_ids"]
         return row[:-1] if row and row[-1] == end else row
 
     return all(ids(left, text) == ids(right, text) for text in PROBES)
 
 
-def eos_token_ids(tokenizer: Any, network: Any) -> tuple[int, ...]:
+def eos_token_ids(tokenizer: Tokenizer, network: Any) -> tuple[int, ...]:
     """Every token that ends a response: the tokenizer's EOS and those of the model's generation settings."""
-    found = {tokenizer.eos_token_id}
+    found: set[int | None] = {tokenizer.eos_token_id}
     for config in (network.config, getattr(network, "generation_config", None)):
         ids = getattr(config, "eos_token_id", None)
         found |= set(ids) if isinstance(ids, (list, tuple)) else {ids}
-    return tuple(sorted(found - {None}))
+    return tuple(sorted(id for id in found if id is not None))

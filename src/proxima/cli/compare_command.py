@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from proxima.config import RewardSpec
+from proxima.core.tokenizer import Tokenizer
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Compare:
         print("\n".join(lines(result)))
         print(f"written to {self.out}")
 
-    def _read(self, tokenizer: Any) -> Sequence[str]:
+    def _read(self, tokenizer: Tokenizer) -> Sequence[str]:
         from proxima.data import read_prompts
 
         return read_prompts(self.data, tokenizer, self.limit)

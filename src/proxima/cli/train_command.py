@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from proxima.config import PPOConfig
 from proxima.core.terminal_text import visible
+from proxima.core.tokenizer import Tokenizer
 
 
 @dataclass
@@ -102,7 +103,7 @@ class Train:
                 f"proxima: warning: the report could not be written: {visible(str(error))}", file=sys.stderr
             )
 
-    def _check(self, prompts: Sequence[str], tokenizer: Any) -> None:
+    def _check(self, prompts: Sequence[str], tokenizer: Tokenizer) -> None:
         """Say what the quick checks warn of; refuse to start where one fails."""
         from proxima.tools.doctor import quick_findings
 

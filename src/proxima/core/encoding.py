@@ -6,10 +6,12 @@ In: texts and a tokenizer. Out: ids that an answer can follow, and what the toke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from proxima.core.tokenizer import Tokenizer
 
 PROBE = "a"  # any text: what is added does not depend on it
 
@@ -21,7 +23,7 @@ class Added(NamedTuple):
     after: list[int]
 
 
-def added_ids(tokenizer: Any) -> Added:
+def added_ids(tokenizer: Tokenizer) -> Added:
     """What this tokenizer adds to a text by itself."""
     bare, whole = (tokenizer(PROBE, add_special_tokens=added)["input_ids"] for added in (False, True))
     for start in range(len(whole) - len(bare) + 1):
@@ -30,7 +32,7 @@ def added_ids(tokenizer: Any) -> Added:
     return Added([], [])
 
 
-def encode_prompts(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
+def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
     """Ids of each prompt with what the tokenizer puts before it, and without what it puts after it.
 
     An EOS there would stand between prompt and answer: after EOS a model begins another text.

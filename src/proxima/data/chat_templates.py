@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from proxima.core.encoding import added_ids
+from proxima.core.tokenizer import Tokenizer
 from proxima.data.rows import BrokenData
 
 Message = dict[str, Any]
@@ -24,11 +25,11 @@ class ChatTemplate:
     """Renders messages with the template of a model's tokenizer; without one it says what is missing when
     first used."""
 
-    def __init__(self, tokenizer: Any = None):
+    def __init__(self, tokenizer: Tokenizer | None = None):
         self._tokenizer = tokenizer
         self._bos = ""
-        if tokenizer is not None and getattr(tokenizer, "bos_token", None):
-            self._bos = tokenizer.bos_token if tokenizer.bos_token_id in added_ids(tokenizer).before else ""
+        if tokenizer is not None and (bos := getattr(tokenizer, "bos_token", None)):
+            self._bos = bos if tokenizer.bos_token_id in added_ids(tokenizer).before else ""
 
     def prompt(self, messages: Messages) -> str:
         """Everything before the answer, and what begins the answer."""
@@ -47,7 +48,7 @@ class ChatTemplate:
 
     def _without_end(self, text: str) -> str:
         """Without the EOS that the trainer adds, and the line break that follows it."""
-        end = self._tokenizer.eos_token
+        end = self._tokenizer.eos_token if self._tokenizer is not None else ""
         return text.rstrip().removesuffix(end) if end and text.rstrip().endswith(end) else text
 
     def _render(self, messages: Messages, asks: bool) -> str:

@@ -19,6 +19,7 @@ import numpy
 from tqdm import tqdm
 
 from proxima.core.encoding import encode_prompts
+from proxima.core.tokenizer import Tokenizer
 from proxima.data.chat_templates import ChatTemplate, Message, Messages, Skip
 from proxima.data.column_forms import ASSISTANT, HUMAN, Form, columns_of, prompt_of
 from proxima.data.data_sources import open_rows
@@ -99,7 +100,7 @@ class DataReport:
 
 def check(
     source: str | Path | Rows,
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     context: int | None = None,
     max_length: int = 0,
     limit: int = 0,
@@ -171,7 +172,7 @@ class PlainTemplate(ChatTemplate):
 class Measures:
     """Numbers of the records of one kind."""
 
-    def __init__(self, tokenizer: Any = None):
+    def __init__(self, tokenizer: Tokenizer | None = None):
         self._tokenizer = tokenizer
         self._waiting: list[Any] = []
         self._lengths: dict[tuple[str, str], array[int]] = {}

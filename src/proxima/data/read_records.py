@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from tqdm import tqdm
 
+from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Prompt
 from proxima.data.chat_templates import ChatTemplate, Skip
 from proxima.data.column_forms import (
@@ -162,7 +163,9 @@ def kinds_of(rows: Rows) -> dict[str, Form]:
     }
 
 
-def read(source: str | Path | Rows, kind: str, tokenizer: Any = None, limit: int = 0) -> Records[Any]:
+def read(
+    source: str | Path | Rows, kind: str, tokenizer: Tokenizer | None = None, limit: int = 0
+) -> Records[Any]:
     """Records of a kind; a tokenizer with a chat template is needed only where the source holds
     conversations."""
     rows = open_rows(source, limit)
@@ -180,20 +183,26 @@ def read(source: str | Path | Rows, kind: str, tokenizer: Any = None, limit: int
     return records
 
 
-def read_prompts(source: str | Path | Rows, tokenizer: Any = None, limit: int = 0) -> Records[Prompt]:
+def read_prompts(
+    source: str | Path | Rows, tokenizer: Tokenizer | None = None, limit: int = 0
+) -> Records[Prompt]:
     """Prompts; each carries the other columns of its row."""
     return read(source, "prompts", tokenizer, limit)
 
 
 def read_demonstrations(
-    source: str | Path | Rows, tokenizer: Any = None, limit: int = 0
+    source: str | Path | Rows, tokenizer: Tokenizer | None = None, limit: int = 0
 ) -> Records[Demonstration]:
     return read(source, "demonstrations", tokenizer, limit)
 
 
-def read_preferences(source: str | Path | Rows, tokenizer: Any = None, limit: int = 0) -> Records[Preference]:
+def read_preferences(
+    source: str | Path | Rows, tokenizer: Tokenizer | None = None, limit: int = 0
+) -> Records[Preference]:
     return read(source, "preferences", tokenizer, limit)
 
 
-def read_ratings(source: str | Path | Rows, tokenizer: Any = None, limit: int = 0) -> Records[Rating]:
+def read_ratings(
+    source: str | Path | Rows, tokenizer: Tokenizer | None = None, limit: int = 0
+) -> Records[Rating]:
     return read(source, "ratings", tokenizer, limit)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from proxima.config import PPOConfig
+from proxima.core.tokenizer import Tokenizer
 from proxima.evaluator.trend import is_rising, trend
 
 PLATEAU = 10  # evaluations without improvement that count as converged where `patience` does not say
@@ -27,7 +28,7 @@ class Evaluator:
     def __init__(
         self,
         models: Any = None,
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         config: PPOConfig | None = None,
         validate: Callable[[], Mapping[str, float]] | None = None,
     ):

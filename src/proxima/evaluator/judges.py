@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from proxima.base_setup import ModelSet
 from proxima.base_setup.model_setup import has_head, load_reward
 from proxima.config import PPOConfig, RewardSpec
+from proxima.core.tokenizer import Tokenizer
 from proxima.evaluator.pair_judge import PairJudge, as_reward, open_pair_judge
 from proxima.evaluator.win_rate import preferences
 from proxima.ppo_trainer.reward_computer import RewardComputer
@@ -27,7 +27,7 @@ OWN = ""  # the run's own rewards
 class Judges:
     """By name: those that score an answer, and those that compare two."""
 
-    def __init__(self, models: ModelSet, tokenizer: Any, config: PPOConfig):
+    def __init__(self, models: ModelSet, tokenizer: Tokenizer, config: PPOConfig):
         self.scoring: dict[str, RewardComputer] = {}
         self.comparing: dict[str, PairJudge] = {}
         for spec in config.judges:
@@ -72,7 +72,7 @@ def check_judges(config: PPOConfig) -> None:
             check_rewards(replace(config, rewards=(as_reward(spec),), judges=()))
 
 
-def _scorer(spec: RewardSpec, models: ModelSet, tokenizer: Any, config: PPOConfig) -> RewardComputer:
+def _scorer(spec: RewardSpec, models: ModelSet, tokenizer: Tokenizer, config: PPOConfig) -> RewardComputer:
     alone = replace(config, rewards=(spec,), judges=())
     source = spec.source
     if isinstance(source, str) and has_head(source) and source != models.reward.source:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from proxima.core.encoding import encode_prompts
+from proxima.core.tokenizer import Tokenizer
 from proxima.runtime.engine import Layout, pack
 
 
-def encode(tokenizer: Any, prompt: str, completion: str, ended: bool = True) -> tuple[list[int], list[int]]:
+def encode(
+    tokenizer: Tokenizer, prompt: str, completion: str, ended: bool = True
+) -> tuple[list[int], list[int]]:
     """Ids of prompt and completion, cut where PPO cuts them: the prompt by itself, then what follows, then
     EOS."""
     response = tokenizer(completion, add_special_tokens=False)["input_ids"]

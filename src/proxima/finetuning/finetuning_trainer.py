@@ -28,6 +28,7 @@ from proxima.base_setup.lora_setup import add_adapter, copy_adapter, load_adapte
 from proxima.base_setup.tokenizer_setup import load_tokenizer
 from proxima.config import FinetuningConfig
 from proxima.config.finetuning_config import SETTINGS_FILE, settings_in
+from proxima.core.tokenizer import Tokenizer
 from proxima.finetuning.encoded_examples import Encoded
 from proxima.models import Backbone
 from proxima.models.base_model import BaseModel
@@ -60,7 +61,7 @@ class StageTrainer(ABC, Generic[Example]):
     judged_by: str
     higher_is_better: bool
 
-    def __init__(self, config: FinetuningConfig, network: Any = None, tokenizer: Any = None):
+    def __init__(self, config: FinetuningConfig, network: Any = None, tokenizer: Tokenizer | None = None):
         """
         Args:
             network, tokenizer: a model already in memory (for one made from nothing); by default `model_name`

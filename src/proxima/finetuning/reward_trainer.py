@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from proxima.config import FinetuningConfig
+from proxima.core.tokenizer import Tokenizer
 from proxima.data import Demonstration, Preference
 from proxima.finetuning.example_batches import collate, encode
 from proxima.finetuning.finetuning_trainer import Example, StageResults, StageTrainer
@@ -41,7 +42,7 @@ class ScoreTrainer(StageTrainer[Example]):
         self,
         config: FinetuningConfig,
         network: Any = None,
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         centre_on: Sequence[Demonstration] | None = None,
     ):
         """

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.core.regular_files import read_file
+from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens
 from proxima.models.backbone import Backbone
 from proxima.models.base_model import BaseModel
@@ -66,7 +67,9 @@ class ClassifierReward:
     network by its own forward pass.
     """
 
-    def __init__(self, network: Any, tokenizer: Any, label: int | str | None = None, max_length: int = 0):
+    def __init__(
+        self, network: Any, tokenizer: Tokenizer, label: int | str | None = None, max_length: int = 0
+    ):
         """
         Args:
             label: index or name of the logit that is the score; may be left out where there is only one.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
 from proxima.core.pairs import SAPairs
 from proxima.core.sampling import include_sampled, kept_shape, score_tokens, truncate
+from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import KeptSet, Rollout, Tokens, pad_to
 from proxima.models import PolicyModel, Sampling
 from proxima.models.response_tokens import by_chunks, unpack
@@ -42,7 +42,7 @@ class SequenceGenerator:
     """Samples from the policy, then scores the sample with policy and reference in training-side forward
     passes."""
 
-    def __init__(self, models: ModelSet, tokenizer: Any, config: PPOConfig):
+    def __init__(self, models: ModelSet, tokenizer: Tokenizer, config: PPOConfig):
         self.models, self.tokenizer, self.config = models, tokenizer, config
         self.attributor = TokenAttributor(tokenizer)
         self.rollouts = VllmRollouts(models, config) if config.engine == "vllm" else None

@@ -19,6 +19,7 @@ from proxima.config import PPOConfig
 from proxima.core.ops import entropy, exact_kl, masked_mean
 from proxima.core.pairs import SAPairs, as_pairs
 from proxima.core.sampling import kept_logits, token_logprobs
+from proxima.core.tokenizer import Tokenizer
 from proxima.experience_buffer import BatchedData
 from proxima.models.response_tokens import by_chunks, flatten_column
 from proxima.runtime.distributed.gradient_sync import add_gradients, clip_gradients
@@ -35,7 +36,7 @@ Pairs = SAPairs | Iterable[Mapping[str, Any]]
 class ModelTrainer:
     """Two optimisers, one for the policy and one for the value model."""
 
-    def __init__(self, models: ModelSet, tokenizer: Any, config: PPOConfig):
+    def __init__(self, models: ModelSet, tokenizer: Tokenizer, config: PPOConfig):
         self.models, self.tokenizer, self.config = models, tokenizer, config
         self.policy_parameters = models.policy.parameters()
         self.value_parameters = models.value.parameters()

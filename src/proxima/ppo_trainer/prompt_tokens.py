@@ -6,13 +6,13 @@ In: texts. Out: token ids that fit the model's context, or an error that names t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from proxima.core.encoding import added_ids, encode_prompts, pad_left
 from proxima.core.sampling import sequence_keys
+from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Prompt, Tokens
 
 
@@ -33,7 +33,7 @@ def check_prompts(prompts: Sequence[str], first: int = 0) -> list[str]:
 
 def tokenize(
     prompts: Sequence[str],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     context: int | None,
     max_new_tokens: int,
     may_cut: bool,
@@ -83,7 +83,7 @@ def without_responses(
     prompts: list[str],
     rows: list[list[int]],
     truncated: Tensor,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     seen: dict[bytes, int] | None = None,
 ) -> Tokens:
     """Prompts as left-padded ids, on the CPU, still without responses; `seen` as `sequence_keys` has it."""

@@ -20,6 +20,7 @@ from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.ops import place_rewards
 from proxima.core.pairs import SAPairs
+from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens, pad_to
 from proxima.ppo_trainer.process_shares import own_share
 from proxima.reward_kl import shape_scores
@@ -80,7 +81,7 @@ class RewardComputer:
     """Adds up the configured rewards; without any, the reward model's untrained head stands in and says
     so."""
 
-    def __init__(self, models: ModelSet, tokenizer: Any, config: PPOConfig):
+    def __init__(self, models: ModelSet, tokenizer: Tokenizer, config: PPOConfig):
         self.models, self.tokenizer, self.config = models, tokenizer, config
         self.last_failure = ""
         self.rewards = [

@@ -12,6 +12,7 @@ from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
 from proxima.core.encoding import encode_prompts, pad_left
 from proxima.core.pairs import SAPairs, as_pairs
+from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import pad_to
 from proxima.ppo_trainer.process_shares import own_share
 from proxima.ppo_trainer.prompt_tokens import check_prompts
@@ -20,7 +21,7 @@ from proxima.ppo_trainer.prompt_tokens import check_prompts
 class ValueAdder:
     """Adds `value` to state-action pairs."""
 
-    def __init__(self, models: ModelSet, tokenizer: Any, config: PPOConfig):
+    def __init__(self, models: ModelSet, tokenizer: Tokenizer, config: PPOConfig):
         self.models, self.tokenizer, self.config = models, tokenizer, config
 
     @torch.no_grad()

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from proxima.core.tokenizer import Tokenizer
 from proxima.models.reward_model import REPORT_FILE
 from proxima.rewards.reward_samples import Samples, columns_of
 
@@ -46,7 +47,7 @@ class Ending:
         return f"{'EOS ends a finished response' if self.how == 'append' else 'no EOS is added'}: {self.why}"
 
 
-def recorded_ending(source: str, saved: Any, tokenizer: Any, chat: bool) -> Ending | None:
+def recorded_ending(source: str, saved: Any, tokenizer: Tokenizer, chat: bool) -> Ending | None:
     """What the checkpoint says of the texts that it was trained on; None where it says nothing.
 
     Args:
@@ -75,7 +76,7 @@ def recorded_ending(source: str, saved: Any, tokenizer: Any, chat: bool) -> Endi
     return None
 
 
-def unread_pad(saved: Any, tokenizer: Any) -> int | None:
+def unread_pad(saved: Any, tokenizer: Tokenizer) -> int | None:
     """The id of a pad token that the network itself would never read at the end of a row; EOS is
     `Ending`'s matter."""
     pad = saved.get_text_config().pad_token_id
@@ -118,7 +119,7 @@ def _is_trl(source: str) -> bool:
         return False
 
 
-def _turn_ends_with_eos(tokenizer: Any) -> bool:
+def _turn_ends_with_eos(tokenizer: Tokenizer) -> bool:
     if not tokenizer.chat_template:
         return False
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": TURN}]

@@ -20,6 +20,7 @@ from proxima.base_setup.micro_batches import MicroBatches
 from proxima.base_setup.model_setup import load_classifier
 from proxima.base_setup.tokenizer_setup import same_tokenizer
 from proxima.config import PPOConfig
+from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens
 from proxima.models import ClassifierReward, RewardModel
 from proxima.models.backbone import EngineSettings
@@ -38,7 +39,7 @@ class TrainedReward:
 
     attempts = 2
 
-    def __init__(self, model: RewardModel, tokenizer: Any, micro_batches: MicroBatches):
+    def __init__(self, model: RewardModel, tokenizer: Tokenizer, micro_batches: MicroBatches):
         self.model, self.tokenizer, self.micro_batches = model, tokenizer, micro_batches
         if model.source != "untrained" and (message := reward_warning(model.source)):
             warnings.warn(message, stacklevel=2)
@@ -83,7 +84,7 @@ class ClassifierSource:
         source: str,
         config: PPOConfig,
         device: torch.device,
-        policy_tokenizer: Any = None,
+        policy_tokenizer: Tokenizer | None = None,
         *,
         label: int | str | None = None,
         max_length: int = 0,

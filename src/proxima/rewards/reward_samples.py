@@ -14,6 +14,7 @@ from torch import Tensor
 
 from proxima.core.encoding import encode_prompts
 from proxima.core.sampling import sequence_keys
+from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens
 
 
@@ -33,7 +34,7 @@ class Samples:
         return cls(list(tokens.prompts), tokens.texts(), rows, tokens.ended.tolist(), tokens)
 
     @classmethod
-    def of_texts(cls, prompts: Sequence[str], completions: Sequence[str], tokenizer: Any) -> Samples:
+    def of_texts(cls, prompts: Sequence[str], completions: Sequence[str], tokenizer: Tokenizer) -> Samples:
         """Plain texts, tokenised by themselves; a text that nobody sampled counts as ended."""
         completions = list(completions)
         rows = tokenizer(completions, add_special_tokens=False)["input_ids"] if completions else []
@@ -72,7 +73,7 @@ def columns_of(prompt: str) -> dict[str, Any]:
 
 
 def tokens_of(
-    prompts: list[str], completion_ids: list[list[int]], ended: list[bool], tokenizer: Any, device: Any
+    prompts: list[str], completion_ids: list[list[int]], ended: list[bool], tokenizer: Tokenizer, device: Any
 ) -> Tokens:
     """The record of a rollout from prompts and the ids that were sampled after them."""
     prompt_rows = encode_prompts(tokenizer, prompts)

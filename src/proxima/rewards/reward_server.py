@@ -23,6 +23,7 @@ from proxima.base_setup.micro_batches import MicroBatches
 from proxima.base_setup.model_setup import has_head, load_reward
 from proxima.base_setup.tokenizer_setup import load_tokenizer
 from proxima.config import PPOConfig
+from proxima.core.tokenizer import Tokenizer
 from proxima.models import Backbone
 from proxima.rewards.http_reward import is_loopback
 from proxima.rewards.model_reward import ClassifierSource, TrainedReward
@@ -167,7 +168,9 @@ def load_scorer(config: PPOConfig) -> Scorer:
     return lambda batch: score_what_fits(score, batch, tokenizer, model.backbone.context_length)
 
 
-def score_what_fits(score: Scorer, batch: dict[str, Any], tokenizer: Any, context: int | None) -> list[float]:
+def score_what_fits(
+    score: Scorer, batch: dict[str, Any], tokenizer: Tokenizer, context: int | None
+) -> list[float]:
     """The scores of the samples that the model can read; nan for longer ones, as a classifier gives it."""
     if "completion_ids" in batch:
         pairs = zip(
@@ -224,7 +227,7 @@ def _is_text(item: Any) -> bool:
         return False
 
 
-def _are_tokens(batch: dict[str, Any], tokenizer: Any) -> bool:
+def _are_tokens(batch: dict[str, Any], tokenizer: Tokenizer) -> bool:
     """Whether the ids are this tokenizer's; those of another would be scored as other words."""
     size = len(tokenizer)
     return all(
@@ -233,7 +236,7 @@ def _are_tokens(batch: dict[str, Any], tokenizer: Any) -> bool:
     )
 
 
-def _sampled(batch: dict[str, Any], tokenizer: Any) -> Samples:
+def _sampled(batch: dict[str, Any], tokenizer: Tokenizer) -> Samples:
     """With ids where these are the classifier's own tokens and end with its own EOS; else as text."""
     ids, end = batch.get("completion_ids"), tokenizer.eos_token_id
     own = ids is not None and _are_tokens(batch, tokenizer)
@@ -243,7 +246,7 @@ def _sampled(batch: dict[str, Any], tokenizer: Any) -> Samples:
     return _samples(batch, tokenizer if own else None)
 
 
-def _samples(batch: dict[str, Any], tokenizer: Any = None) -> Samples:
+def _samples(batch: dict[str, Any], tokenizer: Tokenizer | None = None) -> Samples:
     """
     Args:
         tokenizer: what wrote `completion_ids`; None = they are not used.

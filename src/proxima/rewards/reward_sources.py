@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from proxima.base_setup.micro_batches import MicroBatches
 from proxima.base_setup.model_setup import has_head
 from proxima.config import PPOConfig, RewardSpec
+from proxima.core.tokenizer import Tokenizer
 from proxima.models import RewardModel
 from proxima.rewards.function_reward import FunctionReward, load_function
 from proxima.rewards.http_reward import EndpointReward
@@ -44,7 +45,7 @@ def check_rewards(config: PPOConfig) -> None:
 def open_reward(
     spec: RewardSpec,
     model: RewardModel,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     config: PPOConfig,
     micro_batches: MicroBatches | None = None,
 ) -> RewardSource:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
+from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Rollout
 
 
-def split_text(text: str, tokenizer: Any = None) -> list[tuple[str, int | None]]:
+def split_text(text: str, tokenizer: Tokenizer | None = None) -> list[tuple[str, int | None]]:
     """(text, id) of each token; without a tokenizer a token is a word with the space before it, and has no
     id."""
     if tokenizer is None:

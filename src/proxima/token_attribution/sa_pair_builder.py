@@ -11,6 +11,7 @@ import torch
 from proxima.core.encoding import encode_prompts, pad_left
 from proxima.core.pairs import SAPairs, as_pairs
 from proxima.core.sampling import sequence_keys
+from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Rollout, Tokens
 
 
@@ -34,7 +35,7 @@ def pairs_from_pieces(
     return as_pairs(dicts)
 
 
-def ensure_tokens(pairs: SAPairs, tokenizer: Any, device: torch.device) -> SAPairs:
+def ensure_tokens(pairs: SAPairs, tokenizer: Tokenizer, device: torch.device) -> SAPairs:
     """Give pairs that came as plain dicts their token ids: the first state is the prompt, each action one
     token."""
     if pairs.tokens is not None:
@@ -67,7 +68,7 @@ def ensure_tokens(pairs: SAPairs, tokenizer: Any, device: torch.device) -> SAPai
     return SAPairs(tokens.mask, {name: column.to(device) for name, column in pairs.columns.items()}, tokens)
 
 
-def _action_id(pair: Any, tokenizer: Any) -> int:
+def _action_id(pair: Any, tokenizer: Tokenizer) -> int:
     if pair.get("action_id") is not None:
         return int(pair["action_id"])
     ids = tokenizer(pair["action"], add_special_tokens=False)["input_ids"]

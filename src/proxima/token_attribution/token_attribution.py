@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from proxima.core.pairs import SAPairs
+from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Rollout
 from proxima.token_attribution.extractor import check_texts, split_text
 from proxima.token_attribution.sa_pair_builder import pairs_from_pieces, pairs_from_rollout
@@ -14,7 +14,7 @@ from proxima.token_attribution.sa_pair_builder import pairs_from_pieces, pairs_f
 class TokenAttributor:
     """Gives each generated token its state, its action and its log-probabilities."""
 
-    def __init__(self, tokenizer: Any = None):
+    def __init__(self, tokenizer: Tokenizer | None = None):
         """
         Args:
             tokenizer: cuts a plain text into tokens; without one, at the spaces. A rollout brings its own.

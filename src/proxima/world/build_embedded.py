@@ -63,7 +63,7 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def build_network(tokenizer: Any, seed: int) -> Any:
+def build_network(tokenizer: PreTrainedTokenizerFast, seed: int) -> Any:
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,

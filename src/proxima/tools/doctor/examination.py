@@ -19,6 +19,7 @@ from proxima.base_setup.tokenizer_setup import eos_token_ids, load_tokenizer
 from proxima.config import PPOConfig
 from proxima.core.errors import RewardFailure
 from proxima.core.hub import hub_or_cache
+from proxima.core.tokenizer import Tokenizer
 from proxima.data import open_rows, read_prompts
 from proxima.data.rows import Rows
 from proxima.ppo_trainer import PPOTrainer
@@ -125,7 +126,11 @@ def context_of(config: PPOConfig) -> int | None:
 
 
 def quick_findings(
-    config: PPOConfig, prompts: Sequence[str], tokenizer: Any, epochs: int = 1, measured: int = QUICK_PROMPTS
+    config: PPOConfig,
+    prompts: Sequence[str],
+    tokenizer: Tokenizer,
+    epochs: int = 1,
+    measured: int = QUICK_PROMPTS,
 ) -> list[Finding]:
     """What can be seen without weights: settings, tokenizer, prompts, memory, disk, endpoints, reports of
     reward models.
@@ -158,7 +163,7 @@ def quick_findings(
     ]
 
 
-def ends_of(config: PPOConfig, tokenizer: Any, network: Any) -> tuple[int, ...]:
+def ends_of(config: PPOConfig, tokenizer: Tokenizer, network: Any) -> tuple[int, ...]:
     """Every id that will end a response, from the files beside the weights."""
     path = model_path(config.model_name)
     try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean, mode, pstdev
-from typing import Any
 
 import torch
 
 from proxima.base_setup.model_setup import has_head
 from proxima.config import PPOConfig, RewardSpec
+from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Prompt
 from proxima.models.reward_model import reward_warning
 from proxima.rewards import Samples
@@ -25,7 +25,7 @@ FLAT = 1e-6  # a deviation below this, beside the mean, is none
 HUGE = 100.0
 
 
-def check_endpoint(spec: RewardSpec, prompt: str, tokenizer: Any) -> Finding:
+def check_endpoint(spec: RewardSpec, prompt: str, tokenizer: Tokenizer) -> Finding:
     """Send one sample and see that a score comes back."""
     name = f"endpoint {spec.label}"
     source = EndpointReward(str(spec.source), **check_options(spec, keyword_options(EndpointReward)))
@@ -117,7 +117,7 @@ def sparse(scores: Sequence[float], config: PPOConfig) -> Finding:
 
 
 def padded_samples(
-    prompt: str, completion: list[int], tokenizer: Any, device: torch.device
+    prompt: str, completion: list[int], tokenizer: Tokenizer, device: torch.device
 ) -> tuple[Samples, Samples]:
     """A short sample alone, and the same beside a longer one."""
     short = Prompt(prompt[: max(1, len(prompt) // 2)].rstrip() or prompt, columns_of(prompt))

@@ -11,6 +11,7 @@ from typing import Any
 from proxima.base_setup.tokenizer_setup import PAD_TOKEN
 from proxima.config import PPOConfig
 from proxima.core.encoding import added_ids, encode_prompts
+from proxima.core.tokenizer import Tokenizer
 from proxima.data.chat_templates import Skip
 from proxima.data.column_forms import prompt_of
 from proxima.data.read_records import kinds_of
@@ -21,7 +22,7 @@ AT_ONCE = 512  # prompts tokenised together
 LOOKED_AT = 100  # rows in which a conversation is looked for
 
 
-def check_pad(tokenizer: Any) -> Finding:
+def check_pad(tokenizer: Tokenizer) -> Finding:
     """A pad token that is EOS hides every EOS from what reads masks off ids.
 
     `load_tokenizer` gives such a one its own.
@@ -44,7 +45,7 @@ def check_pad(tokenizer: Any) -> Finding:
     return ok("pad token", f"{tokenizer.pad_token!r}, not EOS")
 
 
-def check_vocabulary(tokenizer: Any, network: Any) -> Finding:
+def check_vocabulary(tokenizer: Tokenizer, network: Any) -> Finding:
     rows = network.get_text_config().vocab_size
     ids = [index for index in tokenizer.get_vocab().values() if index != tokenizer.pad_token_id]
     if max(ids) >= rows:
@@ -76,7 +77,7 @@ def check_eos(ends: Sequence[int], network: Any) -> Finding:
     return ok("EOS", f"ids {', '.join(map(str, ends))}")
 
 
-def check_chat_template(rows: Rows, tokenizer: Any) -> Finding:
+def check_chat_template(rows: Rows, tokenizer: Tokenizer) -> Finding:
     """Conversations need a template; texts need none."""
     form = kinds_of(rows).get("prompts")
     if form is None:
@@ -97,25 +98,27 @@ def check_chat_template(rows: Rows, tokenizer: Any) -> Finding:
     return ok("chat template", "not needed: the prompts are texts")
 
 
-def prompt_lengths(prompts: Sequence[str], tokenizer: Any) -> list[int]:
+def prompt_lengths(prompts: Sequence[str], tokenizer: Tokenizer) -> list[int]:
     """Tokens of each prompt."""
     return [length for length, _ in _measured(prompts, tokenizer)]
 
 
-def measure_prompts(prompts: Sequence[str], tokenizer: Any, ends: Sequence[int]) -> tuple[list[int], int]:
+def measure_prompts(
+    prompts: Sequence[str], tokenizer: Tokenizer, ends: Sequence[int]
+) -> tuple[list[int], int]:
     """Tokens of each prompt, and how many prompts end with one of `ends`."""
     measured = list(_measured(prompts, tokenizer))
     return [length for length, _ in measured], sum(last in ends for _, last in measured)
 
 
-def _measured(prompts: Sequence[str], tokenizer: Any) -> Iterator[tuple[int, int | None]]:
+def _measured(prompts: Sequence[str], tokenizer: Tokenizer) -> Iterator[tuple[int, int | None]]:
     """Tokens of each prompt, and its last one."""
     for first in range(0, len(prompts), AT_ONCE):
         for row in encode_prompts(tokenizer, prompts[first : first + AT_ONCE]):
             yield len(row), row[-1] if row else None
 
 
-def check_prompt_ends(tokenizer: Any, ended: int, count: int) -> Finding:
+def check_prompt_ends(tokenizer: Tokenizer, ended: int, count: int) -> Finding:
     """What stands where the answer begins: after EOS a model begins another text.
 
     Args:
