@@ -1,0 +1,47 @@
+"""The place-holder of a forked program (`forks.py`). In: a socket, the real program, its arguments. Out: what
+the forked program gives; the real program itself where it is not one that is forked."""
+
+import json
+import os
+import signal
+import socket
+import sys
+
+place, program, *arguments = sys.argv[1:]
+if program.endswith("python") and (not arguments or (arguments[0].startswith("-") and arguments[0] != "-c")):
+    os.execv(program, [program, *arguments])
+descriptors = []
+for number in map(int, os.listdir("/proc/self/fd")):
+    try:
+        os.fstat(number)
+        descriptors.append(number)
+    except OSError:  # of the listing itself
+        pass
+server = socket.socket(socket.AF_UNIX)
+server.connect(place)
+order = {
+    "program": program,
+    "arguments": arguments,
+    "folder": os.getcwd(),
+    "environment": dict(os.environ),
+    "descriptors": descriptors,
+    "ignored": [
+        number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) == signal.SIG_IGN
+    ],
+}
+text = json.dumps(order).encode()
+socket.send_fds(server, [len(text).to_bytes(4, "big")], descriptors)
+server.sendall(text)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, lambda got, _: server.sendall(bytes([got])))
+said = server.recv(4)
+if not said:
+    sys.exit("the process that forks has gone")
+status = int.from_bytes(said, "big")
+if os.WIFSIGNALED(status):
+    if os.WTERMSIG(status) != signal.SIGKILL:
+        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+    os.kill(os.getpid(), os.WTERMSIG(status))
+for number in descriptors:
+    os.close(number)
+os._exit(os.WEXITSTATUS(status))
