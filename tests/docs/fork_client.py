@@ -17,23 +17,24 @@ for number in map(int, os.listdir("/proc/self/fd")):
         descriptors.append(number)
     except OSError:  # of the listing itself
         pass
-server = socket.socket(socket.AF_UNIX)
-server.connect(place)
+handed_on = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 order = {
     "program": program,
     "arguments": arguments,
     "folder": os.getcwd(),
     "environment": dict(os.environ),
     "descriptors": descriptors,
-    "ignored": [
-        number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) == signal.SIG_IGN
-    ],
+    "ignored": [number for number in handed_on if signal.getsignal(number) == signal.SIG_IGN],
 }
 text = json.dumps(order).encode()
+server = socket.socket(socket.AF_UNIX)
+for number in handed_on:
+    signal.signal(number, lambda got, _: server.sendall(bytes([got])))
+signal.pthread_sigmask(signal.SIG_BLOCK, handed_on)  # none between the bytes of the order
+server.connect(place)
 socket.send_fds(server, [len(text).to_bytes(4, "big")], descriptors)
 server.sendall(text)
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    signal.signal(number, lambda got, _: server.sendall(bytes([got])))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, handed_on)
 said = server.recv(4)
 if not said:
     sys.exit("the process that forks has gone")

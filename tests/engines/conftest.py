@@ -52,6 +52,9 @@ class VllmServer:
                 time.sleep(0.5)
         raise AssertionError(f"the server is not ready: {self.log.read_text()[-3000:]}")
 
+    def freeze(self):
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
     def kill(self):
         if self.process is not None and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
