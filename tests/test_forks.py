@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tests.docs.forks import forked_programs
 from tests.docs.session import REAL, environment
+from tests.forks import forked_programs
 
 SEEN = """
 import os, sys
@@ -51,7 +51,7 @@ def run(programs, tmp_path):
 
 def test_a_forked_program_sees_and_says_what_a_started_one_does(run):
     (run.folder / "seen.py").write_text(SEEN)
-    for words in (["-c", SEEN, "one", "two words"], ["seen.py", "-x"]):
+    for words in (["-c", SEEN, "one", "two words"], ["seen.py", "-x"], ["-u", "-m", "seen", "-x"]):
         forked, started = run("python", *words, given="text"), run(str(REAL / "python"), *words, given="text")
         assert "__main__ True text" in forked[1]
         assert forked == (0, started[1].replace("__main__ False", "__main__ True"), "aside\n")

@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pkgutil
+import runpy
 import select
 import shlex
 import signal
@@ -27,9 +29,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
 HELD = 64  # descriptors of a program at most
 AWAY = 200  # where they wait while their places are freed
+LOADED_WHEN_USED = ["transformers.models.qwen3.modeling_qwen3", "fastapi", "uvicorn"]
 READ_AT_IMPORT = (
     "PYTHON",
     "OMP_",
@@ -43,6 +45,7 @@ READ_AT_IMPORT = (
     "TRANSFORMERS_",
     "LD_",
 )
+READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_")  # what torchrun sets
 
 
 @contextmanager
@@ -70,6 +73,15 @@ def forked_programs(modules: list[str], environment: dict[str, str]) -> Iterator
         finally:
             server.kill()
             server.communicate()
+
+
+def package_modules() -> list[str]:
+    """All of the package that needs no GPU, and what it loads when it is used."""
+    import proxima
+
+    package = [module.name for module in pkgutil.walk_packages(proxima.__path__, "proxima.")]
+    chosen = [name for name in package if ".kernels." not in name and not name.endswith(".__main__")]
+    return [*chosen, *LOADED_WHEN_USED]
 
 
 def serve(place: str, before: dict[str, str]) -> None:
@@ -138,7 +150,8 @@ def _become(order: dict[str, Any], held: list[int], before: dict[str, str]) -> N
     given = order["environment"]
 
     def read_at_import(variables: dict[str, str]) -> dict[str, str]:
-        return {name: value for name, value in variables.items() if name.startswith(READ_AT_IMPORT)}
+        names = {name for name in variables if name.startswith(READ_AT_IMPORT)}
+        return {name: variables[name] for name in names if not name.startswith(READ_LATER)}
 
     if read_at_import(given) != read_at_import(before):
         os.execve(order["program"], [order["program"], *order["arguments"]], given)
@@ -151,6 +164,10 @@ def _become(order: dict[str, Any], held: list[int], before: dict[str, str]) -> N
 def run_program() -> None:
     """`sys.argv` as the interpreter or the console script would: in a `__main__` of its own."""
     program, arguments = sys.argv[0], sys.argv[1:]
+    if arguments[:1] == ["-u"]:
+        del arguments[0]
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)  # type: ignore[union-attr]
     main = sys.modules["__main__"] = ModuleType("__main__")
     del sys.path[0]
     if Path(program).name == "proxima":
@@ -160,6 +177,11 @@ def run_program() -> None:
         sys.path.insert(0, "")
         source, file = arguments[1], "<string>"
         sys.argv = ["-c", *arguments[2:]]
+    elif arguments[:1] == ["-m"]:
+        sys.path.insert(0, os.getcwd())
+        sys.argv = ["-m", *arguments[2:]]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
     else:
         file = arguments[0]
         sys.path.insert(0, str(Path(file).resolve().parent))

@@ -8,7 +8,8 @@ import socket
 import sys
 
 place, program, *arguments = sys.argv[1:]
-if program.endswith("python") and (not arguments or (arguments[0].startswith("-") and arguments[0] != "-c")):
+meant = [word for word in arguments if word != "-u"][:1]
+if program.endswith("python") and (not meant or (meant[0].startswith("-") and meant[0] not in ("-c", "-m"))):
     os.execv(program, [program, *arguments])
 descriptors = []
 for number in map(int, os.listdir("/proc/self/fd")):
