@@ -45,7 +45,7 @@ READ_AT_IMPORT = (
     "TRANSFORMERS_",
     "LD_",
 )
-READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_")  # what torchrun sets
+READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_", "PYTHON_EXEC")  # what torchrun sets, and reads itself
 
 
 @contextmanager
