@@ -148,14 +148,14 @@ def _become(order: dict[str, Any], held: list[int], before: dict[str, str]) -> N
     for number in order["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     given = order["environment"]
+    added = {name: value for name, value in os.environ.items() if name not in before}  # by the modules
 
     def read_at_import(variables: dict[str, str]) -> dict[str, str]:
         names = {name for name in variables if name.startswith(READ_AT_IMPORT)}
         return {name: variables[name] for name in names if not name.startswith(READ_LATER)}
 
-    if read_at_import(given) != read_at_import(before):
+    if {**added, **read_at_import(given)} != {**added, **read_at_import(before)}:
         os.execve(order["program"], [order["program"], *order["arguments"]], given)
-    added = {name: value for name, value in os.environ.items() if name not in before}
     os.environ.clear()
     os.environ.update({**added, **given})
     sys.argv = [order["program"], *order["arguments"]]
