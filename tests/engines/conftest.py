@@ -41,7 +41,7 @@ class VllmServer:
             )
         return self
 
-    def wait(self, seconds=240):
+    def wait(self, seconds=600):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             assert self.process.poll() is None, f"the server ended: {self.log.read_text()[-3000:]}"

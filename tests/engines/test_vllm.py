@@ -22,7 +22,7 @@ from proxima.world.tiny_models import byte_tokenizer
 from tests.helpers import difference, shake, weights
 from tests.rollout_server import RolloutServer, is_sampling
 
-pytestmark = pytest.mark.timeout(900)  # servers start within it, on busy cores too
+pytestmark = pytest.mark.timeout(1800)  # servers start within it, on busy cores too
 PROMPTS = [post.prompt for post in make_posts(12, "train", 1)]
 WAYS = {"all": (0, 1.0, 1.0), "top-k and top-p": (20, 0.9, 1.0), "top-p, cooler": (0, 0.8, 0.7)}
 
