@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-STEPS = 5
+STEPS = 3  # the first update, one that finds moments in the optimizer, one after the KL controller has moved
 PROMPTS = [f"Post {i % 5}: " + "word " * (i % 5) + "TL;DR:" for i in range(12)]  # some twice in a batch
 
 
