@@ -32,12 +32,13 @@ def test_the_tree_is_the_one_on_disk():
     package = ROOT / "src" / "proxima"
     rooms, room = set(), package
     for line in block.split("src/proxima/\n")[1].split("examples/")[0].splitlines():
-        names, purpose = re.split(r"  +", line.strip(), maxsplit=1)
-        if not line.startswith("    "):
-            room = package / names.rstrip("/")
+        names = re.match(r"  (?:  )?(\S+(?:, \S+)*) ", line)  # a line that goes on another one has none
+        if names and not line.startswith("    "):
+            room = package / names[1]
             rooms.add(room.name)
-        for name in names.split(", ") + re.findall(r"`(\w+\.py)`", purpose):
-            assert (package / name if room.name == name.rstrip("/") else room / name).exists(), line
+        elif names:
+            assert all((room / name).exists() for name in names[1].split(", ")), line
+        assert all((room / name).exists() for name in re.findall(r"`(\w+\.py)`", line)), line
     assert rooms == {path.name for path in package.iterdir() if any(path.glob("*.py"))}
 
 
