@@ -32,9 +32,7 @@ def test_the_tree_is_the_one_on_disk():
     package = ROOT / "src" / "proxima"
     rooms, room = set(), package
     for line in block.split("src/proxima/\n")[1].split("examples/")[0].splitlines():
-        names = re.match(
-            r"  (?:  )?([^\s,]+(?:, [^\s,]+)*) ", line
-        )  # a line that goes on another one has none
+        names = re.match(r"  (?:  )?([^\s,]+(?:, [^\s,]+)*) ", line)  # a continuation line has none
         if names and not line.startswith("    "):
             room = package / names[1]
             rooms.add(room.name)
