@@ -24,12 +24,13 @@ from proxima import __version__
 from proxima.cli.commands import COMMANDS
 from proxima.config import FinetuningConfig, PPOConfig, RewardSpec
 from proxima.config.secrets import shareable
-from proxima.config.settings_base import checked, read_yaml
+from proxima.config.setting_declaration import former_names
+from proxima.config.settings_base import checked, read_yaml, warn_renamed
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.core.terminal_text import stderr_handler, visible
 from proxima.runtime.distributed import rank_and_count
 
-CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "stage": FinetuningConfig}
+CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "finetuning": FinetuningConfig}
 GENERAL = "--config FILE.yaml gives every flag a new default; --debug shows tracebacks."
 
 
@@ -192,7 +193,19 @@ def _with_flags(kind: Any, arguments: list[str]) -> list[str]:
             named += [f"--{flag.removesuffix('...')}", arguments.pop(0)]
         while flag.endswith("...") and arguments and not arguments[0].startswith("-"):
             named.append(arguments.pop(0))
-    return named + [re.sub(r"^--model(?==|$)", "--model-name", word) for word in arguments]
+    words = [re.sub(r"^--model(?==|$)", "--model-name", word) for word in arguments]
+    return named + [_present_flag(word, kind) for word in words]
+
+
+def _present_flag(word: str, command: Any) -> str:
+    """A flag by its present name, with a line on stderr where it was given by a former one."""
+    flag = re.fullmatch(r"--(no-)?([a-z][a-z0-9_-]*)(=.*)?", word, re.S)
+    for field in dataclasses.fields(command) if flag else ():
+        former = former_names(CONFIGS[field.name]) if field.name in CONFIGS else {}
+        if flag and (name := flag[2].replace("-", "_")) in former:
+            warn_renamed(name, former[name], FutureWarning, 2)
+            return f"--{flag[1] or ''}{former[name].replace('_', '-')}{flag[3] or ''}"
+    return word
 
 
 def _take_config(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:

@@ -16,7 +16,7 @@ class Sft:
         "proxima sft --model-name embedded --data my-data/demonstrations.jsonl --limit 64 --run-name sft"
     )
 
-    stage: FinetuningConfig
+    finetuning: FinetuningConfig
     data: str
     """Demonstrations: a file, a folder or a Hugging Face dataset, OWNER/NAME[/CONFIG][:SPLIT];
     docs/data.md lists the forms."""
@@ -34,10 +34,10 @@ class Sft:
             open_rows(self.data, self.limit),
             open_rows(self.validation) if self.validation else None,
         )
-        tokenizer = load_tokenizer(self.stage.model_name, self.stage.trust_remote_code)
+        tokenizer = load_tokenizer(self.finetuning.model_name, self.finetuning.trust_remote_code)
         examples = read_demonstrations(rows, tokenizer)
         held_out = read_demonstrations(held_out_rows, tokenizer) if held_out_rows is not None else None
-        results = SFTTrainer(self.stage, tokenizer=tokenizer).train(examples, held_out)
+        results = SFTTrainer(self.finetuning, tokenizer=tokenizer).train(examples, held_out)
         best = results.best
         print(
             f"stopped: {results.stop_reason}; validation loss {best['validation_loss']:.4f} at step "
@@ -55,7 +55,7 @@ class Reward:
         "proxima reward --model-name embedded --data my-data/preferences.jsonl --limit 64 --run-name reward"
     )
 
-    stage: FinetuningConfig
+    finetuning: FinetuningConfig
     data: str
     """Preferences or ratings: a file, a folder or a Hugging Face dataset, OWNER/NAME[/CONFIG][:SPLIT]; see
     docs/data.md."""
@@ -75,13 +75,13 @@ class Reward:
         held_out_rows, centre_rows = (
             open_rows(name) if name else None for name in (self.validation, self.demonstrations)
         )
-        tokenizer = load_tokenizer(self.stage.model_name, self.stage.trust_remote_code)
+        tokenizer = load_tokenizer(self.finetuning.model_name, self.finetuning.trust_remote_code)
         centre = read_demonstrations(centre_rows, tokenizer) if centre_rows is not None else None
 
         def train(trainer: Any, read: Any) -> StageResults:
             examples = read(rows, tokenizer)
             held_out = read(held_out_rows, tokenizer) if held_out_rows is not None else None
-            return trainer(self.stage, tokenizer=tokenizer, centre_on=centre).train(examples, held_out)
+            return trainer(self.finetuning, tokenizer=tokenizer, centre_on=centre).train(examples, held_out)
 
         kinds = kinds_of(rows)
         rated = "ratings" in kinds and "preferences" not in kinds
