@@ -47,14 +47,14 @@ def current_names(
 ) -> dict[str, Any]:
     """Values by the settings' present names, with a warning for each former name where one is given.
 
-    Of a value under each name the one under the present name wins.
+    Where both names are given the former one wins: `dataclasses.replace(config, former=...)` gives both.
     """
     former = former_names(kind)
     found = {name: value for name, value in values.items() if name not in former}
     for name in values.keys() & former.keys():
         if warning is not None:
             warn_renamed(name, former[name], warning, 3)
-        found.setdefault(former[name], values[name])
+        found[former[name]] = values[name]
     return found
 
 

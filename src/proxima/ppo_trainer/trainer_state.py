@@ -42,14 +42,16 @@ def plain_config(config: PPOConfig) -> dict[str, Any]:
 
 def changed_settings(before: Mapping[str, Any], config: PPOConfig) -> list[str]:
     """Settings that differ from a checkpoint's; those it does not know are left out."""
-    before, now = without_keys(before), plain_config(config)
+    before, now = as_written_now(before, type(config)), plain_config(config)
     return [name for name in now if name in before and before[name] != now[name]]
 
 
-def without_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint's settings as they are written today; earlier versions wrote keys of addresses down, and
-    had other names."""
-    settings = current_names(PPOConfig, settings)
+def as_written_now(settings: Mapping[str, Any], kind: type[PPOConfig]) -> dict[str, Any]:
+    """A checkpoint's settings as they would be written now.
+
+    Earlier versions had other names for some, and wrote keys of addresses down.
+    """
+    settings = current_names(kind, settings)
     named = {name: settings[name] for name in ("rewards", "judges") if name in settings}
     return {
         **settings,
@@ -150,8 +152,8 @@ def check_resumable(checkpoint: Checkpoint, config: PPOConfig, plan: Plan, total
             f"{checkpoint.path} was trained on other prompts ({counts}); give the same data or start a new "
             "run"
         )
-    changed, before = changed_settings(state["config"], config), without_keys(state["config"])
-    declared = declarations(PPOConfig)
+    changed = changed_settings(state["config"], config)
+    before, declared = as_written_now(state["config"], type(config)), declarations(type(config))
     refused = [
         f"{name} ({before[name]!r} then, {getattr(config, name)!r} now)"
         for name in changed
