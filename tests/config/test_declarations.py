@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 
 from proxima.cli import command_line, parse
+from proxima.cli.command import Command
 from proxima.cli.commands import COMMANDS
 from proxima.config.setting_declaration import Range, setting
 from proxima.config.settings_base import Settings, settings_class
@@ -35,11 +36,16 @@ class Small(Settings):
 
 
 @dataclasses.dataclass
-class Show:
+class Show(Command):
     """Show the settings."""
 
     example: ClassVar[str] = "proxima show"
     ppo: Small
+    times: int = setting(1, at_least=1)
+    """How often."""
+
+    def run(self) -> None:
+        print(self.ppo)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +73,15 @@ def test_a_new_setting_has_its_flag_and_help(monkeypatch, capsys):
         parse(["show", "--help"])
     out = " ".join(re.sub(r"[^\w .,()-]", " ", capsys.readouterr().out).split())
     assert "--warmth FLOAT How warm a step is, in test degrees. (default 0.5)" in out
+
+
+def test_a_commands_own_flag_is_checked_as_declared(monkeypatch, tmp_path):
+    monkeypatch.setitem(COMMANDS, "show", Show)
+    monkeypatch.setitem(command_line.CONFIGS, "ppo", Small)
+    (tmp_path / "none.yaml").write_text("times: 0\n")
+    for words in (["--times", "0"], ["--config", str(tmp_path / "none.yaml")]):
+        with pytest.raises(ValueError, match=r"times \(0\) must be in \[1, inf\)"):
+            parse(["show", *words])
 
 
 def test_a_new_setting_has_its_page():

@@ -17,7 +17,6 @@ from proxima.config import FinetuningConfig, PPOConfig
 from proxima.config.setting_declaration import declarations
 from proxima.runs.glossary import GLOSSARY, STAGES
 from tools.reference import OUT, pages, write
-from tools.reference.commands import NOTES
 from tools.reference.settings import EXAMPLES
 from tools.reference.source import fields_of, linked, readers
 
@@ -37,7 +36,6 @@ def test_every_command_setting_and_metric_has_its_place():
     assert {f"settings/{name}.md" for name in SETTINGS} <= set(PAGES)
     assert {f"commands/{name}.md" for name in COMMANDS} <= set(PAGES)
     assert len(PAGES) == len(SETTINGS) + len(COMMANDS) + 3
-    assert set(NOTES) == set(COMMANDS)
     assert [name for name in (*GLOSSARY, *STAGES) if f"`{name}`" not in PAGES["metrics.md"]] == []
     order = re.findall(r"^\| \[`([a-z-]+)`\]", PAGES["commands/index.md"], re.M)
     assert order == list(COMMANDS)

@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from proxima.cli.command import Command
 from proxima.config import RewardSpec
 from proxima.core.tokenizer import Tokenizer
 
 
 @dataclass
-class Compare:
+class Compare(Command):
     """Compare runs: curves over each other, reward against KL, seeds as a mean, win rates between them;
     one HTML file."""
 
     words: ClassVar[tuple[str, ...]] = ("runs...",)
     example: ClassVar[str] = "proxima compare runs/first runs/second --data my-data/held_out.jsonl --limit 20"
+    writes: ClassVar[str] = "`compare.html`, or `--out`."
+    guide: ClassVar[str] = "evaluate.md"
 
     runs: tuple[str, ...]
     """Folders of the runs, two or more; may be given without the flag."""

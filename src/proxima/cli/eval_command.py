@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from proxima.cli.command import Command
 from proxima.config import RewardSpec
 from proxima.core.terminal_text import printable, visible
 
@@ -21,12 +22,14 @@ LABELS = {
 
 
 @dataclass
-class Eval:
+class Eval(Command):
     """Judge a finished run on held-out prompts: rewards, KL, lengths, and its win rate against the
     reference."""
 
     words: ClassVar[tuple[str, ...]] = ("folder",)
     example: ClassVar[str] = "proxima eval runs/first --data my-data/held_out.jsonl --limit 20"
+    writes: ClassVar[str] = "`evaluation.json` in the run's folder."
+    guide: ClassVar[str] = "evaluate.md"
 
     folder: Path
     """Folder of the run, for example runs/NAME; may be given without the flag."""

@@ -5,16 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from proxima.cli.command import Command
 from proxima.config import FinetuningConfig
 
 
 @dataclass
-class Sft:
+class Sft(Command):
     """Fine-tune a model on demonstrations (supervised): the stage that gives PPO its reference."""
 
     example: ClassVar[str] = (
         "proxima sft --model-name embedded --data my-data/demonstrations.jsonl --limit 64 --run-name sft"
     )
+    writes: ClassVar[str] = (
+        "`runs/NAME`: the adapter (with `lora_r` 0 the model), the tokenizer, `finetuning.yaml` with "
+        "the settings, `sft.json` with the best measurement. Later commands take it: `--sft-adapter "
+        "runs/NAME`."
+    )
+    guide: ClassVar[str] = "data.md"
 
     finetuning: FinetuningConfig
     data: str
@@ -47,13 +54,19 @@ class Sft:
 
 
 @dataclass
-class Reward:
+class Reward(Command):
     """Train a reward model on preferences (which of two answers is better) or ratings (how good an answer
     is)."""
 
     example: ClassVar[str] = (
         "proxima reward --model-name embedded --data my-data/preferences.jsonl --limit 64 --run-name reward"
     )
+    writes: ClassVar[str] = (
+        "`runs/NAME`: the adapter (with `lora_r` 0 the model), its head, the tokenizer, "
+        "`finetuning.yaml` with the settings, `reward.json` with the held-out accuracy. Later "
+        "commands: `--rewards runs/NAME`."
+    )
+    guide: ClassVar[str] = "rewards.md"
 
     finetuning: FinetuningConfig
     data: str

@@ -6,15 +6,18 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
+from proxima.cli.command import Command
 from proxima.config import PPOConfig
 from proxima.core.terminal_text import is_whole, printable
 
 
 @dataclass
-class Generate:
+class Generate(Command):
     """Sample responses from a model, with or without a trained adapter."""
 
     example: ClassVar[str] = "proxima generate --model-name embedded --data my-data/held_out.jsonl --limit 3"
+    writes: ClassVar[str] = "Nothing; it prints prompts and responses."
+    guide: ClassVar[str] = "data.md"
 
     ppo: PPOConfig
     prompt: tuple[str, ...] = ()

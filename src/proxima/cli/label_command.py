@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from proxima.cli.command import Command
 from proxima.core.terminal_text import printable
 
 if TYPE_CHECKING:
@@ -13,10 +14,13 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Label:
+class Label(Command):
     """Let people compare or rate completions on a local web page; export the answers as training data."""
 
     example: ClassVar[str] = "proxima label --model-name embedded --data my-data/held_out.jsonl --count 8"
+    writes: ClassVar[str] = "`feedback.db` (`--db`); with `--export` a .jsonl file for [`reward`](reward.md)."
+    guide: ClassVar[str] = "label.md"
+    serves: ClassVar[str] = "0"
 
     db: Path = Path("feedback.db")
     """The answers, in an SQLite file. One that is there is gone on with; new items are added to it."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from proxima.cli.command import Command
+
 
 @dataclass
-class Scaling:
+class Scaling(Command):
     """Estimate memory and time of a PPO step for model sizes and numbers of GPUs, and what the bottleneck
     would be."""
 
     example: ClassVar[str] = "proxima scaling --sizes 8B 70B --gpus 8 64 --batch 512"
+    writes: ClassVar[str] = "Nothing; it prints a table."
+    guide: ClassVar[str] = "scaling.md"
 
     sizes: tuple[str, ...] = ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "70B")
     """Model sizes."""

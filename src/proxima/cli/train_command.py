@@ -9,19 +9,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from proxima.cli.command import Command
 from proxima.config import PPOConfig
+from proxima.config.setting_declaration import setting
 from proxima.core.terminal_text import visible
 from proxima.core.tokenizer import Tokenizer
 
 
 @dataclass
-class Train:
+class Train(Command):
     """Train a policy with PPO on a file of prompts."""
 
     example: ClassVar[str] = (
         "proxima train --model-name embedded --data my-data/prompts.jsonl --rewards ends_with_eos --limit "
         "64 --run-name first"
     )
+    writes: ClassVar[str] = (
+        "`runs/NAME`: settings, metrics, samples, checkpoints, the trained `policy/` and `value/`, "
+        "`results.json` and `report.html`; [all files](../../resume.md#what-is-in-runsname)."
+    )
+    guide: ClassVar[str] = "resume.md"
 
     ppo: PPOConfig
     data: str
@@ -31,7 +38,7 @@ class Train:
     """Held-out prompts that decide what is best and when to stop; the same forms."""
     limit: int = 0
     """Use only the first so many rows of the data; 0 = all."""
-    epochs: int = 1
+    epochs: int = setting(1, at_least=1)
     """Passes over the prompts."""
     resume: bool = False
     """Go on from the newest good checkpoint of --run-name (docs/resume.md); without one there, begin."""

@@ -152,13 +152,18 @@ NOTHING_DECLARED = Declaration()
 def checked(name: str, value: Any, kind: Any, declared: Declaration = NOTHING_DECLARED) -> Any:
     """The value in its field's type and range, or an error with name, value and range."""
     value = _in_type(name, value, kind)
+    check_value(name, value, declared)
+    return float(value) if kind is float else value
+
+
+def check_value(name: str, value: Any, declared: Declaration) -> None:
+    """Nothing, or an error with name, value and range where a value is not as declared."""
     if declared.range is not None and value not in declared.range:
         raise ValueError(f"{name} ({value}) must be {declared.range}")
     if declared.not_empty and not value:
         raise ValueError(f"{name} must not be empty")
     if declared.check is not None:
         declared.check(name, value)
-    return float(value) if kind is float else value
 
 
 def _in_type(name: str, value: Any, kind: Any) -> Any:

@@ -21,7 +21,7 @@ from typing import Any
 
 from proxima.core.hub import hub_or_cache
 from proxima.data.rows import BrokenData, JoinedRows, ListRows, Rows
-from proxima.data.text_files import CsvRows, JsonLines, TextRows, read_json
+from proxima.data.text_files import CsvRows, JsonRows, TextRows, read_json
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(/[\w.-]+)?")
 SPLITS = ("train", "test", "valid", "eval", "dev")
@@ -190,7 +190,7 @@ def read_tsv(path: Path, limit: int = 0) -> Rows:
 
 
 FILES: dict[str, Callable[[Path, int], Rows]] = {
-    ".jsonl": JsonLines,
+    ".jsonl": JsonRows,
     ".json": read_json,
     ".csv": CsvRows,
     ".tsv": read_tsv,

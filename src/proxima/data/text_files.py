@@ -91,7 +91,7 @@ class TextRows(IndexedRows):
         return {"prompt": text.replace("\\n", "\n")}
 
 
-class JsonLines(TextRows):
+class JsonRows(TextRows):
     """One JSON object a line."""
 
     def parse(self, file: BinaryIO, line: int) -> Row:
@@ -169,7 +169,7 @@ def read_json(path: Path, limit: int = 0) -> Rows:
     try:
         with opened(path, "rt", encoding="utf-8-sig") as file:
             if file.read(1024).lstrip()[:1] != "[":
-                return JsonLines(path, limit)
+                return JsonRows(path, limit)
             file.seek(0)
             rows = json.load(file)
     except (UnicodeDecodeError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error) as error:
