@@ -33,7 +33,7 @@ class Bench(Command):
     """Also time the first case at half and twice its batch, prompt and response: how the time grows, as
     numbers and a page."""
     beside: int = 0
-    """Also time the first case, with a quarter of its batch, alone and beside so many busy processes in
+    """Also time the first case, with a quarter of its batch, alone and beside this many busy processes in
     turn: how much a busy machine slows a step."""
     peer: Literal["", "trl"] = ""
     """Also time TRL 1.12 on the same shapes where all prompts are of one length, in an environment of its

@@ -26,7 +26,7 @@ from proxima.cli.commands import COMMANDS
 from proxima.config import FinetuningConfig, PPOConfig, RewardSpec
 from proxima.config.secrets import shareable
 from proxima.config.setting_declaration import declarations, former_names
-from proxima.config.settings_base import Settings, check_value, checked, read_yaml, warn_renamed
+from proxima.config.settings_base import Settings, Values, check_value, checked, read_yaml, warn_renamed
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.core.terminal_text import stderr_handler, visible
 from proxima.runtime.distributed import rank_and_count
@@ -225,10 +225,10 @@ def _fields(kind: type[Command]) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(kind)  # type: ignore[arg-type]
 
 
-def _take_config(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
+def _take_config(arguments: list[str]) -> tuple[list[str], Values]:
     """Cut `--config FILE` (or `--config=FILE`) out of the arguments and read the file."""
     rest: list[str] = []
-    values: dict[str, Any] = {}
+    values: Values = {}
     pending = iter(arguments)
     for argument in pending:
         if argument == "--config" or argument.startswith("--config="):
@@ -241,7 +241,7 @@ def _take_config(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
     return rest, values
 
 
-def _settings(path: str, arguments: Sequence[str]) -> dict[str, Any]:
+def _settings(path: str, arguments: Sequence[str]) -> Values:
     """What a settings file holds.
 
     Other people's code is never run because a file says so: that needs the flag.
@@ -257,11 +257,11 @@ def _settings(path: str, arguments: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != "trust_remote_code" or not allowed}
 
 
-def _defaults(kind: type[Command], values: dict[str, Any]) -> Command:
+def _defaults(kind: type[Command], values: Values) -> Command:
     """The command with its defaults; a YAML file may set the command's own flags and settings alike."""
     import tyro
 
-    own: dict[str, Any] = {}
+    own: Values = {}
     hints = get_type_hints(kind)
     for field in _fields(kind):
         if field.name in CONFIGS:
@@ -278,7 +278,7 @@ def _defaults(kind: type[Command], values: dict[str, Any]) -> Command:
     return kind(**own)
 
 
-def _in_type(name: str, value: Any, kind: Any) -> Any:
+def _in_type(name: str, value: object, kind: Any) -> object:
     """A value from YAML for one of a command's own flags."""
     if kind is RewardSpec:
         return RewardSpec.of(value)

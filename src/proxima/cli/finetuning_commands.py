@@ -1,9 +1,9 @@
-"""`proxima sft` and `proxima reward`: the stages before PPO."""
+"""`proxima sft` and `proxima reward`: fine-tuning before PPO."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from proxima.cli.command import Command
 from proxima.config import FinetuningConfig
@@ -11,7 +11,7 @@ from proxima.config import FinetuningConfig
 
 @dataclass
 class Sft(Command):
-    """Fine-tune a model on demonstrations (supervised): the stage that gives PPO its reference."""
+    """Fine-tune a model on demonstrations (supervised): it becomes the reference of PPO."""
 
     example: ClassVar[str] = (
         "proxima sft --model-name embedded --data my-data/demonstrations.jsonl --limit 64 --run-name sft"
@@ -30,17 +30,15 @@ class Sft(Command):
     validation: str = ""
     """Held-out demonstrations; by default a share of the data."""
     limit: int = 0
-    """Use only the first so many rows of the data; 0 = all."""
+    """Use only this many rows of the data, from the first; 0 = all."""
 
     def run(self) -> None:
         from proxima.base_setup.tokenizer_setup import load_tokenizer
         from proxima.data import open_rows, read_demonstrations
         from proxima.finetuning import SFTTrainer
 
-        rows, held_out_rows = (
-            open_rows(self.data, self.limit),
-            open_rows(self.validation) if self.validation else None,
-        )
+        rows = open_rows(self.data, self.limit)
+        held_out_rows = open_rows(self.validation) if self.validation else None
         tokenizer = load_tokenizer(self.finetuning.model_name, self.finetuning.trust_remote_code)
         examples = read_demonstrations(rows, tokenizer)
         held_out = read_demonstrations(held_out_rows, tokenizer) if held_out_rows is not None else None
@@ -77,28 +75,30 @@ class Reward(Command):
     demonstrations: str = ""
     """Demonstrations that shall score 0 on average; by default the training answers do."""
     limit: int = 0
-    """Use only the first so many rows of the data; 0 = all."""
+    """Use only this many rows of the data, from the first; 0 = all."""
 
     def run(self) -> None:
         from proxima.base_setup.tokenizer_setup import load_tokenizer
         from proxima.data import kinds_of, open_rows, read_demonstrations, read_preferences, read_ratings
-        from proxima.finetuning import RatingTrainer, RewardTrainer, StageResults
+        from proxima.finetuning import RatingTrainer, RewardTrainer
 
         rows = open_rows(self.data, self.limit)
-        held_out_rows, centre_rows = (
-            open_rows(name) if name else None for name in (self.validation, self.demonstrations)
-        )
+        held_out_rows = open_rows(self.validation) if self.validation else None
+        centre_rows = open_rows(self.demonstrations) if self.demonstrations else None
         tokenizer = load_tokenizer(self.finetuning.model_name, self.finetuning.trust_remote_code)
         centre = read_demonstrations(centre_rows, tokenizer) if centre_rows is not None else None
-
-        def train(trainer: Any, read: Any) -> StageResults:
-            examples = read(rows, tokenizer)
-            held_out = read(held_out_rows, tokenizer) if held_out_rows is not None else None
-            return trainer(self.finetuning, tokenizer=tokenizer, centre_on=centre).train(examples, held_out)
-
         kinds = kinds_of(rows)
         rated = "ratings" in kinds and "preferences" not in kinds
-        results = train(RatingTrainer, read_ratings) if rated else train(RewardTrainer, read_preferences)
+        if rated:
+            ratings = read_ratings(rows, tokenizer)
+            held_out = read_ratings(held_out_rows, tokenizer) if held_out_rows is not None else None
+            trainer = RatingTrainer(self.finetuning, tokenizer=tokenizer, centre_on=centre)
+            results = trainer.train(ratings, held_out)
+        else:
+            pairs = read_preferences(rows, tokenizer)
+            held_out_pairs = read_preferences(held_out_rows, tokenizer) if held_out_rows is not None else None
+            reward_trainer = RewardTrainer(self.finetuning, tokenizer=tokenizer, centre_on=centre)
+            results = reward_trainer.train(pairs, held_out_pairs)
         best = results.best
         calibration = "" if rated else f", calibration error {best['calibration_error']:.3f}"
         print(f"trained on {'ratings' if rated else 'preferences'}; stopped: {results.stop_reason}")

@@ -30,7 +30,7 @@ class Studio(Command):
     run_dir: Path = Path("runs")
     """Folder of runs; may be given without the flag."""
     label_db: Path | None = None
-    """A file of `proxima label`, to go on labelling inside the studio.
+    """A file of `proxima label`, to continue labelling inside the studio.
 
     By default feedback.db where there is one.
     """

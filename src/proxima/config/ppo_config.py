@@ -31,27 +31,27 @@ class PPOConfig(Settings):
     """AdamW learning rate of the policy: too high and `kl` runs away, too low and the reward stays flat.
     All weights (`lora_r` 0) want smaller ones; the doctor warns above 1e-4."""
     value_learning_rate: float = setting(1e-4, at_least=0, at_most=1)
-    """AdamW learning rate of the value model; higher than the policy's, which learns from what the values
-    say."""
+    """AdamW learning rate of the value model; higher than the policy's, whose advantages depend on good
+    values."""
     batch_size: int = setting(32, at_least=1)
-    """Prompts that `train` draws for one PPO step, over all processes: more mean less noise and longer
-    steps."""
+    """Prompts that `train` draws for one PPO step, over all processes: larger batches mean less noise and
+    longer steps."""
     max_new_tokens: int = setting(10, at_least=1)
-    """Most tokens in a response; a longer one is cut there and did not end by itself."""
+    """Most tokens in a response; a longer one is cut there, without an EOS."""
     gamma: float = setting(0.99, at_least=0, at_most=1)
     """Discount of later rewards, per token; with 1 the score at the end counts in full for every token
     before it. 1 suits responses of 50 tokens and more: of a score n tokens later, (gamma * lam)^n enters a
     token's advantage."""
     lam: float = setting(0.95, at_least=0, at_most=1)
-    """Lambda of generalised advantage estimation: 0 = one-step errors, all trust in the values; 1 = whole
-    returns, none, and more noise. The longer the responses, the nearer to 1 it has to be; `proxima doctor`
-    says from where on."""
+    """Lambda of generalised advantage estimation: 0 = one-step TD errors, which trust the value model fully;
+    1 = full returns, which do not depend on it and have more noise. The longer the responses, the nearer to 1
+    it has to be; `proxima doctor` says from where on."""
     kl_coef: float = setting(0.1, at_least=0)
-    """Weight of the per-token KL penalty in the reward (the first one, where it adapts): higher keeps the
+    """Weight of the per-token KL penalty in the reward (the initial one, where it adapts): higher keeps the
     policy nearer to the reference, lower lets it find more reward, and more ways to game it."""
     clip_epsilon: float = setting(0.2, above=0, below=1)
-    """PPO-clip: the ratio of new to old probability earns nothing outside 1 - clip_epsilon .. 1 +
-    clip_epsilon, so that one update cannot go far."""
+    """PPO-clip: the ratio of new to old probability is clipped to 1 - clip_epsilon .. 1 + clip_epsilon, so
+    that one update cannot move the policy far."""
     temperature: float = setting(1.0, above=0, at_most=100)
     """Sampling temperature: below 1 likely tokens get likelier.
 
@@ -89,9 +89,9 @@ class PPOConfig(Settings):
     """Cut prompts that do not fit the context on the left, after BOS (counted in the metrics), instead of
     refusing them."""
     missing_eos_penalty: float = setting(0.0, at_least=0)
-    """Taken off the score of a response that did not end by itself, in the unit of the scores."""
+    """Subtracted from the score of a response without EOS, in the unit of the scores."""
     normalize_rewards: bool = setting(False)
-    """Shift and scale the scores of a batch to mean 0 and deviation 1, so that their own scale does not
+    """Shift and scale the scores of a batch to zero mean and unit variance, so that their own scale does not
     matter."""
     clip_rewards: float = setting(0.0, at_least=0)
     """Clip scores to +- this, after `normalize_rewards`; 0 = off."""
@@ -108,13 +108,11 @@ class PPOConfig(Settings):
     micro_batch_size: int = setting(64, at_least=1, changes_results=False)
     """Most sequences in one forward pass with gradients. Memory only: results do not depend on it."""
     micro_batch_tokens: int = setting(8192, at_least=1, changes_results=False)
-    """Most prompt and response tokens in one forward pass with gradients; halved by itself when a GPU's
+    """Most prompt and response tokens in one forward pass with gradients; halved automatically when a GPU's
     memory runs out. Memory only."""
     gradient_checkpointing: bool = setting(False, changes_results=False)
-    """Compute a layer's inside again in the backward pass instead of keeping it: less memory, more time.
-
-    Memory only.
-    """
+    """Recompute activations in the backward pass instead of storing them: less memory, more time. Memory
+    only."""
     engine: Literal["auto", "plain", "vllm"] = setting("auto", changes_results=False)
     """`auto` = the package's own fast forward pass and generation where it knows the architecture; `plain`
     = transformers'; `vllm` = as auto, but sampling is vLLM's, in this process or at engine_urls
@@ -137,17 +135,17 @@ class PPOConfig(Settings):
     """Seconds after which a request to a vLLM server has failed; also how long a step waits when no server
     is left."""
     importance_clip: float = setting(2.0, at_least=1)
-    """Largest weight a token, pi_training / pi_engine, where what vLLM sampled from differs from the
-    policy that is trained."""
+    """Largest per-token importance weight, pi_training / pi_engine, where the policy that vLLM sampled from
+    differs from the one that is trained."""
     overlap: bool = setting(False, values="true or false; true needs `engine_urls`")
     """With engine_urls, sample the next step's responses during this step's update: one update behind,
-    corrected by weights."""
+    corrected by importance weights."""
     compile_layers: bool = setting(True, changes_results=False)
     """On a GPU, compile the fast engine's layers of models from 100 M parameters (half a minute at the
     start); smaller ones would not gain that much in a run."""
     shard_base: bool = setting(False, changes_results=False)
-    """With several processes (torchrun), spread the layers of every network over them (FSDP): more can be
-    held, passes are slower. Memory only; see docs/scaling.md."""
+    """With several processes (torchrun), shard the layers of every network over them (FSDP): larger models
+    fit, passes are slower. Memory only; see docs/scaling.md."""
     process_timeout: float = setting(
         1800.0, at_least=1, at_most=86400, changes_results=False, defines_experiment=False
     )
@@ -160,11 +158,10 @@ class PPOConfig(Settings):
     """What the value model learns: `reward_to_go`, the discounted rewards that came, or `lambda_return`,
     advantage + value, with less noise and more trust in the values."""
     whiten_advantages: bool = setting(True)
-    """Shift and scale the advantages of a rollout to mean 0 and deviation 1, so that a step is as large
-    whatever the rewards' scale."""
+    """Shift and scale the advantages of a rollout to zero mean and unit variance, so that the size of an
+    update does not depend on the rewards' scale."""
     entropy_coef: float = setting(0.0, at_least=0)
-    """Weight of the entropy bonus in the policy loss, which pays for being undecided, against collapse; 0
-    = off."""
+    """Weight of the entropy bonus in the policy loss, against collapse; 0 = off."""
     dual_clip: float = setting(0.0, above=1, or_off=True)
     """Bound c > 1 of dual clipping for negative advantages (Ye et al.: 3); 0 = off."""
     kl_loss_coef: float = setting(0.0, at_least=0)
@@ -179,7 +176,7 @@ class PPOConfig(Settings):
     """Sequences over which the adaptive controller acts (Ziegler et al.: 10,000); a step changes `kl_coef`
     by 20 % at most."""
     kl_stop: float = setting(0.0, at_least=0)
-    """End the update of a step once a minibatch's KL(old || new) a token passes this; 0 = off."""
+    """End the update of a step once the per-token KL(old || new) of a minibatch passes this; 0 = off."""
     max_grad_norm: float = setting(1.0, at_least=0)
     """Gradients are clipped to this norm, for each optimiser; 0 = off."""
     lr_schedule: Literal["constant", "linear", "cosine"] = setting("linear")
@@ -210,16 +207,16 @@ class PPOConfig(Settings):
 
     # --- the run ---
     eval_every: int = setting(1, at_least=1, changes_results=False)
-    """PPO steps between the evaluator's evaluations, at which held-out prompts are answered and samples
-    written down; the last step always has one."""
+    """PPO steps between evaluations, at which held-out prompts are answered and samples written down; the
+    last step always has one."""
     judges: tuple[RewardSpec, ...] = setting(
         (), check=check_labels, values="names must differ", changes_results=False
     )
     """Who else judges win rates against the reference on the validation prompts, beside the rewards: any
     reward, or a function or URL that compares two answers; see docs/evaluate.md."""
     token_samples: int = setting(4, at_least=0, changes_results=False, defines_experiment=False)
-    """Samples of an evaluation whose every token is written down: so many that follow the same prompts, so
-    many of the step's own batch; 0 = none. Without validation prompts the followed ones are a small
+    """Samples per evaluation whose every token is written down: this many that follow the same prompts, and
+    this many of the step's own batch; 0 = none. Without validation prompts the followed ones are a small
     generation of their own."""
     patience: int = setting(0, at_least=0, changes_results=False)
     """Stop after this many evaluations in a row without improvement, unless the last 2 * patience still rise;
@@ -227,10 +224,10 @@ class PPOConfig(Settings):
     min_improvement: float = setting(0.0, at_least=0, changes_results=False)
     """By how much the average reward must beat the best so far to count as improvement."""
     checkpoint_every: int = setting(10, at_least=0, changes_results=False, defines_experiment=False)
-    """PPO steps between checkpoints, from which `--resume` goes on (also at a new best on validation
+    """PPO steps between checkpoints, from which `--resume` continues (also at a new best on validation
     prompts, and at the end); 0 = only at the end."""
     keep_checkpoints: int = setting(2, at_least=1, changes_results=False, defines_experiment=False)
-    """Newest checkpoints that are kept, beside the best."""
+    """How many of the newest checkpoints are kept, beside the best."""
     run_dir: str = setting("runs", not_empty=True, changes_results=False, defines_experiment=False)
     """Folder of all runs."""
     run_name: str = setting(
@@ -255,21 +252,21 @@ class PPOConfig(Settings):
     """Updates skipped within 10 steps, because loss or gradient was not finite, at which `on_nonfinite`
     acts; 0 = never."""
     on_nonfinite: Literal["rollback", "stop"] = setting("rollback", changes_results=False)
-    """When `max_skipped_updates` is reached: go back to the newest checkpoint and on with smaller learning
-    rates, or stop."""
+    """When `max_skipped_updates` is reached: roll back to the newest checkpoint and continue with smaller
+    learning rates, or stop."""
     kl_limit: float = setting(0.0, at_least=0, changes_results=False)
     """Alarm above this exact sequence KL to the reference (nats); 0 = off."""
     min_entropy: float = setting(0.0, at_least=0, changes_results=False)
-    """Alarm below this entropy a token (nats); 0 = off."""
+    """Alarm below this per-token entropy (nats); 0 = off."""
     length_limit: float = setting(4.0, above=1, or_off=True, changes_results=False)
-    """Alarm when responses are this many times as long as in the first step, or none ends by itself any
+    """Alarm when responses are this many times as long as in the first step, or when none ends with EOS any
     more; 0 = off."""
     max_declining_evals: int = setting(4, at_least=0, formerly="max_falling_verdicts", changes_results=False)
     """Alarm when the validation reward fell this many evaluations in a row while the training reward rose
     (over-optimisation); 0 = off."""
     on_guard: Literal["warn", "stop", "rollback"] = setting("warn", changes_results=False)
-    """On an alarm of `kl_limit`, `min_entropy`, `length_limit` or `max_declining_evals`: say so; stop; or
-    go back to the best checkpoint and on with smaller learning rates (3 times, then stop)."""
+    """On an alarm of `kl_limit`, `min_entropy`, `length_limit` or `max_declining_evals`: warn; stop; or roll
+    back to the best checkpoint and continue with smaller learning rates (3 times, then stop)."""
     rollback_rate_factor: float = setting(0.5, above=0, at_most=1, changes_results=False)
     """Factor of both learning rates at each rollback."""
 

@@ -25,6 +25,7 @@ from proxima.config.setting_declaration import Declaration, declarations, former
 from proxima.core.regular_files import read_given
 
 LARGEST_FILE = 2**18  # bytes; some numbers of YAML take time that grows with the square of their length
+Values = dict[str, Any]  # by name, as YAML and JSON hold them
 Class = TypeVar("Class", bound="type[Settings]")
 
 
@@ -42,9 +43,7 @@ def settings_class(kind: Class) -> Class:
     return kind
 
 
-def current_names(
-    kind: type, values: Mapping[str, Any], warning: type[Warning] | None = None
-) -> dict[str, Any]:
+def current_names(kind: type, values: Mapping[str, Any], warning: type[Warning] | None = None) -> Values:
     """Values by the settings' present names, with a warning for each former name where one is given.
 
     Where both names are given the former one wins: `dataclasses.replace(config, former=...)` gives both.
@@ -82,7 +81,7 @@ class Settings:
             warn_renamed(name, former[name], DeprecationWarning, 2)
             return getattr(self, former[name])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Values:
         """Plain values, as YAML and JSON hold them."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name, value in values.items():
@@ -111,7 +110,7 @@ class Settings:
         Path(path).write_text(yaml.safe_dump(self.to_dict(), sort_keys=False), encoding="utf-8")
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
+def read_yaml(path: str | Path) -> Values:
     """A YAML file of `setting: value` lines.
 
     Aliases are refused: a few lines of them can stand for more than memory holds.
@@ -119,7 +118,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     import yaml
 
     class WithoutAliases(yaml.SafeLoader):
-        def compose_node(self, parent: Any, index: Any) -> Any:
+        def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
             if self.check_event(yaml.AliasEvent):
                 raise ValueError("it holds an alias (*name); write the value out")
             return super().compose_node(parent, index)
@@ -186,7 +185,7 @@ def _in_type(name: str, value: Any, kind: Any) -> Any:
     return value
 
 
-def _checked_list(name: str, value: Any, kind: Any) -> tuple[Any, ...]:
+def _checked_list(name: str, value: object, kind: object) -> tuple[str | RewardSpec, ...]:
     """One item or a list of them: rewards, or texts."""
     single = isinstance(value, (str, RewardSpec, Mapping)) or callable(value)
     items = [value] if single else value

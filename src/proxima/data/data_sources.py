@@ -28,8 +28,7 @@ SPLITS = ("train", "test", "valid", "eval", "dev")
 
 
 def open_rows(source: str | Path | Rows, limit: int = 0) -> Rows:
-    """The rows of a source; with `limit` the first so many, which is all that is then downloaded from the
-    Hub."""
+    """The rows of a source; with `limit` only the first ones, and no more are downloaded from the Hub."""
     if isinstance(source, Rows):
         return source
     if not str(source).strip():
