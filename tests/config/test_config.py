@@ -46,6 +46,9 @@ def test_every_setting_is_declared_every_number_with_a_range_that_holds_its_defa
         assert (declared.range is not None) == (field.type in ("int", "float")), field.name
         assert declared.range is None or field.default in declared.range, field.name
     assert kind(**kind().to_dict()) == kind()
+    former = [each.formerly for each in declarations(kind).values() if each.formerly]
+    assert len(set(former)) == len(former)
+    assert not set(former) & declarations(kind).keys()
 
 
 def test_settings_that_both_configs_have_take_the_same_values():

@@ -158,7 +158,7 @@ def exit_codes(name: str) -> list[tuple[str, str]]:
             kind.serves: "ended with Ctrl-C, or exported" if name == "label" else "ended with Ctrl-C"
         }
     if name == "train":
-        codes["130"] = "Ctrl-C: the step was finished and a checkpoint written; `--resume` goes on"
+        codes["130"] = "Ctrl-C: the step was finished and a checkpoint written; `--resume` continues"
         codes["143"] = "SIGTERM: as Ctrl-C"
     return sorted(codes.items(), key=lambda item: int(item[0]))
 

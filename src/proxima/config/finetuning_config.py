@@ -9,14 +9,14 @@ from proxima.config.setting_checks import check_folder_name
 from proxima.config.setting_declaration import setting
 from proxima.config.settings_base import Settings, settings_class
 
-SETTINGS_FILE, OLD_SETTINGS_FILE = "finetuning.yaml", "stage.yaml"  # in the folder of a fine-tuning run
+SETTINGS_FILE = "finetuning.yaml"  # in the folder of a fine-tuning run
+FORMER_SETTINGS_FILE = "stage.yaml"
 
 
 def settings_in(folder: Path) -> Path | None:
     """The file of settings that a fine-tuning run left in its folder; None where it is no such folder."""
-    return next(
-        (folder / name for name in (SETTINGS_FILE, OLD_SETTINGS_FILE) if (folder / name).is_file()), None
-    )
+    paths = (folder / SETTINGS_FILE, folder / FORMER_SETTINGS_FILE)
+    return next((path for path in paths if path.is_file()), None)
 
 
 @settings_class

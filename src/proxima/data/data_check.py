@@ -111,7 +111,7 @@ def check(
         tokenizer: measures lengths in tokens and renders conversations; without one, characters and words.
         context: most tokens the model can read.
         max_length: longest example in tokens that training takes.
-        limit: look at the first so many rows only.
+        limit: look at only this many rows; 0 = all.
     """
     report = DataReport(str(source), context=context, max_length=max_length)
     template = PlainTemplate() if tokenizer is None else ChatTemplate(tokenizer)
