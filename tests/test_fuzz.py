@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from proxima.base_setup import BaseSetup
 from proxima.cli import parse
 from proxima.config import FinetuningConfig, PPOConfig, RewardSpec
-from proxima.config.settings_base import RANGES
+from proxima.config.setting_declaration import declarations
 from proxima.data import read_demonstrations, read_preferences, read_prompts, read_ratings
 from proxima.data.data_check import check
 from proxima.data.show_data import show
@@ -76,8 +76,8 @@ def test_settings_from_any_mapping(values):
     if config is not None:
         assert all(
             math.isfinite(getattr(config, name))
-            for name in RANGES
-            if isinstance(getattr(config, name, None), float)
+            for name, declared in declarations(PPOConfig).items()
+            if declared.range is not None
         )
         again = PPOConfig.from_dict(config.to_dict())
         assert again.to_dict() == config.to_dict()

@@ -10,7 +10,7 @@ import pytest
 
 import proxima
 from proxima.config import FinetuningConfig, PPOConfig, RewardSpec
-from proxima.config.settings_base import RANGES
+from proxima.config.setting_declaration import KEY, declarations
 
 ROOT = Path(__file__).parents[2]
 FIELDS = dataclasses.fields(PPOConfig)
@@ -38,15 +38,26 @@ def test_the_contracts_fields_come_first_with_its_defaults():
     assert first == list(CONTRACT.items())
 
 
-def test_every_number_has_a_range_and_its_default_lies_inside():
-    seen = set()
-    for kind in (PPOConfig, FinetuningConfig):
-        numbers = {field.name for field in dataclasses.fields(kind) if field.type in ("int", "float")}
-        defaults = kind()
-        for name in numbers:
-            assert kind(**{name: getattr(defaults, name)}) == defaults
-        seen |= numbers
-    assert set(RANGES) == seen
+@pytest.mark.parametrize("kind", [PPOConfig, FinetuningConfig])
+def test_every_setting_is_declared_every_number_with_a_range_that_holds_its_default(kind):
+    for field in dataclasses.fields(kind):
+        assert KEY in field.metadata, f"{field.name} is not declared with `setting`"
+        declared = field.metadata[KEY]
+        assert (declared.range is not None) == (field.type in ("int", "float")), field.name
+        assert declared.range is None or field.default in declared.range, field.name
+    assert kind(**kind().to_dict()) == kind()
+    former = [each.formerly for each in declarations(kind).values() if each.formerly]
+    assert len(set(former)) == len(former)
+    assert not set(former) & declarations(kind).keys()
+
+
+def test_settings_that_both_configs_have_take_the_same_values():
+    ppo, finetuning = declarations(PPOConfig), declarations(FinetuningConfig)
+    shared = ppo.keys() & finetuning.keys()
+    assert len(shared) > 15
+    for name in shared:
+        for part in ("range", "not_empty", "check", "values", "formerly"):
+            assert getattr(ppo[name], part) == getattr(finetuning[name], part), (name, part)
 
 
 NEGATIVE = """lora_r lora_dropout learning_rate value_learning_rate batch_size gamma lam kl_coef top_k seed
@@ -74,11 +85,11 @@ NOT_FINITE = [
     [*((n, -1) for n in NEGATIVE.split()), *((n, 0) for n in ZERO.split()), *OTHER, *NOT_FINITE],
 )
 def test_a_value_out_of_range_is_refused_with_name_value_and_range(name, value):
-    low, high, _ = RANGES[name]
+    allowed = declarations(PPOConfig)[name].range
     with pytest.raises(ValueError, match=name) as problem:
         PPOConfig(**{name: value})
     assert f"({value})" in str(problem.value)
-    assert f"{low}, {high}" in str(problem.value)
+    assert str(allowed) in str(problem.value)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ import yaml
 from proxima.cli import parse
 from proxima.cli.commands import COMMANDS
 from proxima.config import FinetuningConfig, PPOConfig
+from proxima.config.setting_declaration import declarations
 from proxima.runs.glossary import GLOSSARY, STAGES
 from tools.reference import OUT, pages, write
-from tools.reference.commands import NOTES
-from tools.reference.settings import EXAMPLES, RULES
-from tools.reference.source import fields_of, linked, may_change, readers
+from tools.reference.settings import EXAMPLES
+from tools.reference.source import fields_of, linked, readers
 
 ROOT = Path(__file__).parents[2]
 PAGES = pages()
@@ -36,7 +36,6 @@ def test_every_command_setting_and_metric_has_its_place():
     assert {f"settings/{name}.md" for name in SETTINGS} <= set(PAGES)
     assert {f"commands/{name}.md" for name in COMMANDS} <= set(PAGES)
     assert len(PAGES) == len(SETTINGS) + len(COMMANDS) + 3
-    assert set(NOTES) == set(COMMANDS)
     assert [name for name in (*GLOSSARY, *STAGES) if f"`{name}`" not in PAGES["metrics.md"]] == []
     order = re.findall(r"^\| \[`([a-z-]+)`\]", PAGES["commands/index.md"], re.M)
     assert order == list(COMMANDS)
@@ -58,7 +57,7 @@ def test_a_setting_has_meaning_default_range_and_a_line_that_is_taken(name):
         word for key in values if key != name for word in (f"--{key.replace('_', '-')}", *_words(values[key]))
     ]
     command = parse([*("train" if kind is PPOConfig else "sft", "--data", "x"), *flags, *beside])
-    assert getattr(command.ppo if kind is PPOConfig else command.stage, name) == getattr(made, name)
+    assert getattr(command.ppo if kind is PPOConfig else command.finetuning, name) == getattr(made, name)
     assert getattr(eval(re.search(r"in Python `([^`]+)`", text)[1]), name) == getattr(made, name)
     assert "`src/proxima/" in text
 
@@ -84,13 +83,16 @@ def test_rules_beside_the_ranges_are_those_of_the_config():
     ):
         with pytest.raises(ValueError, match=next(iter(values))):
             PPOConfig(**values)
-    assert set(RULES) <= SETTINGS
 
 
-def test_what_may_change_on_resume_is_what_the_trainer_allows():
-    from proxima.ppo_trainer.trainer_state import FREE
-
-    assert may_change() == FREE
+def test_the_index_lists_what_a_resumed_run_may_change():
+    listed = PAGES["settings/index.md"].split("## What a resumed run may change")[1]
+    free = {name for name, each in declarations(PPOConfig).items() if not each.changes_results}
+    assert set(re.findall(r"\[`(\w+)`\]", listed)) == free
+    assert {"engine_urls", "judges", "max_skipped_updates", "on_guard"} <= free
+    assert not {"seed", "kl_coef", "rewards", "dtype", "overlap"} & free
+    for name in PPO:
+        assert ("may change it only with" in PAGES[f"settings/{name}.md"]) == (name not in free)
 
 
 def test_readers_are_found():

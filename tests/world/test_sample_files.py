@@ -58,7 +58,7 @@ def test_the_settings_are_ones_the_commands_take(folder):
     assert (train.ppo.model_name, train.ppo.learning_rate) == ("embedded", 2e-3)
     for command in ("sft", "reward"):
         assert (
-            parse([command, "--config", str(folder / "reward.yaml"), "--data", "x"]).stage.model_name
+            parse([command, "--config", str(folder / "reward.yaml"), "--data", "x"]).finetuning.model_name
             == "embedded"
         )
 

@@ -1,5 +1,4 @@
-"""One page a command, and their index. In: the commands' dataclasses, and the notes below. Out: Markdown by
-name.
+"""One page per command, and their index. In: the commands' classes. Out: Markdown by name.
 
 The index runs every example in one session, in the order of the help; a command's page shows its part of it.
 """
@@ -7,9 +6,9 @@ The index runs every example in one session, in the order of the help; a command
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
+from proxima.cli.command import Command
 from proxima.cli.command_line import GENERAL
 from proxima.cli.commands import COMMANDS
 from tools.reference.source import (
@@ -28,85 +27,14 @@ SAMPLE = "proxima data sample my-data"
 TRAIN = COMMANDS["train"].example
 SECOND = TRAIN.replace("first", "second") + " --seed 1"
 REWARD = COMMANDS["reward"].example
-RUN = "`runs/NAME`"
+MADE_BY = {r"my-data/": SAMPLE, r"runs/first| runs$": TRAIN, r"runs/second": SECOND, r"runs/reward": REWARD}
+"""What examples read, as a pattern -> the line that makes it."""
 
 
-@dataclass(frozen=True)
-class Notes:
-    """What the code of a command does not say by itself."""
-
-    writes: str
-    guide: str
-    needs: tuple[str, ...] = (SAMPLE,)
-    """Lines that make what the example reads."""
-    fails: str = ""
-    """What exit code 1 means where it is no defect."""
-    serves: str = ""
-    """For a server, its exit code after Ctrl-C."""
-    slow: str = ""
-    """Why the index does not run it."""
-
-
-NOTES = {
-    "demo": Notes(
-        "`runs/demo`: the reward model, the run, `results.json` and `report.html`, a page that tells all of "
-        "it.",
-        "embedded.md",
-        (),
-        slow="the demo takes minutes, tests/world/test_demo.py runs it",
-    ),
-    "data": Notes(
-        "`check` writes nothing. `sample` writes the folder it is given.",
-        "data.md",
-        fails="the data cannot be used",
-    ),
-    "sft": Notes(
-        f"{RUN}: the adapter (with `lora_r` 0 the model), the tokenizer, `finetuning.yaml` with the "
-        "settings, `sft.json` with the best measurement. Later commands take it: `--sft-adapter runs/NAME`.",
-        "data.md",
-    ),
-    "label": Notes(
-        "`feedback.db` (`--db`); with `--export` a .jsonl file for [`reward`](reward.md).",
-        "label.md",
-        serves="0",
-    ),
-    "reward": Notes(
-        f"{RUN}: the adapter (with `lora_r` 0 the model), its head, the tokenizer, `finetuning.yaml` with "
-        "the settings, `reward.json` with the held-out accuracy. Later commands: `--rewards runs/NAME`.",
-        "rewards.md",
-    ),
-    "train": Notes(
-        f"{RUN}: settings, metrics, samples, checkpoints, the trained `policy/` and `value/`, "
-        "`results.json` and "
-        "`report.html`; [all files](../../resume.md#what-is-in-runsname).",
-        "resume.md",
-    ),
-    "doctor": Notes("Nothing.", "doctor.md", fails="something would spoil the run"),
-    "eval": Notes("`evaluation.json` in the run's folder.", "evaluate.md", (SAMPLE, TRAIN)),
-    "report": Notes("`report.html` in the run's folder, or `--output`.", "report.md", (SAMPLE, TRAIN)),
-    "compare": Notes("`compare.html`, or `--out`.", "evaluate.md", (SAMPLE, TRAIN, SECOND)),
-    "generate": Notes("Nothing; it prints prompts and responses.", "data.md"),
-    "export": Notes(
-        "The new folder: an adapter or a model, the tokenizer, and a model card in its README.md.",
-        "evaluate.md",
-        (SAMPLE, TRAIN),
-    ),
-    "serve-reward": Notes("Nothing.", "rewards.md", (SAMPLE, REWARD), serves="130"),
-    "studio": Notes("Nothing in the runs' folders.", "studio.md", (SAMPLE, TRAIN), serves="0"),
-    "bench": Notes(
-        "`bench.json`, or `--output`.",
-        "performance.md",
-        (),
-        slow="the bench takes minutes, tests/tools/test_bench.py runs it",
-    ),
-    "scaling": Notes("Nothing; it prints a table.", "scaling.md", ()),
-    "migrate": Notes(
-        "The settings file, with `--out`.",
-        "migrate.md",
-        (),
-        slow="it reads an old script, docs/migrate.md has one and runs it",
-    ),
-}
+def needs(line: str) -> list[str]:
+    """The lines that make what this one reads, in order."""
+    direct = [maker for pattern, maker in MADE_BY.items() if re.search(pattern, line)]
+    return list(dict.fromkeys([*chain.from_iterable(map(needs, direct)), *direct]))
 
 
 def command_pages() -> dict[str, str]:
@@ -115,7 +43,7 @@ def command_pages() -> dict[str, str]:
 
 def index() -> str:
     rows = [(f"[`{name}`]({name}.md)", linked(_one_line(kind), UP)) for name, kind in COMMANDS.items()]
-    slow = "\n".join(kind.example for name, kind in COMMANDS.items() if NOTES[name].slow)
+    slow = "\n".join(kind.example for kind in COMMANDS.values() if kind.slow)
     return "\n\n".join(
         [
             "# Commands",
@@ -130,7 +58,7 @@ def index() -> str:
             "[`reward`](reward.md) `--config my-data/reward.yaml`: settings that suit a model so small.",
             *_session(),
             "The others take longer, or need a script to read:",
-            f"<!-- not run: {'; '.join(notes.slow for notes in NOTES.values() if notes.slow)} "
+            f"<!-- not run: {'; '.join(kind.slow for kind in COMMANDS.values() if kind.slow)} "
             f"-->\n```bash\n{slow}\n```",
             "## Exit codes",
             table(("code", "meaning"), [(f"`{code}`", meaning) for code, meaning in exit_codes("report")]),
@@ -166,11 +94,11 @@ def _session() -> list[str]:
             blocks.append("```bash\n" + "\n".join(lines) + "\n```")
             lines.clear()
 
-    for name, kind in COMMANDS.items():
-        notes = NOTES[name]
-        wanted = [line for line in (*notes.needs, kind.example) if line not in done and not notes.slow]
+    for kind in COMMANDS.values():
+        example = [*needs(kind.example), kind.example]
+        wanted = [line for line in example if line not in done and not kind.slow]
         done |= set(wanted)
-        if notes.serves:
+        if kind.serves:
             lines += wanted[:-1]
             close()
             blocks.append(f"<!-- server -->\n```bash\n{kind.example}   # Ctrl-C ends it\n```")
@@ -180,11 +108,11 @@ def _session() -> list[str]:
     return blocks
 
 
-def page(name: str, kind: Any) -> str:
-    notes, configs = NOTES[name], configs_of(kind)
-    why = notes.slow or "docs/reference/commands/index.md runs these lines"
-    lines = "\n".join((*notes.needs, kind.example))
-    own = [_row(field, getattr(kind, "words", ())) for field in fields_of(kind).values()]
+def page(name: str, kind: type[Command]) -> str:
+    configs = configs_of(kind)
+    why = kind.slow or "docs/reference/commands/index.md runs these lines"
+    lines = "\n".join([*needs(kind.example), kind.example])
+    own = [_row(field, kind.words) for field in fields_of(kind).values()]
     parts = [
         f"# `proxima {name}`",
         linked(_one_line(kind), UP),
@@ -200,37 +128,37 @@ def page(name: str, kind: Any) -> str:
             "[settings](../settings/index.md)."
         )
     others = [
-        link for link in guides_with(rf"proxima {name}\b(?!-)", UP) if link != guide_link(notes.guide, UP)
+        link for link in guides_with(rf"proxima {name}\b(?!-)", UP) if link != guide_link(kind.guide, UP)
     ]
     parts += [
         f"`{GENERAL.split(' ')[0]} FILE.yaml` gives every flag a new default; `--debug` shows tracebacks.",
         "## What it writes",
-        linked(notes.writes, UP),
+        linked(kind.writes, UP),
         "## Exit codes",
         "\n".join(f"- `{code}`: {meaning}" for code, meaning in exit_codes(name)),
         "## More",
         "\n".join(
-            ["- " + guide_link(notes.guide, UP), *([f"- named in {', '.join(others)}"] if others else [])]
+            ["- " + guide_link(kind.guide, UP), *([f"- named in {', '.join(others)}"] if others else [])]
         ),
     ]
     return "\n\n".join(parts)
 
 
 def exit_codes(name: str) -> list[tuple[str, str]]:
-    notes = NOTES[name]
+    kind = COMMANDS[name]
     defect = "something nobody expected: a defect; `--debug` shows the traceback"
     codes = {
         "0": "done",
-        "1": f"{notes.fails}; or {defect}" if notes.fails else defect,
-        "2": "something to mend: one line says what",
+        "1": f"{kind.fails}; or {defect}" if kind.fails else defect,
+        "2": "something to correct: one line says what",
         "130": "interrupted",
     }
-    if notes.serves:
+    if kind.serves:
         codes = {code: meaning for code, meaning in codes.items() if code not in ("0", "130")} | {
-            notes.serves: "ended with Ctrl-C, or exported" if name == "label" else "ended with Ctrl-C"
+            kind.serves: "ended with Ctrl-C, or exported" if name == "label" else "ended with Ctrl-C"
         }
     if name == "train":
-        codes["130"] = "Ctrl-C: the step was finished and a checkpoint written; `--resume` goes on"
+        codes["130"] = "Ctrl-C: the step was finished and a checkpoint written; `--resume` continues"
         codes["143"] = "SIGTERM: as Ctrl-C"
     return sorted(codes.items(), key=lambda item: int(item[0]))
 
@@ -244,5 +172,5 @@ def _row(field: Field, words: tuple[str, ...]) -> tuple[str, ...]:
     return flag, field.shown, linked(field.meaning, UP) + choices
 
 
-def _one_line(kind: Any) -> str:
-    return re.sub(r"\s+", " ", kind.__doc__).strip()
+def _one_line(kind: type[Command]) -> str:
+    return re.sub(r"\s+", " ", kind.__doc__ or "").strip()

@@ -1,8 +1,7 @@
-"""One page a setting, and their index. In: the configs' fields, ranges and readers. Out: Markdown by name."""
+"""One page per setting, and their index. In: the configs' declarations and readers. Out: Markdown by name."""
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -10,7 +9,6 @@ import yaml
 
 from proxima.cli.commands import COMMANDS
 from proxima.config import FinetuningConfig, PPOConfig
-from proxima.config.settings_base import RANGES
 from proxima.runs.glossary import GLOSSARY, STAGES, Metric
 from tools.reference.source import (
     CONFIGS,
@@ -21,14 +19,13 @@ from tools.reference.source import (
     guides_with,
     linked,
     listed,
-    may_change,
     readers,
     table,
 )
 
 UP = "../../"
 FIRST = "the essentials"
-STAGE = "only in the stages before PPO"
+FINETUNING = "only in fine-tuning"
 SECTIONS = {
     FIRST: "Model, adapters, learning rates, sampling and PPO's own numbers: what most runs change.",
     "models": "What is loaded, where, and where the reward comes from.",
@@ -38,21 +35,8 @@ SECTIONS = {
     "the buffer": "Where a rollout waits and how minibatches are drawn from it.",
     "the run": "Evaluations, checkpoints, folders, trackers.",
     "guards": "When a run counts as going wrong, and what is done then.",
-    STAGE: "`proxima sft` and `proxima reward` know these beside those above that name them.",
+    FINETUNING: "`proxima sft` and `proxima reward` know these beside those above that name them.",
 }
-RULES = {
-    "dual_clip": "0 (off), or above 1",
-    "length_limit": "0 (off), or above 1",
-    "run_name": "a plain folder name, without a dot before it; empty = the time",
-    "sft_adapter": "a folder; empty = none",
-    "trackers": "any of `tensorboard`, `wandb`, `trackio`",
-    "engine_urls": "addresses that begin with http:// or https://, without user, password or query; only "
-    "with `engine` vllm",
-    "overlap": "true or false; true needs `engine_urls`",
-    "rewards": "names must differ",
-    "judges": "names must differ",
-}
-"""Where a range or a type does not say it all; a test asks the configs."""
 EXAMPLES: dict[str, dict[str, Any]] = {
     "sft_adapter": {"sft_adapter": "runs/sft"},
     "rewards": {
@@ -71,18 +55,21 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 
 def setting_pages() -> dict[str, str]:
-    ppo, stage = fields_of(PPOConfig), fields_of(FinetuningConfig)
-    names = [*ppo, *(name for name in stage if name not in ppo)]
-    return {"index": index(names), **{name: page(name, ppo.get(name), stage.get(name)) for name in names}}
+    ppo, finetuning = fields_of(PPOConfig), fields_of(FinetuningConfig)
+    names = [*ppo, *(name for name in finetuning if name not in ppo)]
+    return {
+        "index": index(names),
+        **{name: page(name, ppo.get(name), finetuning.get(name)) for name in names},
+    }
 
 
 def index(names: list[str]) -> str:
-    ppo, stage = fields_of(PPOConfig), fields_of(FinetuningConfig)
+    ppo, finetuning = fields_of(PPOConfig), fields_of(FinetuningConfig)
     parts = [
         "# Settings",
-        f"The {len(ppo)} settings of a PPO run (`PPOConfig`: {_commands('ppo')}) and the {len(stage)} of "
-        "fine-tuning before it (`FinetuningConfig`: "
-        f"{_commands('stage')}). Each can be given as a flag (`--kl-coef 0.05`), in a file "
+        f"The {len(ppo)} settings of a PPO run (`PPOConfig`: {_commands('ppo')}) and the "
+        f"{len(finetuning)} of fine-tuning before it (`FinetuningConfig`: "
+        f"{_commands('finetuning')}). Each can be given as a flag (`--kl-coef 0.05`), in a file "
         "(`--config run.yaml`, with lines such as `kl_coef: 0.05`; flags win) or in Python "
         "(`PPOConfig(kl_coef=0.05)`). A "
         "value of a wrong type or out of range is refused before anything is loaded; so is a name that is "
@@ -90,20 +77,34 @@ def index(names: list[str]) -> str:
         "the nearest one that is.",
     ]
     for section, text in SECTIONS.items():
-        fields = [ppo.get(name) or stage[name] for name in names if _section(name) == section]
+        fields = [ppo.get(name) or finetuning[name] for name in names if _section(name) == section]
         rows = [
             (f"[`{field.name}`]({field.name}.md)", field.shown, linked(_first(field.meaning), UP))
             for field in fields
         ]
         title = section[0].upper() + section[1:]
         parts += [f"## {title}", linked(text, UP), table(("setting", "default", "what it is"), rows)]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *_free_on_resume(ppo)])
 
 
-def page(name: str, ppo: Field | None, stage: Field | None) -> str:
-    field = ppo or stage
+def _free_on_resume(ppo: dict[str, Field]) -> list[str]:
+    """The settings that a resumed run may change, by section."""
+    free: dict[str, list[str]] = {section: [] for section in SECTIONS}
+    for name, field in ppo.items():
+        if not field.declared.changes_results:
+            free[_section(name)].append(f"[`{name}`]({name}.md)")
+    return [
+        "## What a resumed run may change",
+        "A training step computes the same with any value of these, apart from rounding and, with vLLM, from "
+        "the random numbers that draw tokens ([never lose a run](../../resume.md#what-may-change)):",
+        listed(free),
+    ]
+
+
+def page(name: str, ppo: Field | None, finetuning: Field | None) -> str:
+    field = ppo or finetuning
     assert field is not None
-    kinds = [(kind, one) for kind, one in (("ppo", ppo), ("stage", stage)) if one is not None]
+    kinds = [(kind, one) for kind, one in (("ppo", ppo), ("finetuning", finetuning)) if one is not None]
     same = len({one.meaning for _, one in kinds}) == 1
     meanings = [linked(field.meaning, UP, name)]
     if not same:
@@ -142,31 +143,30 @@ def _facts(field: Field, kinds: list[tuple[str, Field]]) -> list[tuple[str, ...]
     )
     facts = [("Type", field.type), ("Default", default), ("Range", allowed(field)), ("Taken by", taken)]
     if kinds[0][0] == "ppo":
-        change = "may change" if field.name in may_change() else "may not change, unless with `--force`"
-        facts.append(("On `--resume`", f"{change} ([what may](../../resume.md#what-may-change))"))
+        facts.append(("Changes results", _on_resume(field)))
+    if field.declared.formerly:
+        facts.append(("Formerly", f"`{field.declared.formerly}`, still taken, with a warning"))
     return [
         *facts,
         ("Section", f"[{_section(field.name)}](index.md#{_section(field.name).replace(' ', '-').lower()})"),
     ]
 
 
+def _on_resume(field: Field) -> str:
+    rule = "[resumed run](../../resume.md#what-may-change)"
+    if field.declared.changes_results:
+        return f"yes: a {rule} may change it only with `--force`"
+    return f"no: a {rule} may change it"
+
+
 def allowed(field: Field) -> str:
     """The values it takes, in words."""
-    if field.name in RULES:
-        return RULES[field.name]
-    if field.name not in RANGES:
-        return (
-            "one of these"
-            if field.choices
-            else "true or false"
-            if field.kind is bool
-            else "any but the empty one"
-        )
-    low, high, brackets = RANGES[field.name]
-    least = f"{low:,g} or more" if brackets[0] == "[" else f"above {low:,g}"
-    if high == math.inf:
-        return least
-    return f"{least}, {'at most' if brackets[1] == ']' else 'below'} {high:,.10g}"
+    declared = field.declared
+    if declared.values or declared.range is not None:
+        return declared.values or str(declared.range and declared.range.in_words)
+    if field.choices:
+        return "one of these"
+    return "true or false" if field.kind is bool else "any but the empty one"
 
 
 def example(field: Field) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def _word_of(name: str) -> str:
 
 def _section(name: str) -> str:
     ppo = fields_of(PPOConfig)
-    return (ppo[name].section or FIRST) if name in ppo else STAGE
+    return (ppo[name].section or FIRST) if name in ppo else FINETUNING
 
 
 def _commands(config: str) -> str:

@@ -17,12 +17,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from proxima.cli.commands import COMMANDS
 from proxima.config import FinetuningConfig, PPOConfig
+from proxima.config.setting_declaration import Declaration, declarations
 from proxima.runs.glossary import GLOSSARY, STAGES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "stage": FinetuningConfig}
-HOLDERS = ("config", "settings", "ppo", "stage")
+CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "finetuning": FinetuningConfig}
+HOLDERS = ("config", "settings", *CONFIGS)
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
 
 
@@ -34,7 +35,8 @@ class Field:
     meaning: str
     kind: Any
     default: Any
-    section: str = ""
+    section: str
+    declared: Declaration
 
     @property
     def flag(self) -> str:
@@ -87,10 +89,15 @@ def fields_of(kind: Any) -> dict[str, Field]:
             meanings[node.target.id] = " ".join(str(after.value.value).split())  # type: ignore[union-attr]
             before = re.findall(r"^    # --- (.+) ---$", "\n".join(source.split("\n")[: node.lineno]), re.M)
             sections[node.target.id] = before[-1] if before else ""  # type: ignore[union-attr]
-    hints = get_type_hints(kind)
+    hints, declared = get_type_hints(kind), declarations(kind)
     return {
         field.name: Field(
-            field.name, meanings[field.name], hints[field.name], field.default, sections[field.name]
+            field.name,
+            meanings[field.name],
+            hints[field.name],
+            field.default,
+            sections[field.name],
+            declared[field.name],
         )
         for field in fields(kind)
         if field.name not in CONFIGS
@@ -98,7 +105,7 @@ def fields_of(kind: Any) -> dict[str, Field]:
 
 
 def configs_of(command: Any) -> list[str]:
-    """`ppo`, `stage`: the configs whose settings are flags of a command."""
+    """`ppo`, `finetuning`: the configs whose settings are flags of a command."""
     return [field.name for field in fields(command) if field.name in CONFIGS]
 
 
@@ -120,20 +127,6 @@ def readers() -> dict[str, list[str]]:
                 if holder in HOLDERS and node.attr in SETTINGS:
                     found.setdefault(node.attr, set()).add(path.relative_to(ROOT).as_posix())
     return {name: sorted(paths) for name, paths in found.items()}
-
-
-@cache
-def may_change() -> set[str]:
-    """Settings that a resumed run may have otherwise, without --force."""
-    path = ROOT / "src" / "proxima" / "ppo_trainer" / "trainer_state.py"
-    assigned = (
-        node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.Assign)
-    )
-    return set(
-        next(
-            ast.literal_eval(node.value) for node in assigned if ast.unparse(node.targets[0]) == "_FREE"
-        ).split()
-    )
 
 
 @cache

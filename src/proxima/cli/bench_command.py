@@ -7,15 +7,23 @@ import tempfile
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from proxima.cli.command import Command
+
+if TYPE_CHECKING:
+    from proxima.tools.bench import Machine
 
 
 @dataclass
-class Bench:
+class Bench(Command):
     """Time each phase of a PPO step on random weights, beside the least time this machine's hardware
     allows."""
 
     example: ClassVar[str] = "proxima bench --cases small --steps 1"
+    writes: ClassVar[str] = "`bench.json`, or `--output`."
+    guide: ClassVar[str] = "performance.md"
+    slow: ClassVar[str] = "the bench takes minutes, tests/tools/test_bench.py runs it"
 
     cases: tuple[str, ...] = ()
     """Cases by name, or `all`; by default `standard` on a GPU and `embedded` on a CPU."""
@@ -25,7 +33,7 @@ class Bench:
     """Also time the first case at half and twice its batch, prompt and response: how the time grows, as
     numbers and a page."""
     beside: int = 0
-    """Also time the first case, with a quarter of its batch, alone and beside so many busy processes in
+    """Also time the first case, with a quarter of its batch, alone and beside this many busy processes in
     turn: how much a busy machine slows a step."""
     peer: Literal["", "trl"] = ""
     """Also time TRL 1.12 on the same shapes where all prompts are of one length, in an environment of its
@@ -36,22 +44,37 @@ class Bench:
     """As in `train`: tokens in one forward pass. Memory against speed."""
 
     def run(self) -> None:
-        import torch
-
-        from proxima.tools.bench import (
-            CASES,
-            beside_line,
-            growth_plot,
-            measure_machine,
-            run_beside,
-            run_case,
-            run_peer,
-            run_scaling,
-            scaling_table,
-            table,
-        )
+        from proxima.tools.bench import CASES, measure_machine, run_case, run_peer, table
 
         warnings.filterwarnings("ignore", message="no reward is configured")
+        names = self._names()
+        machine = measure_machine()
+        print(
+            f"{machine.name}: {machine.flops / 1e12:.3g} TFLOP/s, {machine.bandwidth / 1e9:,.0f} GB/s, both "
+            "measured\n"
+        )
+        results = _Results(self.output, asdict(machine))
+        with tempfile.TemporaryDirectory() as folder:
+            for name in names:
+                case = CASES[name]
+                result = run_case(
+                    case, machine, self.steps, folder, micro_batch_tokens=self.micro_batch_tokens
+                )
+                peer = run_peer(case, self.steps) if self.peer and case.even else None
+                print(table(result, peer) + "\n", flush=True)
+                results.add({**result, "peer": peer})
+            if self.beside:
+                self._time_beside(names[0], folder, results)
+            if self.scaling:
+                self._time_scaling(names[0], folder, machine, results)
+        print(f"all numbers: {self.output}")
+
+    def _names(self) -> tuple[str, ...]:
+        """The cases to time, checked."""
+        import torch
+
+        from proxima.tools.bench import CASES
+
         gpu = torch.cuda.is_available()
         names = self.cases or (("standard",) if gpu else ("embedded",))
         if names == ("all",):
@@ -60,33 +83,37 @@ class Bench:
             raise ValueError(f"beside ({self.beside}) must be at least 0")
         if unknown := [name for name in names if name not in CASES]:
             raise ValueError(f"unknown case {unknown[0]!r}; the cases are {', '.join(CASES)}")
-        machine = measure_machine()
-        print(
-            f"{machine.name}: {machine.flops / 1e12:.3g} TFLOP/s, {machine.bandwidth / 1e9:,.0f} GB/s, both "
-            "measured\n"
+        return names
+
+    def _time_beside(self, name: str, folder: str, results: _Results) -> None:
+        from proxima.tools.bench import CASES, beside_line, run_beside
+
+        beside = run_beside(
+            CASES[name], self.beside, self.steps, folder, micro_batch_tokens=self.micro_batch_tokens
         )
-        written: list[dict[str, Any]] = []
+        print(beside_line(name, beside) + "\n", flush=True)
+        results.add({"name": name, "beside": beside})
 
-        def keep(found: dict[str, Any]) -> None:
-            written.append({**found, "machine": asdict(machine)})
-            self.output.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+    def _time_scaling(self, name: str, folder: str, machine: Machine, results: _Results) -> None:
+        from proxima.tools.bench import CASES, growth_plot, run_scaling, scaling_table
 
-        settings = {"micro_batch_tokens": self.micro_batch_tokens}
-        with tempfile.TemporaryDirectory() as folder:
-            for name in names:
-                result = run_case(CASES[name], machine, self.steps, folder, **settings)
-                peer = run_peer(CASES[name], self.steps) if self.peer and CASES[name].even else None
-                print(table(result, peer) + "\n", flush=True)
-                keep({**result, "peer": peer})
-            if self.beside:
-                beside = run_beside(CASES[names[0]], self.beside, self.steps, folder, **settings)
-                print(beside_line(names[0], beside) + "\n", flush=True)
-                keep({"name": names[0], "beside": beside})
-            if self.scaling:
-                found = run_scaling(
-                    CASES[names[0]], written[0]["seconds"], machine, self.steps, folder, **settings
-                )
-                print(f"{names[0]}, growth\n{scaling_table(found)}\n", flush=True)
-                keep({"name": names[0], "scaling": found})
-                print(f"as a picture: {growth_plot(found).save(self.output.with_suffix('.html'))}")
-        print(f"all numbers: {self.output}")
+        seconds = results.rows[0]["seconds"]
+        found = run_scaling(
+            CASES[name], seconds, machine, self.steps, folder, micro_batch_tokens=self.micro_batch_tokens
+        )
+        print(f"{name}, growth\n{scaling_table(found)}\n", flush=True)
+        results.add({"name": name, "scaling": found})
+        print(f"as a picture: {growth_plot(found).save(self.output.with_suffix('.html'))}")
+
+
+class _Results:
+    """All numbers so far, written to the file after each case."""
+
+    def __init__(self, path: Path, machine: dict[str, Any]):
+        self.rows: list[dict[str, Any]] = []
+        self._path = path
+        self._machine = machine
+
+    def add(self, found: dict[str, Any]) -> None:
+        self.rows.append({**found, "machine": self._machine})
+        self._path.write_text(json.dumps(self.rows, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The command line. In: flags or YAML. Out: one of `proxima.cli.commands`, run.
+"""The command line. In: flags or YAML. Out: one of `proxima.cli.commands`, which is run.
 
 Flags are made by tyro from the dataclasses themselves. `--config FILE.yaml` gives them new defaults; flags
 win.
@@ -21,27 +21,33 @@ from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from proxima import __version__
+from proxima.cli.command import Command
 from proxima.cli.commands import COMMANDS
 from proxima.config import FinetuningConfig, PPOConfig, RewardSpec
 from proxima.config.secrets import shareable
-from proxima.config.settings_base import checked, read_yaml
+from proxima.config.setting_declaration import declarations, former_names
+from proxima.config.settings_base import Settings, Values, check_value, checked, read_yaml, warn_renamed
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.core.terminal_text import stderr_handler, visible
 from proxima.runtime.distributed import rank_and_count
 
-CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "stage": FinetuningConfig}
+CONFIGS: dict[str, type[Settings]] = {"ppo": PPOConfig, "finetuning": FinetuningConfig}
+KNOWN_ERRORS = (ValueError, OSError, MemoryError, RewardFailure, EngineFailure, ProcessLost)
 GENERAL = "--config FILE.yaml gives every flag a new default; --debug shows tracebacks."
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command. What the user can mend is one line on stderr and exit code 2, what nobody expected
-    is exit code 1; `--debug` shows the traceback instead."""
+    """Run one command.
+
+    An error that the user can correct is one line on stderr and exit code 2, an unexpected one is exit code
+    1; `--debug` shows the traceback instead.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # a letter that the terminal's encoding lacks, or half a one, stops nothing
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # a letter that the terminal's encoding lacks, or half a one, stops nothing
         sys.stdout.reconfigure(errors="backslashreplace")
-    debug, first = "--debug" in given, rank_and_count()[0] == 0
+    debug = "--debug" in given
+    is_main = rank_and_count()[0] == 0
     try:
         with nullcontext() if debug else _short_warnings(), _safe_log():
             try:
@@ -52,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
     except Interrupted as stop:
-        if first:
+        if is_main:
             print(f"proxima: {visible(str(stop))}", file=sys.stderr)
         raise SystemExit(stop.exit_code) from None
     except KeyboardInterrupt:
@@ -61,13 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
-        if not first and (
-            getattr(error, "shared", False) or isinstance(error, (RewardFailure, EngineFailure))
-        ):
+        on_all = getattr(error, "shared", False) or isinstance(error, (RewardFailure, EngineFailure))
+        if on_all and not is_main:
             _leave_silently()
-        known = isinstance(
-            error, (ValueError, OSError, MemoryError, RewardFailure, EngineFailure, ProcessLost)
-        )
+        known = isinstance(error, KNOWN_ERRORS)
         reason = " ".join(str(error).split()) or type(error).__name__
         hint = "" if known else f" (an unexpected {type(error).__name__}; --debug shows the traceback)"
         print(f"proxima: {visible(shareable(reason))}{hint}", file=sys.stderr)
@@ -78,7 +81,7 @@ def _run(arguments: Sequence[str]) -> None:
     rank, count = rank_and_count()
     with (
         _silence() if rank else nullcontext()
-    ):  # all read the same arguments: the first process says what is wrong with them
+    ):  # all read the same arguments: the main process reports errors
         if count > 1 and arguments[:1] != ["train"]:
             raise ValueError(
                 f"only `proxima train` can use several processes; start {' '.join(arguments[:1])} without "
@@ -102,15 +105,14 @@ def _silence() -> Iterator[None]:
 
 
 def _leave_silently() -> NoReturn:
-    """The first process says what is wrong; torchrun would stop it from doing so as soon as another one
-    has gone."""
+    """The main process reports the error; torchrun would stop it as soon as another process has gone."""
     time.sleep(10)
     raise SystemExit(2)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Of several processes only the first prints and warns."""
+    """Of several processes only the main process prints and warns."""
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -142,7 +144,7 @@ def _safe_log() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def parse(arguments: Sequence[str]) -> Any:
+def parse(arguments: Sequence[str]) -> Command:
     """The command that these arguments describe, ready to run."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())
@@ -161,7 +163,7 @@ def parse(arguments: Sequence[str]) -> Any:
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_reward_rule)
     try:
-        return tyro.cli(
+        command = tyro.cli(
             kind,
             args=rest,
             prog=f"proxima {name}",
@@ -172,6 +174,9 @@ def parse(arguments: Sequence[str]) -> Any:
         )
     except _Unusable as error:
         raise ValueError(str(error)) from None
+    for flag, declared in declarations(kind).items():
+        check_value(flag, getattr(command, flag), declared)
+    return command
 
 
 def overview() -> str:
@@ -183,22 +188,47 @@ def overview() -> str:
     )
 
 
-def _with_flags(kind: Any, arguments: list[str]) -> list[str]:
-    """Leading words get the flags the command names for them (`proxima eval RUN`), a flag that ends in
-    `...` all that are left; `--model` is short for `--model-name`."""
+def _with_flags(kind: type[Command], arguments: list[str]) -> list[str]:
+    """Leading words with the flags that the command names for them (`proxima eval RUN`), and the other words.
+
+    `--model` is short for `--model-name`.
+    """
     named: list[str] = []
-    for flag in getattr(kind, "words", ()):
+    for flag in kind.words:
         if arguments and not arguments[0].startswith("-"):
             named += [f"--{flag.removesuffix('...')}", arguments.pop(0)]
         while flag.endswith("...") and arguments and not arguments[0].startswith("-"):
             named.append(arguments.pop(0))
-    return named + [re.sub(r"^--model(?==|$)", "--model-name", word) for word in arguments]
+    words = [re.sub(r"^--model(?==|$)", "--model-name", word) for word in arguments]
+    return named + [_present_flag(word, kind) for word in words]
 
 
-def _take_config(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
+def _present_flag(word: str, kind: type[Command]) -> str:
+    """A flag by its present name, with a line on stderr where it was given by a former one."""
+    flag = re.fullmatch(r"--(no-)?([a-z][a-z0-9_-]*)(=.*)?", word, re.S)
+    if flag is None:
+        return word
+    name = flag[2].replace("-", "_")
+    for config in _configs_of(kind):
+        if new := former_names(CONFIGS[config]).get(name):
+            warn_renamed(name, new, FutureWarning, 2)
+            return f"--{flag[1] or ''}{new.replace('_', '-')}{flag[3] or ''}"
+    return word
+
+
+def _configs_of(kind: type[Command]) -> list[str]:
+    """The fields of a command whose settings are flags of it."""
+    return [field.name for field in _fields(kind) if field.name in CONFIGS]
+
+
+def _fields(kind: type[Command]) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(kind)  # type: ignore[arg-type]
+
+
+def _take_config(arguments: list[str]) -> tuple[list[str], Values]:
     """Cut `--config FILE` (or `--config=FILE`) out of the arguments and read the file."""
     rest: list[str] = []
-    values: dict[str, Any] = {}
+    values: Values = {}
     pending = iter(arguments)
     for argument in pending:
         if argument == "--config" or argument.startswith("--config="):
@@ -211,7 +241,7 @@ def _take_config(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
     return rest, values
 
 
-def _settings(path: str, arguments: Sequence[str]) -> dict[str, Any]:
+def _settings(path: str, arguments: Sequence[str]) -> Values:
     """What a settings file holds.
 
     Other people's code is never run because a file says so: that needs the flag.
@@ -227,30 +257,28 @@ def _settings(path: str, arguments: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != "trust_remote_code" or not allowed}
 
 
-def _defaults(kind: Any, values: dict[str, Any]) -> Any:
-    """The command with its defaults; a YAML file may set the command's own flags and those of `PPOConfig`
-    alike."""
+def _defaults(kind: type[Command], values: Values) -> Command:
+    """The command with its defaults; a YAML file may set the command's own flags and settings alike."""
     import tyro
 
-    own: dict[str, Any] = {}
+    own: Values = {}
     hints = get_type_hints(kind)
-    for field in dataclasses.fields(kind):
+    for field in _fields(kind):
         if field.name in CONFIGS:
             continue
         if field.name in values:
             own[field.name] = _in_type(field.name, values.pop(field.name), hints[field.name])
         elif field.default is dataclasses.MISSING:
             own[field.name] = tyro.MISSING
-    for field in dataclasses.fields(kind):
-        if field.name in CONFIGS:
-            own[field.name] = CONFIGS[field.name].from_dict(values)
-            values = {}
+    for config in _configs_of(kind):
+        own[config] = CONFIGS[config].from_dict(values)
+        values = {}
     if values:
         raise ValueError(f"unknown setting {sorted(values)[0]!r} for this command")
     return kind(**own)
 
 
-def _in_type(name: str, value: Any, kind: Any) -> Any:
+def _in_type(name: str, value: object, kind: Any) -> object:
     """A value from YAML for one of a command's own flags."""
     if kind is RewardSpec:
         return RewardSpec.of(value)

@@ -1,13 +1,11 @@
-"""The commands of `proxima`, one dataclass each: its fields are the flags, its docstring the help, `run()`
-does it.
+"""The registry of `proxima`'s commands.
 
-In: flags, parsed by `cli`. Out: what the command prints and writes. What is heavy is imported inside `run`:
-    `--help` is quick.
+Each command is a dataclass in a module of its own; `proxima.cli.command` says what it has to have. Heavy
+packages are imported inside `run`, so that `--help` is quick.
 """
 
-from typing import Any
-
 from proxima.cli.bench_command import Bench
+from proxima.cli.command import Command
 from proxima.cli.compare_command import Compare
 from proxima.cli.data_command import Data
 from proxima.cli.demo_command import Demo
@@ -24,7 +22,7 @@ from proxima.cli.serve_reward_command import ServeReward
 from proxima.cli.studio_command import Studio
 from proxima.cli.train_command import Train
 
-COMMANDS: dict[str, Any] = {
+COMMANDS: dict[str, type[Command]] = {
     "demo": Demo,
     "data": Data,
     "sft": Sft,

@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from proxima.cli.command import Command
 from proxima.config import RewardSpec
 from proxima.core.tokenizer import Tokenizer
 
 
 @dataclass
-class Compare:
+class Compare(Command):
     """Compare runs: curves over each other, reward against KL, seeds as a mean, win rates between them;
     one HTML file."""
 
     words: ClassVar[tuple[str, ...]] = ("runs...",)
     example: ClassVar[str] = "proxima compare runs/first runs/second --data my-data/held_out.jsonl --limit 20"
+    writes: ClassVar[str] = "`compare.html`, or `--out`."
+    guide: ClassVar[str] = "evaluate.md"
 
     runs: tuple[str, ...]
     """Folders of the runs, two or more; may be given without the flag."""
@@ -29,7 +32,7 @@ class Compare:
     judges: tuple[RewardSpec, ...] = ()
     """Who else says which of two answers is better; docs/evaluate.md has the forms."""
     limit: int = 0
-    """Use only the first so many prompts; 0 = all."""
+    """Use only this many prompts, from the first; 0 = all."""
     out: Path = Path("compare.html")
     """Where the page goes."""
     trust_remote_code: bool = False

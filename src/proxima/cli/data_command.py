@@ -7,14 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from proxima.cli.command import Command
+from proxima.config.setting_declaration import setting
+
 
 @dataclass
-class Data:
+class Data(Command):
     """Say what data holds and who takes it (`proxima data check FILE`), or write files to try (`proxima
     data sample DIR`)."""
 
     words: ClassVar[tuple[str, ...]] = ("action", "source")
     example: ClassVar[str] = "proxima data check my-data/prompts.jsonl --model-name embedded"
+    writes: ClassVar[str] = "`check` writes nothing. `sample` writes the folder it is given."
+    guide: ClassVar[str] = "data.md"
+    fails: ClassVar[str] = "the data cannot be used"
 
     action: Literal["check", "sample"]
     """`check` reads all rows: what was recognised, counts, lengths, duplicates, bad rows, three examples.
@@ -28,10 +34,10 @@ class Data:
     model_name: str = ""
     """Measure lengths in this model's tokens, render conversations by its chat template; without it,
     characters and words."""
-    max_length: int = 1024
+    max_length: int = setting(1024, at_least=2)
     """Longest example in tokens, as `sft` and `reward` will have it."""
     limit: int = 0
-    """Look at the first so many rows only; 0 = all."""
+    """Look at only this many rows, from the first; 0 = all."""
     trust_remote_code: bool = False
     """Run Python code that comes with the tokenizer. Off: such tokenizers are refused."""
 

@@ -6,13 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from proxima.cli.command import Command
+
 
 @dataclass
-class Demo:
+class Demo(Command):
     """See all of RLHF work, offline, in minutes: preferences, reward model, PPO, evaluation, on the
     embedded model."""
 
     example: ClassVar[str] = "proxima demo --steps 5"
+    writes: ClassVar[str] = (
+        "`runs/demo`: the reward model, the run, `results.json` and `report.html`, a page that tells "
+        "all of it."
+    )
+    guide: ClassVar[str] = "embedded.md"
+    slow: ClassVar[str] = "the demo takes minutes, tests/world/test_demo.py runs it"
 
     seed: int = 0
     """Seed of the whole demo: the same seed gives the same results.json, but for times."""

@@ -5,16 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from proxima.cli.command import Command
 from proxima.config import PPOConfig
+from proxima.config.setting_declaration import setting
 
 
 @dataclass
-class Doctor:
+class Doctor(Command):
     """Find what would spoil a run before it starts; takes the flags of `train`."""
 
     example: ClassVar[str] = (
         "proxima doctor --model-name embedded --data my-data/prompts.jsonl --rewards ends_with_eos"
     )
+    writes: ClassVar[str] = "Nothing."
+    guide: ClassVar[str] = "doctor.md"
+    fails: ClassVar[str] = "something would spoil the run"
 
     ppo: PPOConfig
     data: str
@@ -22,8 +27,8 @@ class Doctor:
     validation: str = ""
     """Held-out prompts; the same forms."""
     limit: int = 0
-    """Use only the first so many rows of the data; 0 = all."""
-    epochs: int = 1
+    """Use only this many rows of the data, from the first; 0 = all."""
+    epochs: int = setting(1, at_least=1)
     """Passes over the prompts that are planned."""
     samples: int = 16
     """Prompts to sample and score; more say more about the reward.

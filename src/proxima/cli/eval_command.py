@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from proxima.cli.command import Command
 from proxima.config import RewardSpec
 from proxima.core.terminal_text import printable, visible
 
@@ -13,7 +14,7 @@ LABELS = {
     "avg_reward": "reward",
     "kl": "sequence KL (nats)",
     "response_length": "length (tokens)",
-    "eos_rate": "ended by itself",
+    "eos_rate": "EOS rate",
     "distinct_1": "different words",
     "distinct_2": "different word pairs",
     "repetition": "repeated four-word runs",
@@ -21,12 +22,14 @@ LABELS = {
 
 
 @dataclass
-class Eval:
+class Eval(Command):
     """Judge a finished run on held-out prompts: rewards, KL, lengths, and its win rate against the
     reference."""
 
     words: ClassVar[tuple[str, ...]] = ("folder",)
     example: ClassVar[str] = "proxima eval runs/first --data my-data/held_out.jsonl --limit 20"
+    writes: ClassVar[str] = "`evaluation.json` in the run's folder."
+    guide: ClassVar[str] = "evaluate.md"
 
     folder: Path
     """Folder of the run, for example runs/NAME; may be given without the flag."""
@@ -39,7 +42,7 @@ class Eval:
     """Who else says which of two answers is better: any reward, or a function or URL that compares
     (docs/evaluate.md); by default the run's own judges."""
     limit: int = 0
-    """Use only the first so many prompts; 0 = all."""
+    """Use only this many prompts, from the first; 0 = all."""
     show: int = 3
     """Answers to print, side by side."""
     trust_remote_code: bool = False

@@ -6,14 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from proxima.cli.command import Command
+
 
 @dataclass
-class Export:
+class Export(Command):
     """Write a trained policy as an adapter or as a merged model that `transformers` loads by itself, with
     a model card."""
 
     words: ClassVar[tuple[str, ...]] = ("folder", "to")
     example: ClassVar[str] = "proxima export runs/first my-model --merge"
+    writes: ClassVar[str] = (
+        "The new folder: an adapter or a model, the tokenizer, and a model card in its README.md."
+    )
+    guide: ClassVar[str] = "evaluate.md"
 
     folder: Path
     """Folder of a run of `proxima train` or `proxima sft`; may be given without the flag."""

@@ -1,43 +1,48 @@
-"""`proxima sft` and `proxima reward`: the stages before PPO."""
+"""`proxima sft` and `proxima reward`: fine-tuning before PPO."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from proxima.cli.command import Command
 from proxima.config import FinetuningConfig
 
 
 @dataclass
-class Sft:
-    """Fine-tune a model on demonstrations (supervised): the stage that gives PPO its reference."""
+class Sft(Command):
+    """Fine-tune a model on demonstrations (supervised): it becomes the reference of PPO."""
 
     example: ClassVar[str] = (
         "proxima sft --model-name embedded --data my-data/demonstrations.jsonl --limit 64 --run-name sft"
     )
+    writes: ClassVar[str] = (
+        "`runs/NAME`: the adapter (with `lora_r` 0 the model), the tokenizer, `finetuning.yaml` with "
+        "the settings, `sft.json` with the best measurement. Later commands take it: `--sft-adapter "
+        "runs/NAME`."
+    )
+    guide: ClassVar[str] = "data.md"
 
-    stage: FinetuningConfig
+    finetuning: FinetuningConfig
     data: str
     """Demonstrations: a file, a folder or a Hugging Face dataset, OWNER/NAME[/CONFIG][:SPLIT];
     docs/data.md lists the forms."""
     validation: str = ""
     """Held-out demonstrations; by default a share of the data."""
     limit: int = 0
-    """Use only the first so many rows of the data; 0 = all."""
+    """Use only this many rows of the data, from the first; 0 = all."""
 
     def run(self) -> None:
         from proxima.base_setup.tokenizer_setup import load_tokenizer
         from proxima.data import open_rows, read_demonstrations
         from proxima.finetuning import SFTTrainer
 
-        rows, held_out_rows = (
-            open_rows(self.data, self.limit),
-            open_rows(self.validation) if self.validation else None,
-        )
-        tokenizer = load_tokenizer(self.stage.model_name, self.stage.trust_remote_code)
+        rows = open_rows(self.data, self.limit)
+        held_out_rows = open_rows(self.validation) if self.validation else None
+        tokenizer = load_tokenizer(self.finetuning.model_name, self.finetuning.trust_remote_code)
         examples = read_demonstrations(rows, tokenizer)
         held_out = read_demonstrations(held_out_rows, tokenizer) if held_out_rows is not None else None
-        results = SFTTrainer(self.stage, tokenizer=tokenizer).train(examples, held_out)
+        results = SFTTrainer(self.finetuning, tokenizer=tokenizer).train(examples, held_out)
         best = results.best
         print(
             f"stopped: {results.stop_reason}; validation loss {best['validation_loss']:.4f} at step "
@@ -47,15 +52,21 @@ class Sft:
 
 
 @dataclass
-class Reward:
+class Reward(Command):
     """Train a reward model on preferences (which of two answers is better) or ratings (how good an answer
     is)."""
 
     example: ClassVar[str] = (
         "proxima reward --model-name embedded --data my-data/preferences.jsonl --limit 64 --run-name reward"
     )
+    writes: ClassVar[str] = (
+        "`runs/NAME`: the adapter (with `lora_r` 0 the model), its head, the tokenizer, "
+        "`finetuning.yaml` with the settings, `reward.json` with the held-out accuracy. Later "
+        "commands: `--rewards runs/NAME`."
+    )
+    guide: ClassVar[str] = "rewards.md"
 
-    stage: FinetuningConfig
+    finetuning: FinetuningConfig
     data: str
     """Preferences or ratings: a file, a folder or a Hugging Face dataset, OWNER/NAME[/CONFIG][:SPLIT]; see
     docs/data.md."""
@@ -64,28 +75,30 @@ class Reward:
     demonstrations: str = ""
     """Demonstrations that shall score 0 on average; by default the training answers do."""
     limit: int = 0
-    """Use only the first so many rows of the data; 0 = all."""
+    """Use only this many rows of the data, from the first; 0 = all."""
 
     def run(self) -> None:
         from proxima.base_setup.tokenizer_setup import load_tokenizer
         from proxima.data import kinds_of, open_rows, read_demonstrations, read_preferences, read_ratings
-        from proxima.finetuning import RatingTrainer, RewardTrainer, StageResults
+        from proxima.finetuning import RatingTrainer, RewardTrainer
 
         rows = open_rows(self.data, self.limit)
-        held_out_rows, centre_rows = (
-            open_rows(name) if name else None for name in (self.validation, self.demonstrations)
-        )
-        tokenizer = load_tokenizer(self.stage.model_name, self.stage.trust_remote_code)
+        held_out_rows = open_rows(self.validation) if self.validation else None
+        centre_rows = open_rows(self.demonstrations) if self.demonstrations else None
+        tokenizer = load_tokenizer(self.finetuning.model_name, self.finetuning.trust_remote_code)
         centre = read_demonstrations(centre_rows, tokenizer) if centre_rows is not None else None
-
-        def train(trainer: Any, read: Any) -> StageResults:
-            examples = read(rows, tokenizer)
-            held_out = read(held_out_rows, tokenizer) if held_out_rows is not None else None
-            return trainer(self.stage, tokenizer=tokenizer, centre_on=centre).train(examples, held_out)
-
         kinds = kinds_of(rows)
         rated = "ratings" in kinds and "preferences" not in kinds
-        results = train(RatingTrainer, read_ratings) if rated else train(RewardTrainer, read_preferences)
+        if rated:
+            ratings = read_ratings(rows, tokenizer)
+            held_out = read_ratings(held_out_rows, tokenizer) if held_out_rows is not None else None
+            trainer = RatingTrainer(self.finetuning, tokenizer=tokenizer, centre_on=centre)
+            results = trainer.train(ratings, held_out)
+        else:
+            pairs = read_preferences(rows, tokenizer)
+            held_out_pairs = read_preferences(held_out_rows, tokenizer) if held_out_rows is not None else None
+            reward_trainer = RewardTrainer(self.finetuning, tokenizer=tokenizer, centre_on=centre)
+            results = reward_trainer.train(pairs, held_out_pairs)
         best = results.best
         calibration = "" if rated else f", calibration error {best['calibration_error']:.3f}"
         print(f"trained on {'ratings' if rated else 'preferences'}; stopped: {results.stop_reason}")

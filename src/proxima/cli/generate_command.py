@@ -6,15 +6,18 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
+from proxima.cli.command import Command
 from proxima.config import PPOConfig
 from proxima.core.terminal_text import is_whole, printable
 
 
 @dataclass
-class Generate:
+class Generate(Command):
     """Sample responses from a model, with or without a trained adapter."""
 
     example: ClassVar[str] = "proxima generate --model-name embedded --data my-data/held_out.jsonl --limit 3"
+    writes: ClassVar[str] = "Nothing; it prints prompts and responses."
+    guide: ClassVar[str] = "data.md"
 
     ppo: PPOConfig
     prompt: tuple[str, ...] = ()
@@ -22,7 +25,7 @@ class Generate:
     data: str = ""
     """More prompts: a file, a folder or a Hugging Face dataset, as for `train`."""
     limit: int = 0
-    """Use only the first so many rows of the data; 0 = all."""
+    """Use only this many rows of the data, from the first; 0 = all."""
     adapter: str = ""
     """Folder of a trained policy adapter, for example runs/NAME/policy."""
 

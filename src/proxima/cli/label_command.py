@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from proxima.cli.command import Command
 from proxima.core.terminal_text import printable
 
 if TYPE_CHECKING:
@@ -13,13 +14,16 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Label:
+class Label(Command):
     """Let people compare or rate completions on a local web page; export the answers as training data."""
 
     example: ClassVar[str] = "proxima label --model-name embedded --data my-data/held_out.jsonl --count 8"
+    writes: ClassVar[str] = "`feedback.db` (`--db`); with `--export` a .jsonl file for [`reward`](reward.md)."
+    guide: ClassVar[str] = "label.md"
+    serves: ClassVar[str] = "0"
 
     db: Path = Path("feedback.db")
-    """The answers, in an SQLite file. One that is there is gone on with; new items are added to it."""
+    """The answers, in an SQLite file. An existing one is continued; new items are added to it."""
     data: str = ""
     """Prompts to sample completions for, as for `train`."""
     pairs: str = ""
@@ -41,7 +45,7 @@ class Label:
     adapter_b: str = ""
     """Another adapter, for the second completion: compares two models; `base` = the model without one."""
     count: int = 0
-    """Items to sample; prompts are taken again from the first when they run out. 0 = one a prompt."""
+    """Items to sample; prompts are taken again from the first when they run out. 0 = one per prompt."""
     max_new_tokens: int = 64
     """Most tokens in a completion."""
     temperature: float = 1.0
@@ -71,7 +75,7 @@ class Label:
     export: Path | None = None
     """Write the answers to this .jsonl file for `proxima reward`, print the agreement, and end."""
     every_answer: bool = False
-    """Export one row an answer instead of one an item by majority."""
+    """Export one row per answer instead of one per item by majority."""
 
     def run(self) -> None:
         if self.export is not None:
@@ -123,7 +127,7 @@ class Label:
         from proxima.pages.label.label_items import sample_items
 
         if self.count < 0:
-            raise ValueError(f"count ({self.count}) must be 0 (one item a prompt) or more")
+            raise ValueError(f"count ({self.count}) must be 0 (one item per prompt) or more")
         config = PPOConfig(
             model_name=self.model_name,
             max_new_tokens=self.max_new_tokens,

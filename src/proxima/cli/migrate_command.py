@@ -6,15 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from proxima.cli.command import Command
 from proxima.core.terminal_text import printable
 
 
 @dataclass
-class Migrate:
+class Migrate(Command):
     """Turn a PPO script of TRL 1.12 into settings for `train`: what maps, what differs, what is dropped."""
 
     words: ClassVar[tuple[str, ...]] = ("script",)
     example: ClassVar[str] = "proxima migrate old_ppo.py --out ppo.yaml"
+    writes: ClassVar[str] = "The settings file, with `--out`."
+    guide: ClassVar[str] = "migrate.md"
+    slow: ClassVar[str] = "it reads an old script, docs/migrate.md has one and runs it"
 
     script: str
     """The Python script (.py), the shell script that starts it (.sh), or a file of TRL's settings (.yaml).

@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from proxima.cli.command import Command
+
 
 @dataclass
-class Report:
+class Report(Command):
     """Write a run's report: one HTML file that works offline, with curves, samples and the token
     microscope."""
 
     words: ClassVar[tuple[str, ...]] = ("folder",)
     example: ClassVar[str] = "proxima report runs/first"
+    writes: ClassVar[str] = "`report.html` in the run's folder, or `--output`."
+    guide: ClassVar[str] = "report.md"
 
     folder: Path
     """Folder of the run, finished or still training; may be given without the flag."""

@@ -1,17 +1,21 @@
-"""`proxima scaling`: how much memory and time a size needs on so many GPUs, on paper."""
+"""`proxima scaling`: estimates of the memory and time that a model size needs on a number of GPUs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from proxima.cli.command import Command
+
 
 @dataclass
-class Scaling:
+class Scaling(Command):
     """Estimate memory and time of a PPO step for model sizes and numbers of GPUs, and what the bottleneck
     would be."""
 
     example: ClassVar[str] = "proxima scaling --sizes 8B 70B --gpus 8 64 --batch 512"
+    writes: ClassVar[str] = "Nothing; it prints a table."
+    guide: ClassVar[str] = "scaling.md"
 
     sizes: tuple[str, ...] = ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "70B")
     """Model sizes."""
@@ -26,7 +30,7 @@ class Scaling:
     epochs: int = 4
     """Passes over a rollout."""
     minibatches: int = 1
-    """Optimiser steps an epoch."""
+    """Optimiser steps per epoch."""
     all_ways: bool = False
     """Show every way to run it, not only the fastest that fits."""
 
@@ -43,17 +47,12 @@ class Scaling:
             )
         work = Work(self.batch, self.prompt, self.response, self.epochs, self.minibatches)
         print("On paper, from one measured H200; several GPUs were not measured (docs/scaling.md).\n")
-        print(f"{'size':>5} {'GPUs':>5} {'GiB a GPU':>10} {'s a step':>9}  {'way':34} bottleneck")
+        print(f"{'size':>5} {'GPUs':>5} {'GiB/GPU':>10} {'s/step':>9}  {'way':34} bottleneck")
         for size in self.sizes:
             for count in self.gpus:
-                for plan in (
-                    plans(SHAPES[size], count, work)
-                    if self.all_ways
-                    else [best_plan(SHAPES[size], count, work)]
-                ):
-                    room = f"{plan.memory / GIB:.0f}" if plan.memory < 1e15 else "-"
+                shape = SHAPES[size]
+                for plan in plans(shape, count, work) if self.all_ways else [best_plan(shape, count, work)]:
+                    memory = f"{plan.memory / GIB:.0f}" if plan.memory < 1e15 else "-"
                     step = f"{plan.seconds:.1f}" if plan.fits else "too large"
-                    print(
-                        f"{size:>5} {count:>5} {room:>10} {step:>9}  {plan.way:34} "
-                        f"{plan.bottleneck if plan.fits else ''}"
-                    )
+                    bottleneck = plan.bottleneck if plan.fits else ""
+                    print(f"{size:>5} {count:>5} {memory:>10} {step:>9}  {plan.way:34} {bottleneck}")

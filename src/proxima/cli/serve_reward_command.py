@@ -7,14 +7,18 @@ import sys
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from proxima.cli.command import Command
 from proxima.config import PPOConfig, RewardSpec
 
 
 @dataclass
-class ServeReward:
+class ServeReward(Command):
     """Serve a reward model over HTTP, for `--rewards http://...` of other runs."""
 
     example: ClassVar[str] = "proxima serve-reward --model-name embedded --reward runs/reward --port 0"
+    writes: ClassVar[str] = "Nothing."
+    guide: ClassVar[str] = "rewards.md"
+    serves: ClassVar[str] = "130"
 
     reward: RewardSpec
     """Folder of a trained reward model, or folder or Hub id of a sequence classifier (with its options)."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from proxima.cli.command import Command
 from proxima.core.terminal_text import visible
 
 if TYPE_CHECKING:
@@ -16,17 +17,20 @@ FEEDBACK = Path("feedback.db")
 
 
 @dataclass
-class Studio:
+class Studio(Command):
     """Look at runs on a local web page while they train and after: charts, samples, every token,
     comparison, labelling."""
 
     words: ClassVar[tuple[str, ...]] = ("run-dir",)
     example: ClassVar[str] = "proxima studio runs"
+    writes: ClassVar[str] = "Nothing in the runs' folders."
+    guide: ClassVar[str] = "studio.md"
+    serves: ClassVar[str] = "0"
 
     run_dir: Path = Path("runs")
     """Folder of runs; may be given without the flag."""
     label_db: Path | None = None
-    """A file of `proxima label`, to go on labelling inside the studio.
+    """A file of `proxima label`, to continue labelling inside the studio.
 
     By default feedback.db where there is one.
     """

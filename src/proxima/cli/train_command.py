@@ -7,21 +7,28 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from proxima.cli.command import Command
 from proxima.config import PPOConfig
+from proxima.config.setting_declaration import setting
 from proxima.core.terminal_text import visible
 from proxima.core.tokenizer import Tokenizer
 
 
 @dataclass
-class Train:
+class Train(Command):
     """Train a policy with PPO on a file of prompts."""
 
     example: ClassVar[str] = (
         "proxima train --model-name embedded --data my-data/prompts.jsonl --rewards ends_with_eos --limit "
         "64 --run-name first"
     )
+    writes: ClassVar[str] = (
+        "`runs/NAME`: settings, metrics, samples, checkpoints, the trained `policy/` and `value/`, "
+        "`results.json` and `report.html`; [all files](../../resume.md#what-is-in-runsname)."
+    )
+    guide: ClassVar[str] = "resume.md"
 
     ppo: PPOConfig
     data: str
@@ -30,15 +37,15 @@ class Train:
     validation: str = ""
     """Held-out prompts that decide what is best and when to stop; the same forms."""
     limit: int = 0
-    """Use only the first so many rows of the data; 0 = all."""
-    epochs: int = 1
+    """Use only this many rows of the data, from the first; 0 = all."""
+    epochs: int = setting(1, at_least=1)
     """Passes over the prompts."""
     resume: bool = False
-    """Go on from the newest good checkpoint of --run-name (docs/resume.md); without one there, begin."""
+    """Resume from the newest good checkpoint of --run-name (docs/resume.md); without one, start the run."""
     force: bool = False
-    """Resume although settings changed that alter what is computed."""
+    """Resume even if settings that change results were changed."""
     skip_checks: bool = False
-    """Start even where the quick part of `proxima doctor` finds what would spoil the run."""
+    """Start even where the quick checks of `proxima doctor` fail."""
 
     def run(self) -> None:
         from proxima.ppo_trainer import PPOTrainer
@@ -64,7 +71,7 @@ class Train:
             self._report(results.run_folder, len(prompts))
         processes.close()
 
-    def _read(self) -> tuple[Sequence[str], Sequence[str] | None, Any]:
+    def _read(self) -> tuple[Sequence[str], Sequence[str] | None, Tokenizer]:
         """Prompts, validation prompts where there are some, and the tokenizer."""
         from proxima.base_setup.tokenizer_setup import load_tokenizer
         from proxima.data import open_rows, read_prompts
@@ -75,10 +82,8 @@ class Train:
                 "id, a URL or a "
                 "ready-made one such as ends_with_eos (docs/rewards.md has them all)"
             )
-        rows, held_out_rows = (
-            open_rows(self.data, self.limit),
-            open_rows(self.validation) if self.validation else None,
-        )
+        rows = open_rows(self.data, self.limit)
+        held_out_rows = open_rows(self.validation) if self.validation else None
         tokenizer = load_tokenizer(self.ppo.model_name, self.ppo.trust_remote_code)
         held_out = read_prompts(held_out_rows, tokenizer) if held_out_rows is not None else None
         return read_prompts(rows, tokenizer), held_out, tokenizer

@@ -2,79 +2,83 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from proxima.config.settings_base import Settings, check_fields
+from proxima.config.setting_checks import check_folder_name
+from proxima.config.setting_declaration import setting
+from proxima.config.settings_base import Settings, settings_class
 
-SETTINGS_FILE, OLD_SETTINGS_FILE = "finetuning.yaml", "stage.yaml"  # in the folder of a fine-tuning run
+SETTINGS_FILE = "finetuning.yaml"  # in the folder of a fine-tuning run
+FORMER_SETTINGS_FILE = "stage.yaml"
 
 
 def settings_in(folder: Path) -> Path | None:
     """The file of settings that a fine-tuning run left in its folder; None where it is no such folder."""
-    return next(
-        (folder / name for name in (SETTINGS_FILE, OLD_SETTINGS_FILE) if (folder / name).is_file()), None
-    )
+    paths = (folder / SETTINGS_FILE, folder / FORMER_SETTINGS_FILE)
+    return next((path for path in paths if path.is_file()), None)
 
 
-@dataclass
+@settings_class
 class FinetuningConfig(Settings):
     """Settings of `proxima sft` and `proxima reward`; names shared with `proxima train` mean the same."""
 
-    model_name: str = "Qwen/Qwen3-0.6B-Base"
+    model_name: str = setting("Qwen/Qwen3-0.6B-Base", not_empty=True)
     """Hugging Face id or local folder of the base causal language model; `embedded` is the one in the
     package."""
-    lora_r: int = 16
+    lora_r: int = setting(16, at_least=0, at_most=65536)
     """Rank of the LoRA adapter, the small matrices beside frozen weights that are trained; 0 trains all
     weights."""
-    lora_alpha: int = 32
+    lora_alpha: int = setting(32, at_least=1, at_most=1_000_000)
     """LoRA scale: the update is multiplied by lora_alpha / lora_r."""
-    lora_dropout: float = 0.1
+    lora_dropout: float = setting(0.1, at_least=0, below=1)
     """Dropout on adapter inputs while training."""
-    lora_targets: str = "all-linear"
+    lora_targets: str = setting("all-linear", not_empty=True)
     """Modules that get adapters: `all-linear`, or names separated by commas."""
-    sft_adapter: str = ""
+    sft_adapter: str = setting("", values="a folder; empty = none")
     """Folder of an adapter to start from: for reward training, that of supervised fine-tuning."""
-    learning_rate: float = 1e-4
+    learning_rate: float = setting(1e-4, at_least=0, at_most=1)
     """AdamW learning rate."""
-    batch_size: int = 16
+    batch_size: int = setting(16, at_least=1)
     """Demonstrations, preference pairs or ratings in one optimiser step."""
-    micro_batch_size: int = 16
+    micro_batch_size: int = setting(16, at_least=1)
     """Examples of a batch in one forward pass. Memory only: results do not depend on it (but for dropout)."""
-    epochs: int = 1
+    epochs: int = setting(1, at_least=1)
     """Passes over the data (reference value for reward models: 1)."""
-    max_length: int = 1024
+    max_length: int = setting(1024, at_least=2)
     """Longest example in tokens; longer ones are left out and counted."""
-    warmup_share: float = 0.05
+    warmup_share: float = setting(0.05, at_least=0, at_most=1)
     """Share of the steps over which the learning rate rises from 0; then it falls as `lr_schedule` says."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    lr_schedule: Literal["constant", "linear", "cosine"] = setting("cosine")
     """How the learning rate falls after the warm-up."""
-    weight_decay: float = 0.0
+    weight_decay: float = setting(0.0, at_least=0)
     """AdamW weight decay: pulls weights towards 0, against overfitting."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = setting(1.0, at_least=0)
     """Gradients are clipped to this norm; 0 = off."""
-    validation_share: float = 0.05
+    validation_share: float = setting(0.05, above=0, below=1)
     """Share of the data held out where no validation data are given."""
-    eval_every: int = 50
+    eval_every: int = setting(50, at_least=1)
     """Optimiser steps between measurements on the validation data."""
-    patience: int = 0
+    patience: int = setting(0, at_least=0)
     """Stop after this many measurements without improvement; 0 = never.
 
     The best weights are kept either way.
     """
-    device: str = "auto"
+    device: str = setting("auto", not_empty=True, changes_results=False, defines_experiment=False)
     """`auto` = cuda where there is one, else cpu; or any torch device."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto")
     """Type of the frozen weights; auto = bfloat16 on cuda, float32 on cpu. Weights that train are float32."""
-    trust_remote_code: bool = False
+    trust_remote_code: bool = setting(False, changes_results=False, defines_experiment=False)
     """Run Python code that comes with a checkpoint. Off: such checkpoints are refused."""
-    seed: int = 0
+    seed: int = setting(0, at_least=0, at_most=2**32 - 1, defines_experiment=False)
     """Seed of initial weights, dropout, the held-out share and shuffling."""
-    run_dir: str = "runs"
+    run_dir: str = setting("runs", not_empty=True, changes_results=False, defines_experiment=False)
     """Folder of all runs."""
-    run_name: str = ""
+    run_name: str = setting(
+        "",
+        check=check_folder_name,
+        values="a plain folder name, without a dot before it; empty = the time",
+        changes_results=False,
+        defines_experiment=False,
+    )
     """Folder of this run in run_dir; by default the time it started."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)

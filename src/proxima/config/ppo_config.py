@@ -1,265 +1,279 @@
-"""`PPOConfig`: every setting of a run, with its meaning, unit and the origin of its default; checked when
-made.
+"""`PPOConfig`: every setting of a run, with its range, meaning, unit and the origin of its default.
 
 Names and defaults down to `top_p` are the user's documents'; the origin of others is given.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
 
 from proxima.config.reward_spec import RewardSpec
-from proxima.config.settings_base import Settings, check_fields
+from proxima.config.setting_checks import check_folder_name, check_labels, check_trackers, check_urls
+from proxima.config.setting_declaration import setting
+from proxima.config.settings_base import Settings, settings_class
 
 
-@dataclass
+@settings_class
 class PPOConfig(Settings):
     """Settings of a PPO run."""
 
-    model_name: str = "Qwen/Qwen3-0.6B-Base"
+    model_name: str = setting("Qwen/Qwen3-0.6B-Base", not_empty=True)
     """Hugging Face id or local folder of the base causal language model; `embedded` is the one in the
     package."""
-    lora_r: int = 16
+    lora_r: int = setting(16, at_least=0, at_most=65536)
     """Rank of the LoRA adapters, the small matrices beside frozen weights that are trained: higher can
     learn more and takes more memory. 0 trains all weights of separate copies instead."""
-    lora_alpha: int = 32
+    lora_alpha: int = setting(32, at_least=1, at_most=1_000_000)
     """LoRA scale: the update is multiplied by lora_alpha / lora_r."""
-    lora_dropout: float = 0.1
+    lora_dropout: float = setting(0.1, at_least=0, below=1, changes_results=False)
     """Dropout on adapter inputs in supervised and reward training; PPO itself always runs without dropout."""
-    learning_rate: float = 1e-5
+    learning_rate: float = setting(1e-5, at_least=0, at_most=1)
     """AdamW learning rate of the policy: too high and `kl` runs away, too low and the reward stays flat.
     All weights (`lora_r` 0) want smaller ones; the doctor warns above 1e-4."""
-    value_learning_rate: float = 1e-4
-    """AdamW learning rate of the value model; higher than the policy's, which learns from what the values
-    say."""
-    batch_size: int = 32
-    """Prompts that `train` draws for one PPO step, over all processes: more mean less noise and longer
-    steps."""
-    max_new_tokens: int = 10
-    """Most tokens in a response; a longer one is cut there and did not end by itself."""
-    gamma: float = 0.99
+    value_learning_rate: float = setting(1e-4, at_least=0, at_most=1)
+    """AdamW learning rate of the value model; higher than the policy's, whose advantages depend on good
+    values."""
+    batch_size: int = setting(32, at_least=1)
+    """Prompts that `train` draws for one PPO step, over all processes: larger batches mean less noise and
+    longer steps."""
+    max_new_tokens: int = setting(10, at_least=1)
+    """Most tokens in a response; a longer one is cut there, without an EOS."""
+    gamma: float = setting(0.99, at_least=0, at_most=1)
     """Discount of later rewards, per token; with 1 the score at the end counts in full for every token
     before it. 1 suits responses of 50 tokens and more: of a score n tokens later, (gamma * lam)^n enters a
     token's advantage."""
-    lam: float = 0.95
-    """Lambda of generalised advantage estimation: 0 = one-step errors, all trust in the values; 1 = whole
-    returns, none, and more noise. The longer the responses, the nearer to 1 it has to be; `proxima doctor`
-    says from where on."""
-    kl_coef: float = 0.1
-    """Weight of the per-token KL penalty in the reward (the first one, where it adapts): higher keeps the
+    lam: float = setting(0.95, at_least=0, at_most=1)
+    """Lambda of generalised advantage estimation: 0 = one-step TD errors, which trust the value model fully;
+    1 = full returns, which do not depend on it and have more noise. The longer the responses, the nearer to 1
+    it has to be; `proxima doctor` says from where on."""
+    kl_coef: float = setting(0.1, at_least=0)
+    """Weight of the per-token KL penalty in the reward (the initial one, where it adapts): higher keeps the
     policy nearer to the reference, lower lets it find more reward, and more ways to game it."""
-    clip_epsilon: float = 0.2
-    """PPO-clip: the ratio of new to old probability earns nothing outside 1 - clip_epsilon .. 1 +
-    clip_epsilon, so that one update cannot go far."""
-    temperature: float = 1.0
+    clip_epsilon: float = setting(0.2, above=0, below=1)
+    """PPO-clip: the ratio of new to old probability is clipped to 1 - clip_epsilon .. 1 + clip_epsilon, so
+    that one update cannot move the policy far."""
+    temperature: float = setting(1.0, above=0, at_most=100)
     """Sampling temperature: below 1 likely tokens get likelier.
 
     It also divides the logits of every log-probability.
     """
-    top_k: int = 50
+    top_k: int = setting(50, at_least=0)
     """Sample among the k likeliest tokens; 0 = all."""
-    top_p: float = 0.95
+    top_p: float = setting(0.95, above=0, at_most=1)
     """Of the tokens that `top_k` leaves, sample among the fewest that hold this share of the probability;
     1 = all."""
 
     # --- models ---
-    sft_adapter: str = ""
+    sft_adapter: str = setting("", values="a folder; empty = none")
     """Folder of a LoRA adapter from supervised fine-tuning: the frozen reference, and where policy and
     value start."""
-    lora_targets: str = "all-linear"
+    lora_targets: str = setting("all-linear", not_empty=True)
     """Modules that get adapters: `all-linear`, or names separated by commas."""
-    value_model: str = "adapter"
+    value_model: str = setting("adapter", not_empty=True)
     """`adapter` = an adapter of its own on the shared base; `policy` = a head on the policy's trunk; else
     a checkpoint."""
-    rewards: tuple[RewardSpec, ...] = ()
+    rewards: tuple[RewardSpec, ...] = setting((), check=check_labels, values="names must differ")
     """Rewards to add up: ready-made names, `module:function`, URLs, reward-model folders or Hub ids; see
     docs/rewards.md."""
-    device: str = "auto"
+    device: str = setting("auto", not_empty=True, changes_results=False, defines_experiment=False)
     """`auto` = cuda where there is one, else cpu; or any torch device."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto")
     """Type of the frozen weights; auto = bfloat16 on cuda, float32 on cpu."""
-    trust_remote_code: bool = False
+    trust_remote_code: bool = setting(False, changes_results=False, defines_experiment=False)
     """Run Python code that comes with a checkpoint. Off: such checkpoints are refused."""
-    seed: int = 0
+    seed: int = setting(0, at_least=0, at_most=2**32 - 1, defines_experiment=False)
     """Seed of initial weights, sampling and shuffling: the same seed and settings give the same run."""
 
     # --- prompts and rewards ---
-    truncate_prompts: bool = False
+    truncate_prompts: bool = setting(False)
     """Cut prompts that do not fit the context on the left, after BOS (counted in the metrics), instead of
     refusing them."""
-    missing_eos_penalty: float = 0.0
-    """Taken off the score of a response that did not end by itself, in the unit of the scores."""
-    normalize_rewards: bool = False
-    """Shift and scale the scores of a batch to mean 0 and deviation 1, so that their own scale does not
+    missing_eos_penalty: float = setting(0.0, at_least=0)
+    """Subtracted from the score of a response without EOS, in the unit of the scores."""
+    normalize_rewards: bool = setting(False)
+    """Shift and scale the scores of a batch to zero mean and unit variance, so that their own scale does not
     matter."""
-    clip_rewards: float = 0.0
+    clip_rewards: float = setting(0.0, at_least=0)
     """Clip scores to +- this, after `normalize_rewards`; 0 = off."""
-    max_reward_failures: float = 0.5
+    max_reward_failures: float = setting(0.5, at_least=0, at_most=1, changes_results=False)
     """Largest share of a step's samples whose reward may fail (they are left out); above it the run stops,
     weights saved."""
 
     # --- the update ---
-    ppo_epochs: int = 4
+    ppo_epochs: int = setting(4, at_least=1)
     """Passes over a rollout (reference value for TL;DR: 4): more get more out of the same samples, but
     move the policy further from the one that wrote them."""
-    minibatch_size: int = 8
+    minibatch_size: int = setting(8, at_least=1)
     """Sequences in one optimiser step; the last of an epoch may be short."""
-    micro_batch_size: int = 64
+    micro_batch_size: int = setting(64, at_least=1, changes_results=False)
     """Most sequences in one forward pass with gradients. Memory only: results do not depend on it."""
-    micro_batch_tokens: int = 8192
-    """Most prompt and response tokens in one forward pass with gradients; halved by itself when a GPU's
+    micro_batch_tokens: int = setting(8192, at_least=1, changes_results=False)
+    """Most prompt and response tokens in one forward pass with gradients; halved automatically when a GPU's
     memory runs out. Memory only."""
-    gradient_checkpointing: bool = False
-    """Compute a layer's inside again in the backward pass instead of keeping it: less memory, more time.
-
-    Memory only.
-    """
-    engine: Literal["auto", "plain", "vllm"] = "auto"
+    gradient_checkpointing: bool = setting(False, changes_results=False)
+    """Recompute activations in the backward pass instead of storing them: less memory, more time. Memory
+    only."""
+    engine: Literal["auto", "plain", "vllm"] = setting("auto", changes_results=False)
     """`auto` = the package's own fast forward pass and generation where it knows the architecture; `plain`
     = transformers'; `vllm` = as auto, but sampling is vLLM's, in this process or at engine_urls
     (docs/engines.md)."""
-    engine_urls: tuple[str, ...] = ()
+    engine_urls: tuple[str, ...] = setting(
+        (),
+        check=check_urls,
+        values="addresses that begin with http:// or https://, without user, password or query; only "
+        "with `engine` vllm",
+        changes_results=False,
+        defines_experiment=False,
+    )
     """vLLM servers on other GPUs or machines, for example http://gpu2:8000; they must see run_dir under
     the same path."""
-    engine_memory: float = 0.3
+    engine_memory: float = setting(0.3, above=0, below=1, changes_results=False)
     """Share of the GPU's memory that vLLM takes when it runs in this process. Memory only."""
-    engine_timeout: float = 600.0
+    engine_timeout: float = setting(
+        600.0, at_least=1, at_most=86400, changes_results=False, defines_experiment=False
+    )
     """Seconds after which a request to a vLLM server has failed; also how long a step waits when no server
     is left."""
-    importance_clip: float = 2.0
-    """Largest weight a token, pi_training / pi_engine, where what vLLM sampled from differs from the
-    policy that is trained."""
-    overlap: bool = False
+    importance_clip: float = setting(2.0, at_least=1)
+    """Largest per-token importance weight, pi_training / pi_engine, where the policy that vLLM sampled from
+    differs from the one that is trained."""
+    overlap: bool = setting(False, values="true or false; true needs `engine_urls`")
     """With engine_urls, sample the next step's responses during this step's update: one update behind,
-    corrected by weights."""
-    compile_layers: bool = True
+    corrected by importance weights."""
+    compile_layers: bool = setting(True, changes_results=False)
     """On a GPU, compile the fast engine's layers of models from 100 M parameters (half a minute at the
     start); smaller ones would not gain that much in a run."""
-    shard_base: bool = False
-    """With several processes (torchrun), spread the layers of every network over them (FSDP): more can be
-    held, passes are slower. Memory only; see docs/scaling.md."""
-    process_timeout: float = 1800.0
+    shard_base: bool = setting(False, changes_results=False)
+    """With several processes (torchrun), shard the layers of every network over them (FSDP): larger models
+    fit, passes are slower. Memory only; see docs/scaling.md."""
+    process_timeout: float = setting(
+        1800.0, at_least=1, at_most=86400, changes_results=False, defines_experiment=False
+    )
     """Seconds after which a process that does not answer the others counts as lost, and the run ends."""
-    value_clip: float = 0.0
+    value_clip: float = setting(0.0, at_least=0)
     """Hold new values this near the old ones in the value loss (reference value 0.2); 0 = off."""
-    value_coef: float = 0.1
+    value_coef: float = setting(0.1, at_least=0)
     """Weight of the value loss where the value is a head on the policy's trunk (reference value 0.1)."""
-    value_target: Literal["reward_to_go", "lambda_return"] = "reward_to_go"
+    value_target: Literal["reward_to_go", "lambda_return"] = setting("reward_to_go")
     """What the value model learns: `reward_to_go`, the discounted rewards that came, or `lambda_return`,
     advantage + value, with less noise and more trust in the values."""
-    whiten_advantages: bool = True
-    """Shift and scale the advantages of a rollout to mean 0 and deviation 1, so that a step is as large
-    whatever the rewards' scale."""
-    entropy_coef: float = 0.0
-    """Weight of the entropy bonus in the policy loss, which pays for being undecided, against collapse; 0
-    = off."""
-    dual_clip: float = 0.0
+    whiten_advantages: bool = setting(True)
+    """Shift and scale the advantages of a rollout to zero mean and unit variance, so that the size of an
+    update does not depend on the rewards' scale."""
+    entropy_coef: float = setting(0.0, at_least=0)
+    """Weight of the entropy bonus in the policy loss, against collapse; 0 = off."""
+    dual_clip: float = setting(0.0, above=1, or_off=True)
     """Bound c > 1 of dual clipping for negative advantages (Ye et al.: 3); 0 = off."""
-    kl_loss_coef: float = 0.0
+    kl_loss_coef: float = setting(0.0, at_least=0)
     """Weight of the exact KL to the reference as a term of the policy loss, beside `kl_coef`, which acts
     through the reward; 0 = off."""
-    kl_controller: Literal["fixed", "adaptive"] = "fixed"
+    kl_controller: Literal["fixed", "adaptive"] = setting("fixed")
     """`fixed` = `kl_coef` stays; `adaptive` = it is steered towards `kl_target`, from a `kl_coef` above 0
     and once the policy trains."""
-    kl_target: float = 6.0
+    kl_target: float = setting(6.0, above=0)
     """Sequence KL in nats that the adaptive controller aims for (Ziegler et al.: 6)."""
-    kl_horizon: int = 10_000
+    kl_horizon: int = setting(10_000, at_least=1)
     """Sequences over which the adaptive controller acts (Ziegler et al.: 10,000); a step changes `kl_coef`
     by 20 % at most."""
-    kl_stop: float = 0.0
-    """End the update of a step once a minibatch's KL(old || new) a token passes this; 0 = off."""
-    max_grad_norm: float = 1.0
+    kl_stop: float = setting(0.0, at_least=0)
+    """End the update of a step once the per-token KL(old || new) of a minibatch passes this; 0 = off."""
+    max_grad_norm: float = setting(1.0, at_least=0)
     """Gradients are clipped to this norm, for each optimiser; 0 = off."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
+    lr_schedule: Literal["constant", "linear", "cosine"] = setting("linear")
     """Both learning rates over one call of `train`: constant, or falling to 0. `ppo_step` outside of
     `train`, also after it, knows no end and stays constant."""
-    warmup_steps: int = 0
+    warmup_steps: int = setting(0, at_least=0)
     """PPO steps at the start of `train` over which both learning rates rise from 0; 0 = none."""
-    critic_warmup_steps: int = 0
+    critic_warmup_steps: int = setting(0, at_least=0)
     """First PPO steps that train the value model alone, so that the policy begins with values that mean
     something."""
 
     # --- the buffer ---
-    buffer_sampling: Literal["shuffled", "sequential", "length_balanced", "token_budget"] = "shuffled"
+    buffer_sampling: Literal["shuffled", "sequential", "length_balanced", "token_budget"] = setting(
+        "shuffled"
+    )
     """How minibatches are drawn: `shuffled` anew each epoch; `sequential`, as stored; `length_balanced`,
     long and short sequences in each; `token_budget`, as many sequences as `buffer_token_budget` holds."""
-    buffer_token_budget: int = 4096
+    buffer_token_budget: int = setting(4096, at_least=1)
     """Most prompt and response tokens in a minibatch when drawn by token budget."""
-    buffer_storage: Literal["device", "cpu", "disk"] = "device"
+    buffer_storage: Literal["device", "cpu", "disk"] = setting("device", changes_results=False)
     """Where a rollout waits: where it was made, in CPU memory, or in a memory-mapped file."""
-    buffer_max_bytes: int = 8 * 2**30
+    buffer_max_bytes: int = setting(8 * 2**30, at_least=1, changes_results=False)
     """Most memory the buffer may take, in bytes (8 GiB)."""
-    buffer_overflow: Literal["error", "drop_oldest", "disk"] = "error"
+    buffer_overflow: Literal["error", "drop_oldest", "disk"] = setting("error", changes_results=False)
     """When a rollout takes more than `buffer_max_bytes`: `error`, refuse it; `disk`, move it to a
     memory-mapped file. `drop_oldest` is for an `ExperienceBuffer` of your own that holds several rollouts;
     PPO holds one, and refuses too."""
 
     # --- the run ---
-    eval_every: int = 1
-    """PPO steps between the evaluator's evaluations, at which held-out prompts are answered and samples
-    written down; the last step always has one."""
-    judges: tuple[RewardSpec, ...] = ()
+    eval_every: int = setting(1, at_least=1, changes_results=False)
+    """PPO steps between evaluations, at which held-out prompts are answered and samples written down; the
+    last step always has one."""
+    judges: tuple[RewardSpec, ...] = setting(
+        (), check=check_labels, values="names must differ", changes_results=False
+    )
     """Who else judges win rates against the reference on the validation prompts, beside the rewards: any
     reward, or a function or URL that compares two answers; see docs/evaluate.md."""
-    token_samples: int = 4
-    """Samples of an evaluation whose every token is written down: so many that follow the same prompts, so
-    many of the step's own batch; 0 = none. Without validation prompts the followed ones are a small
+    token_samples: int = setting(4, at_least=0, changes_results=False, defines_experiment=False)
+    """Samples per evaluation whose every token is written down: this many that follow the same prompts, and
+    this many of the step's own batch; 0 = none. Without validation prompts the followed ones are a small
     generation of their own."""
-    patience: int = 0
+    patience: int = setting(0, at_least=0, changes_results=False)
     """Stop after this many evaluations in a row without improvement, unless the last 2 * patience still rise;
     0 = never."""
-    min_improvement: float = 0.0
+    min_improvement: float = setting(0.0, at_least=0, changes_results=False)
     """By how much the average reward must beat the best so far to count as improvement."""
-    checkpoint_every: int = 10
-    """PPO steps between checkpoints, from which `--resume` goes on (also at a new best on validation
+    checkpoint_every: int = setting(10, at_least=0, changes_results=False, defines_experiment=False)
+    """PPO steps between checkpoints, from which `--resume` continues (also at a new best on validation
     prompts, and at the end); 0 = only at the end."""
-    keep_checkpoints: int = 2
-    """Newest checkpoints that are kept, beside the best."""
-    run_dir: str = "runs"
+    keep_checkpoints: int = setting(2, at_least=1, changes_results=False, defines_experiment=False)
+    """How many of the newest checkpoints are kept, beside the best."""
+    run_dir: str = setting("runs", not_empty=True, changes_results=False, defines_experiment=False)
     """Folder of all runs."""
-    run_name: str = ""
+    run_name: str = setting(
+        "",
+        check=check_folder_name,
+        values="a plain folder name, without a dot before it; empty = the time",
+        changes_results=False,
+        defines_experiment=False,
+    )
     """Folder of this run in run_dir; by default the time it started."""
-    trackers: tuple[str, ...] = ()
+    trackers: tuple[str, ...] = setting(
+        (),
+        check=check_trackers,
+        values="any of `tensorboard`, `wandb`, `trackio`",
+        changes_results=False,
+        defines_experiment=False,
+    )
     """Also log to `tensorboard`, `wandb` or `trackio`, where installed."""
 
     # --- guards ---
-    max_skipped_updates: int = 10
+    max_skipped_updates: int = setting(10, at_least=0, changes_results=False)
     """Updates skipped within 10 steps, because loss or gradient was not finite, at which `on_nonfinite`
     acts; 0 = never."""
-    on_nonfinite: Literal["rollback", "stop"] = "rollback"
-    """When `max_skipped_updates` is reached: go back to the newest checkpoint and on with smaller learning
-    rates, or stop."""
-    kl_limit: float = 0.0
+    on_nonfinite: Literal["rollback", "stop"] = setting("rollback", changes_results=False)
+    """When `max_skipped_updates` is reached: roll back to the newest checkpoint and continue with smaller
+    learning rates, or stop."""
+    kl_limit: float = setting(0.0, at_least=0, changes_results=False)
     """Alarm above this exact sequence KL to the reference (nats); 0 = off."""
-    min_entropy: float = 0.0
-    """Alarm below this entropy a token (nats); 0 = off."""
-    length_limit: float = 4.0
-    """Alarm when responses are this many times as long as in the first step, or none ends by itself any
+    min_entropy: float = setting(0.0, at_least=0, changes_results=False)
+    """Alarm below this per-token entropy (nats); 0 = off."""
+    length_limit: float = setting(4.0, above=1, or_off=True, changes_results=False)
+    """Alarm when responses are this many times as long as in the first step, or when none ends with EOS any
     more; 0 = off."""
-    max_declining_evals: int = 4
+    max_declining_evals: int = setting(4, at_least=0, formerly="max_falling_verdicts", changes_results=False)
     """Alarm when the validation reward fell this many evaluations in a row while the training reward rose
     (over-optimisation); 0 = off."""
-    on_guard: Literal["warn", "stop", "rollback"] = "warn"
-    """On an alarm of `kl_limit`, `min_entropy`, `length_limit` or `max_declining_evals`: say so; stop; or
-    go back to the best checkpoint and on with smaller learning rates (3 times, then stop)."""
-    rollback_rate_factor: float = 0.5
+    on_guard: Literal["warn", "stop", "rollback"] = setting("warn", changes_results=False)
+    """On an alarm of `kl_limit`, `min_entropy`, `length_limit` or `max_declining_evals`: warn; stop; or roll
+    back to the best checkpoint and continue with smaller learning rates (3 times, then stop)."""
+    rollback_rate_factor: float = setting(0.5, above=0, at_most=1, changes_results=False)
     """Factor of both learning rates at each rollback."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        for kind, specs in (("rewards", self.rewards), ("judges", self.judges)):
-            labels = [spec.label for spec in specs]
-            if doubled := {label for label in labels if labels.count(label) > 1}:
-                raise ValueError(f"{kind} have the same name: {sorted(doubled)}; give each a name of its own")
-        for name in self.trackers:
-            if name not in TRACKERS:
-                raise ValueError(f"trackers: {name!r} is not one of {', '.join(TRACKERS)}")
+        super().__post_init__()
         if self.engine_urls and self.engine != "vllm":
             raise ValueError(f"engine_urls are for engine vllm, but engine is {self.engine!r}")
-        for url in self.engine_urls:
-            check_url(url)
         if self.engine_urls and not self.lora_r:
             raise ValueError(
                 "with engine_urls only adapters are trained: all weights would have to travel every step; "
@@ -269,10 +283,6 @@ class PPOConfig(Settings):
             raise ValueError(
                 "overlap needs engine_urls: vLLM in this process samples or trains, it cannot do both at once"
             )
-        if 0 < self.dual_clip <= 1:
-            raise ValueError(f"dual_clip ({self.dual_clip}) must be 0 (off) or above 1")
-        if 0 < self.length_limit <= 1:
-            raise ValueError(f"length_limit ({self.length_limit}) must be 0 (off) or above 1")
 
     @property
     def idle_settings(self) -> dict[str, tuple[str, str]]:
@@ -297,17 +307,3 @@ class PPOConfig(Settings):
             )
             found["buffer_overflow"] = what, "set buffer_overflow to error or disk"
         return found
-
-
-def check_url(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError(f"engine_urls: {url!r} is no address of a server, such as http://127.0.0.1:8000")
-    if parts.username or parts.password:
-        raise ValueError(
-            "engine_urls: an address with a user or password would be written to the run's folder; leave "
-            "them out"
-        )
-
-
-TRACKERS = ("tensorboard", "wandb", "trackio")

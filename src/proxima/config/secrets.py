@@ -15,17 +15,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 HIDDEN = "***"
 SECRET_WORDS = {
-    "secret",
-    "password",
-    "passwd",
-    "credential",
-    "credentials",
-    "auth",
-    "authorization",
-    "bearer",
-    "apikey",
+    *("secret", "password", "passwd", "credential", "credentials", "auth", "authorization", "bearer"),
+    *("apikey", "cookie", "cookies", "header", "headers"),
 }
-SECRET_WORDS |= {"cookie", "cookies", "header", "headers"}
 SPECIAL_TOKENS = {"eos", "bos", "pad", "unk", "sep", "mask", "stop", "end"}  # text of a vocabulary, no secret
 
 

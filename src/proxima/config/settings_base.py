@@ -1,31 +1,87 @@
-"""What all settings share: types and ranges checked when made; from and to YAML."""
+"""What all settings share: types and ranges checked when made; from and to YAML; former names still taken."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Self,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from proxima.config.reward_spec import RewardSpec
+from proxima.config.setting_declaration import Declaration, declarations, former_names
 from proxima.core.regular_files import read_given
 
 LARGEST_FILE = 2**18  # bytes; some numbers of YAML take time that grows with the square of their length
+Values = dict[str, Any]  # by name, as YAML and JSON hold them
+Class = TypeVar("Class", bound="type[Settings]")
 
 
-RENAMED = {"max_falling_verdicts": "max_declining_evals"}
-"""Settings that had another name in the release before."""
+@dataclass_transform()
+def settings_class(kind: Class) -> Class:
+    """A dataclass of fields made by `setting`, which takes their former names as arguments too."""
+    dataclass(kind)
+    plain_init = kind.__init__
+
+    @functools.wraps(plain_init)
+    def init(self: Settings, *values: Any, **named: Any) -> None:
+        plain_init(self, *values, **current_names(kind, named, DeprecationWarning))
+
+    kind.__init__ = init  # type: ignore[method-assign, assignment]
+    return kind
+
+
+def current_names(kind: type, values: Mapping[str, Any], warning: type[Warning] | None = None) -> Values:
+    """Values by the settings' present names, with a warning for each former name where one is given.
+
+    Where both names are given the former one wins: `dataclasses.replace(config, former=...)` gives both.
+    """
+    former = former_names(kind)
+    found = {name: value for name, value in values.items() if name not in former}
+    for name in values.keys() & former.keys():
+        if warning is not None:
+            warn_renamed(name, former[name], warning, 3)
+        found[former[name]] = values[name]
+    return found
+
+
+def warn_renamed(old: str, new: str, warning: type[Warning], stacklevel: int) -> None:
+    text = f"the setting {old} is now {new}; the old name will be removed in the next release"
+    warnings.warn(text, warning, stacklevel + 1)
 
 
 @dataclass
 class Settings:
-    """Base of every settings dataclass."""
+    """Base of every class of settings."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def __post_init__(self) -> None:
+        """Every field in its type and range, or an error with name, value and range."""
+        hints, declared = get_type_hints(type(self)), declarations(type(self))
+        for name in declared:
+            setattr(self, name, checked(name, getattr(self, name), hints[name], declared[name]))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            former = former_names(type(self))
+            if name not in former:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            warn_renamed(name, former[name], DeprecationWarning, 2)
+            return getattr(self, former[name])
+
+    def to_dict(self) -> Values:
         """Plain values, as YAML and JSON hold them."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name, value in values.items():
@@ -36,7 +92,7 @@ class Settings:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         known = {field.name for field in dataclasses.fields(cls)}
-        values = {_new_name(name): value for name, value in values.items()}
+        values = current_names(cls, values, FutureWarning)
         if unknown := sorted(set(values) - known):
             near = get_close_matches(unknown[0], known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -54,13 +110,7 @@ class Settings:
         Path(path).write_text(yaml.safe_dump(self.to_dict(), sort_keys=False), encoding="utf-8")
 
 
-def _new_name(name: str) -> str:
-    if name in RENAMED:
-        warnings.warn(f"the setting {name} is now {RENAMED[name]}", FutureWarning, stacklevel=3)
-    return RENAMED.get(name, name)
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
+def read_yaml(path: str | Path) -> Values:
     """A YAML file of `setting: value` lines.
 
     Aliases are refused: a few lines of them can stand for more than memory holds.
@@ -68,7 +118,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     import yaml
 
     class WithoutAliases(yaml.SafeLoader):
-        def compose_node(self, parent: Any, index: Any) -> Any:
+        def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
             if self.check_event(yaml.AliasEvent):
                 raise ValueError("it holds an alias (*name); write the value out")
             return super().compose_node(parent, index)
@@ -95,78 +145,29 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return values
 
 
-def check_fields(settings: Settings) -> None:
-    """Every field in its type and range, or an error with name, value and range."""
-    hints = get_type_hints(type(settings))
-    for field in dataclasses.fields(settings):
-        setattr(settings, field.name, checked(field.name, getattr(settings, field.name), hints[field.name]))
+NOTHING_DECLARED = Declaration()
 
 
-RANGES: dict[str, tuple[float, float, str]] = {
-    # name: lowest, highest, brackets; a round bracket leaves the end out
-    "lora_r": (0, 65536, "[]"),
-    "lora_alpha": (1, 1_000_000, "[]"),
-    "lora_dropout": (0, 1, "[)"),
-    "learning_rate": (0, 1, "[]"),
-    "value_learning_rate": (0, 1, "[]"),
-    "batch_size": (1, math.inf, "[)"),
-    "max_new_tokens": (1, math.inf, "[)"),
-    "gamma": (0, 1, "[]"),
-    "lam": (0, 1, "[]"),
-    "kl_coef": (0, math.inf, "[)"),
-    "clip_epsilon": (0, 1, "()"),
-    "temperature": (0, 100, "(]"),
-    "top_k": (0, math.inf, "[)"),
-    "top_p": (0, 1, "(]"),
-    "seed": (0, 2**32 - 1, "[]"),
-    "missing_eos_penalty": (0, math.inf, "[)"),
-    "clip_rewards": (0, math.inf, "[)"),
-    "max_reward_failures": (0, 1, "[]"),
-    "ppo_epochs": (1, math.inf, "[)"),
-    "minibatch_size": (1, math.inf, "[)"),
-    "micro_batch_size": (1, math.inf, "[)"),
-    "micro_batch_tokens": (1, math.inf, "[)"),
-    "process_timeout": (1, 86400, "[]"),
-    "engine_memory": (0, 1, "()"),
-    "engine_timeout": (1, 86400, "[]"),
-    "importance_clip": (1, math.inf, "[)"),
-    "value_clip": (0, math.inf, "[)"),
-    "value_coef": (0, math.inf, "[)"),
-    "entropy_coef": (0, math.inf, "[)"),
-    "dual_clip": (0, math.inf, "[)"),
-    "kl_loss_coef": (0, math.inf, "[)"),
-    "kl_target": (0, math.inf, "()"),
-    "kl_horizon": (1, math.inf, "[)"),
-    "kl_stop": (0, math.inf, "[)"),
-    "max_grad_norm": (0, math.inf, "[)"),
-    "warmup_steps": (0, math.inf, "[)"),
-    "critic_warmup_steps": (0, math.inf, "[)"),
-    "buffer_token_budget": (1, math.inf, "[)"),
-    "buffer_max_bytes": (1, math.inf, "[)"),
-    "eval_every": (1, math.inf, "[)"),
-    "epochs": (1, math.inf, "[)"),
-    "max_length": (2, math.inf, "[)"),
-    "warmup_share": (0, 1, "[]"),
-    "weight_decay": (0, math.inf, "[)"),
-    "validation_share": (0, 1, "()"),
-    "token_samples": (0, math.inf, "[)"),
-    "patience": (0, math.inf, "[)"),
-    "min_improvement": (0, math.inf, "[)"),
-    "checkpoint_every": (0, math.inf, "[)"),
-    "keep_checkpoints": (1, math.inf, "[)"),
-    "max_skipped_updates": (0, math.inf, "[)"),
-    "kl_limit": (0, math.inf, "[)"),
-    "min_entropy": (0, math.inf, "[)"),
-    "length_limit": (0, math.inf, "[)"),
-    "max_declining_evals": (0, math.inf, "[)"),
-    "rollback_rate_factor": (0, 1, "(]"),
-}
-
-
-def checked(name: str, value: Any, kind: Any) -> Any:
+def checked(name: str, value: Any, kind: Any, declared: Declaration = NOTHING_DECLARED) -> Any:
     """The value in its field's type and range, or an error with name, value and range."""
+    value = _in_type(name, value, kind)
+    check_value(name, value, declared)
+    return float(value) if kind is float else value
+
+
+def check_value(name: str, value: Any, declared: Declaration) -> None:
+    """Nothing, or an error with name, value and range where a value is not as declared."""
+    if declared.range is not None and value not in declared.range:
+        raise ValueError(f"{name} ({value}) must be {declared.range}")
+    if declared.not_empty and not value:
+        raise ValueError(f"{name} must not be empty")
+    if declared.check is not None:
+        declared.check(name, value)
+
+
+def _in_type(name: str, value: Any, kind: Any) -> Any:
     if get_origin(kind) is tuple:
-        return _checked_list(name, value)
+        return _checked_list(name, value, get_args(kind)[0])
     if choices := get_args(kind):
         if value not in choices:
             raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(str, choices))}")
@@ -181,32 +182,16 @@ def checked(name: str, value: Any, kind: Any) -> Any:
         raise ValueError(f"{name} ({value!r}) must be of type {kind.__name__}")
     if isinstance(value, int) and abs(value) >= 2**63:
         raise ValueError(f"{name} is an integer of more than 64 bits")
-    if name in RANGES:
-        low, high, brackets = RANGES[name]
-        above = value >= low if brackets[0] == "[" else value > low
-        below = value <= high if brackets[1] == "]" else value < high
-        if not (above and below):  # nan fails too
-            raise ValueError(f"{name} ({value}) must be in {brackets[0]}{low}, {high}{brackets[1]}")
-    if (
-        isinstance(value, str)
-        and name in ("model_name", "lora_targets", "value_model", "run_dir", "device")
-        and not value
-    ):
-        raise ValueError(f"{name} must not be empty")
-    if name == "run_name" and value and (Path(str(value)).name != value or value[0] == "."):
-        raise ValueError(
-            f"run_name ({value!r}) must be a plain folder name, no dot before it; run_dir says where it lies"
-        )
-    return float(value) if kind is float else value
+    return value
 
 
-def _checked_list(name: str, value: Any) -> tuple[Any, ...]:
+def _checked_list(name: str, value: object, kind: object) -> tuple[str | RewardSpec, ...]:
     """One item or a list of them: rewards, or texts."""
     single = isinstance(value, (str, RewardSpec, Mapping)) or callable(value)
     items = [value] if single else value
     if not isinstance(items, (list, tuple)):
         raise ValueError(f"{name} ({value!r}) must be a list")
-    if name in ("rewards", "judges"):
+    if kind is RewardSpec:
         return tuple(RewardSpec.of(item) for item in items)
     if strange := [item for item in items if not isinstance(item, str)]:
         raise ValueError(f"{name} ({strange[0]!r}) must be a text")

@@ -1,4 +1,4 @@
-"""Before every stage: reading data. In: a file, a folder or a Hub id. Out: a lazy Sequence of records."""
+"""Reading and checking data. In: a file, a folder or a Hub id. Out: a lazy Sequence of records."""
 
 from proxima.data.data_check import DataReport, check
 from proxima.data.data_sources import open_rows

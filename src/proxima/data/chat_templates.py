@@ -69,7 +69,7 @@ class ChatTemplate:
         return text.removeprefix(self._bos)
 
 
-def check_messages(value: Any, column: str) -> Messages:
+def check_messages(value: object, column: str) -> Messages:
     """A list of {role, content} as the template reads it: keys that Arrow filled up with None are gone."""
     if not isinstance(value, list):
         raise BrokenData(f"`{column}` is a {type(value).__name__}, not a text or a list of messages")

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from os.path import commonprefix
-from typing import Any
 
 from proxima.core.terminal_text import is_whole
 from proxima.data.chat_templates import Messages, Skip, check_messages, until_last
@@ -256,7 +255,7 @@ def common_transcript(chosen: str, rejected: str) -> str:
 def rating_of(row: Row) -> float:
     if "rating" not in row:
         raise BrokenData("`rating` is missing")
-    value: Any = row["rating"]
+    value = row["rating"]
     if value is None or value == "":
         raise Skip("no rating")
     try:

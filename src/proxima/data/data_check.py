@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import numpy
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from proxima.core.encoding import encode_prompts
@@ -24,7 +24,7 @@ from proxima.data.chat_templates import ChatTemplate, Message, Messages, Skip
 from proxima.data.column_forms import ASSISTANT, HUMAN, Form, columns_of, prompt_of
 from proxima.data.data_sources import open_rows
 from proxima.data.read_records import KINDS, LeftOut, kinds_of
-from proxima.data.records import Preference, Rating
+from proxima.data.records import AnyRecord, Preference, Rating
 from proxima.data.rows import BrokenData, Row, Rows
 
 AT_ONCE = 256  # records tokenised together
@@ -85,7 +85,7 @@ class DataReport:
     """Answers without a letter; as one side of a preference, or rated, they are used."""
     plain: bool = False
     """Conversations were put together without a model's chat template."""
-    examples: list[Any] = field(default_factory=list)
+    examples: list[AnyRecord] = field(default_factory=list)
     questions: list[str] = field(default_factory=list)
     """The last turn of the user in the prompt of each example; empty where a prompt has no turns."""
 
@@ -111,7 +111,7 @@ def check(
         tokenizer: measures lengths in tokens and renders conversations; without one, characters and words.
         context: most tokens the model can read.
         max_length: longest example in tokens that training takes.
-        limit: look at the first so many rows only.
+        limit: look at only this many rows; 0 = all.
     """
     report = DataReport(str(source), context=context, max_length=max_length)
     template = PlainTemplate() if tokenizer is None else ChatTemplate(tokenizer)
@@ -174,14 +174,16 @@ class Measures:
 
     def __init__(self, tokenizer: Tokenizer | None = None):
         self._tokenizer = tokenizer
-        self._waiting: list[Any] = []
+        self._waiting: list[AnyRecord] = []
         self._lengths: dict[tuple[str, str], array[int]] = {}
-        self._whole, self._keys, self._topics = array("Q"), array("Q"), array("Q")
-        self._labels = array("d")
+        self._whole = array("Q")  # tokens of prompt and longest answer
+        self._keys = array("Q")  # fingerprints of whole records
+        self._topics = array("Q")  # fingerprints of what was judged
+        self._labels = array("d")  # and how
         self._empty = 0
-        self._examples: list[Any] = []
+        self._examples: list[AnyRecord] = []
 
-    def add(self, record: Any) -> None:
+    def add(self, record: AnyRecord) -> None:
         fields = fields_of(record)
         answers = [text for name, text in fields.items() if name != "prompt"]
         self._keys.append(fingerprint(*fields.values(), *numbers_of(record)))
@@ -200,22 +202,23 @@ class Measures:
 
     def measure(self) -> None:
         """Lengths of the records that wait."""
-        records, self._waiting = [fields_of(record) for record in self._waiting], []
+        records = [fields_of(record) for record in self._waiting]
+        self._waiting = []
         for name in records[0] if records else ():
-            for unit, counts in self.count([record[name] for record in records], name == "prompt").items():
+            texts = [record[name] for record in records]
+            for unit, counts in self.count(texts, name == "prompt").items():
                 self._lengths.setdefault((name, unit), array("Q")).extend(counts)
         if self._tokenizer is not None:
-            new = slice(len(self._whole), None)
-            parts = {name: column[new] for (name, _), column in self._lengths.items()}
-            answers = [column for name, column in parts.items() if name != "prompt"]
-            longest = (
-                [max(lengths) for lengths in zip(*answers, strict=True)]
-                if answers
-                else [0] * len(parts["prompt"])
-            )
-            self._whole.extend(
-                prompt + answer for prompt, answer in zip(parts["prompt"], longest, strict=True)
-            )
+            self._add_whole()
+
+    def _add_whole(self) -> None:
+        """Tokens of each new record's prompt and its longest answer."""
+        new = slice(len(self._whole), None)
+        parts = {name: column[new] for (name, _), column in self._lengths.items()}
+        prompts = parts.pop("prompt")
+        answers = zip(*parts.values(), strict=True) if parts else ((0,) for _ in prompts)
+        for prompt, lengths in zip(prompts, answers, strict=True):
+            self._whole.append(prompt + max(lengths))
 
     def count(self, texts: Sequence[str], is_prompt: bool) -> dict[str, list[int]]:
         """Lengths of texts by unit; an answer's tokens include the EOS that training adds."""
@@ -259,20 +262,18 @@ def last_turn(row: Row, form: Form) -> str:
     )
 
 
-def fields_of(record: Any) -> dict[str, str]:
+def fields_of(record: AnyRecord) -> dict[str, str]:
     """The texts of a record by name."""
     if isinstance(record, str):
         return {"prompt": str(record)}
     return {name: value for name, value in vars(record).items() if isinstance(value, str)}
 
 
-def numbers_of(record: Any) -> list[str]:
+def numbers_of(record: AnyRecord) -> list[str]:
     """What else tells two records apart."""
-    return (
-        []
-        if isinstance(record, str)
-        else [str(value) for value in vars(record).values() if not isinstance(value, str)]
-    )
+    if isinstance(record, str):
+        return []
+    return [str(value) for value in vars(record).values() if not isinstance(value, str)]
 
 
 def fingerprint(*texts: str) -> int:
@@ -289,12 +290,13 @@ def summarise(name: str, unit: str, column: Sequence[int]) -> Lengths:
     return Lengths(name, unit, int(values.min()), int(middle), int(most), int(values.max()))
 
 
-def disagreements(topics: Any, labels: Any) -> int:
+def disagreements(topics: NDArray[numpy.uint64], labels: NDArray[numpy.float64]) -> int:
     """Records whose topic was judged in more than one way."""
     if not len(topics):
         return 0
     _, groups = numpy.unique(topics, return_inverse=True)
-    low, high = numpy.full(groups.max() + 1, numpy.inf), numpy.full(groups.max() + 1, -numpy.inf)
+    low = numpy.full(groups.max() + 1, numpy.inf)
+    high = numpy.full(groups.max() + 1, -numpy.inf)
     numpy.minimum.at(low, groups, labels)
     numpy.maximum.at(high, groups, labels)
     return int((low < high)[groups].sum())

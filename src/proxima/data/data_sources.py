@@ -21,15 +21,14 @@ from typing import Any
 
 from proxima.core.hub import hub_or_cache
 from proxima.data.rows import BrokenData, JoinedRows, ListRows, Rows
-from proxima.data.text_files import CsvRows, JsonLines, TextRows, read_json
+from proxima.data.text_files import CsvRows, JsonRows, TextRows, read_json
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(/[\w.-]+)?")
 SPLITS = ("train", "test", "valid", "eval", "dev")
 
 
 def open_rows(source: str | Path | Rows, limit: int = 0) -> Rows:
-    """The rows of a source; with `limit` the first so many, which is all that is then downloaded from the
-    Hub."""
+    """The rows of a source; with `limit` only the first ones, and no more are downloaded from the Hub."""
     if isinstance(source, Rows):
         return source
     if not str(source).strip():
@@ -190,7 +189,7 @@ def read_tsv(path: Path, limit: int = 0) -> Rows:
 
 
 FILES: dict[str, Callable[[Path, int], Rows]] = {
-    ".jsonl": JsonLines,
+    ".jsonl": JsonRows,
     ".json": read_json,
     ".csv": CsvRows,
     ".tsv": read_tsv,

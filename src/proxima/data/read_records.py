@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar, overload
+from typing import Generic, TypeVar, overload
 
 from tqdm import tqdm
 
@@ -34,7 +34,7 @@ from proxima.data.column_forms import (
     recognise,
 )
 from proxima.data.data_sources import open_rows
-from proxima.data.records import Demonstration, Preference, Rating
+from proxima.data.records import AnyRecord, Demonstration, Preference, Rating
 from proxima.data.rows import BrokenData, Row, Rows
 
 Record = TypeVar("Record")
@@ -144,7 +144,7 @@ def to_rating(row: Row, form: Form, template: ChatTemplate) -> Rating:
     return Rating(*rendered(*demonstration_of(row, form), template), rating_of(row), flag_of(row, "ended"))
 
 
-KINDS: dict[str, Convert[Any]] = {
+KINDS: dict[str, Convert[AnyRecord]] = {
     "preferences": to_preference,
     "ratings": to_rating,
     "demonstrations": to_demonstration,
@@ -164,10 +164,12 @@ def kinds_of(rows: Rows) -> dict[str, Form]:
 
 
 def read(
-    source: str | Path | Rows, kind: str, tokenizer: Tokenizer | None = None, limit: int = 0
-) -> Records[Any]:
-    """Records of a kind; a tokenizer with a chat template is needed only where the source holds
-    conversations."""
+    source: str | Path | Rows, kind: str, convert: Convert[Record], tokenizer: Tokenizer | None, limit: int
+) -> Records[Record]:
+    """Records of a kind.
+
+    A tokenizer with a chat template is needed only where the source holds conversations.
+    """
     rows = open_rows(source, limit)
     form = kinds_of(rows).get(kind)
     if form is None:
@@ -175,7 +177,7 @@ def read(
             f"{rows.name} holds no {kind}: its columns are {', '.join(rows[0]) or 'none'}; "
             f"forms that are recognised: {forms_text()}"
         )
-    records: Records[Any] = Records(rows, form, KINDS[kind], ChatTemplate(tokenizer))
+    records = Records(rows, form, convert, ChatTemplate(tokenizer))
     if not len(records):
         raise BrokenData(f"no {kind} can be used: {records.summary()}")
     if records.left_out:
@@ -187,22 +189,22 @@ def read_prompts(
     source: str | Path | Rows, tokenizer: Tokenizer | None = None, limit: int = 0
 ) -> Records[Prompt]:
     """Prompts; each carries the other columns of its row."""
-    return read(source, "prompts", tokenizer, limit)
+    return read(source, "prompts", to_prompt, tokenizer, limit)
 
 
 def read_demonstrations(
     source: str | Path | Rows, tokenizer: Tokenizer | None = None, limit: int = 0
 ) -> Records[Demonstration]:
-    return read(source, "demonstrations", tokenizer, limit)
+    return read(source, "demonstrations", to_demonstration, tokenizer, limit)
 
 
 def read_preferences(
     source: str | Path | Rows, tokenizer: Tokenizer | None = None, limit: int = 0
 ) -> Records[Preference]:
-    return read(source, "preferences", tokenizer, limit)
+    return read(source, "preferences", to_preference, tokenizer, limit)
 
 
 def read_ratings(
     source: str | Path | Rows, tokenizer: Tokenizer | None = None, limit: int = 0
 ) -> Records[Rating]:
-    return read(source, "ratings", tokenizer, limit)
+    return read(source, "ratings", to_rating, tokenizer, limit)

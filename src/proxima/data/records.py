@@ -1,11 +1,10 @@
-"""Records that training reads (`Prompt` is in `proxima.core.types`).
-
-In: nothing. Out: one dataclass a kind of example.
-"""
+"""Records that training reads, one class for each kind; `Prompt` is in `proxima.core.types`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from proxima.core.types import Prompt
 
 
 @dataclass(frozen=True)
@@ -35,3 +34,6 @@ class Rating:
     completion: str
     rating: float
     ended: bool = True
+
+
+AnyRecord = Prompt | Demonstration | Preference | Rating

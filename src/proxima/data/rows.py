@@ -44,7 +44,7 @@ class Rows(Sequence[Row]):
 class ListRows(Rows):
     """Rows that are in memory, or in an Arrow file that is mapped into it (a `datasets.Dataset`)."""
 
-    def __init__(self, rows: Any, name: str):
+    def __init__(self, rows: Sequence[Row], name: str):
         self._rows, self.name = rows, name
 
     def __len__(self) -> int:

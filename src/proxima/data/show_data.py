@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from proxima.core.terminal_text import visible
 from proxima.data.column_forms import COMMANDS, FORMS
 from proxima.data.data_check import DataReport, fields_of
+from proxima.data.records import Rating
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 SHOWN = 150  # characters of an example's field
 
 
-def show(report: DataReport, console: Any = None) -> None:
+def show(report: DataReport, console: Console | None = None) -> None:
     """Print it."""
     from rich.console import Console
     from rich.text import Text
@@ -32,10 +37,26 @@ def show(report: DataReport, console: Any = None) -> None:
         details(report, console)
 
 
-def details(report: DataReport, console: Any) -> None:
+def details(report: DataReport, console: Console) -> None:
+    """What the rows can be used as; then lengths, findings and examples of the richest kind."""
     from rich.text import Text
 
     console.print()
+    show_kinds(report, console)
+    if not report.usable:
+        console.print(Text("\nnot usable: no row is left", style="red"))
+        return
+    console.print()
+    show_lengths(report, console)
+    console.print()
+    for text, count in findings(report).items():
+        console.print(Text(f"{count:>7}  {text}", style="yellow" if count else ""))
+    show_examples(report, console)
+
+
+def show_kinds(report: DataReport, console: Console) -> None:
+    from rich.text import Text
+
     rows = [
         [f"as {kind}", str(found.usable), f"proxima {COMMANDS[kind]}", ", ".join(found.columns)]
         for kind, found in report.kinds.items()
@@ -48,41 +69,34 @@ def details(report: DataReport, console: Any) -> None:
             console.print(Text(f"not as {kind}: {visible(found.problem)}", style="red"))
         for reason, item in found.left_out.items():
             where = item.first.removeprefix(f"{report.source}, ")
-            console.print(
-                Text(
-                    f"left out as {kind}: {item.count} with {visible(reason)} (first: {visible(where)})",
-                    style="yellow",
-                )
-            )
-    if not report.usable:
-        console.print(Text("\nnot usable: no row is left", style="red"))
-        return
-    console.print()
-    lengths = [
+            line = f"left out as {kind}: {item.count} with {visible(reason)} (first: {visible(where)})"
+            console.print(Text(line, style="yellow"))
+
+
+def show_lengths(report: DataReport, console: Console) -> None:
+    rows = [
         [f"{item.name}, {item.unit}", *map(str, (item.minimum, item.median, item.most, item.maximum))]
         for item in report.lengths
     ]
-    console.print(
-        table([f"length ({report.main})", "min", "median", "95 %", "max"], lengths, numbers=(1, 2, 3, 4))
-    )
+    header = [f"length ({report.main})", "min", "median", "95 %", "max"]
+    console.print(table(header, rows, numbers=(1, 2, 3, 4)))
     if report.lengths[0].unit != "tokens":
         console.print("(give --model-name for lengths in tokens, against the model's context)")
     if report.plain:
         console.print(
             "(conversations are shown without a chat template; --model-name renders them as training will)"
         )
-    console.print()
-    for text, count in findings(report).items():
-        console.print(Text(f"{count:>7}  {text}", style="yellow" if count else ""))
-    for number, example in enumerate(report.examples, 1):
+
+
+def show_examples(report: DataReport, console: Console) -> None:
+    for number, (example, question) in enumerate(zip(report.examples, report.questions, strict=True), 1):
         console.print(f"\nexample {number}")
-        values = fields_of(example) | (
-            {"rating": f"{example.rating:g}"} if hasattr(example, "rating") else {}
-        )
-        kept = {"prompt": report.questions[number - 1]}
-        console.print(
-            table(None, [[f"  {name}", shorten(text, kept.get(name, ""))] for name, text in values.items()])
-        )
+        values = fields_of(example)
+        if isinstance(example, Rating):
+            values["rating"] = f"{example.rating:g}"
+        kept = {"prompt": question}
+        rows = [[f"  {name}", shorten(text, kept.get(name, ""))] for name, text in values.items()]
+        console.print(table(None, rows))
 
 
 def findings(report: DataReport) -> dict[str, int]:
@@ -101,7 +115,7 @@ def findings(report: DataReport) -> dict[str, int]:
     return found
 
 
-def table(header: list[str] | None, rows: list[list[str]], numbers: tuple[int, ...] = ()) -> Any:
+def table(header: list[str] | None, rows: list[list[str]], numbers: tuple[int, ...] = ()) -> Table:
     from rich.table import Table
     from rich.text import Text
 

@@ -1,8 +1,8 @@
 """Text files as rows. In: JSON lines, plain text, CSV, TSV (indexed by byte offset) or a JSON list (read
 whole). Out: `Rows`.
 
-Of an indexed file only two numbers a row stay in memory, so it may be larger than memory. A .gz file is first
-unpacked into a temporary file, which goes when the rows do.
+Of an indexed file only two numbers per row stay in memory, so it may be larger than memory. A .gz file is
+first unpacked into a temporary file, which is removed with the rows.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import tempfile
 import zlib
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, BinaryIO
 
 from proxima.data.rows import BrokenData, ListRows, Row, Rows
 
@@ -77,7 +77,7 @@ class IndexedRows(Rows):
 
 
 class TextRows(IndexedRows):
-    r"""One prompt a line; `\n` in it stands for a line break."""
+    r"""One prompt per line; `\n` in it stands for a line break."""
 
     def find(self, file: BinaryIO) -> Iterator[tuple[int, int]]:
         start = file.tell()
@@ -91,8 +91,8 @@ class TextRows(IndexedRows):
         return {"prompt": text.replace("\\n", "\n")}
 
 
-class JsonLines(TextRows):
-    """One JSON object a line."""
+class JsonRows(TextRows):
+    """One JSON object per line."""
 
     def parse(self, file: BinaryIO, line: int) -> Row:
         text = self.decode(file.readline(), line)
@@ -165,11 +165,11 @@ class CsvRows(IndexedRows):
 
 def read_json(path: Path, limit: int = 0) -> Rows:
     """A JSON list of objects, read whole; a file that does not begin with `[` is read as lines of JSON."""
-    opened: Any = gzip.open if path.suffix == ".gz" else open
+    opened: Callable[..., IO[str]] = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8-sig") as file:
             if file.read(1024).lstrip()[:1] != "[":
-                return JsonLines(path, limit)
+                return JsonRows(path, limit)
             file.seek(0)
             rows = json.load(file)
     except (UnicodeDecodeError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -186,7 +186,7 @@ def read_json(path: Path, limit: int = 0) -> Rows:
     return ListRows(rows[:limit] if limit else rows, str(path))
 
 
-def unpack(path: Path) -> Any:
+def unpack(path: Path) -> tempfile._TemporaryFileWrapper[bytes]:
     """A temporary file with what is in a .gz file; it is removed when no longer referred to."""
     unpacked = tempfile.NamedTemporaryFile(prefix="proxima-")  # noqa: SIM115
     try:

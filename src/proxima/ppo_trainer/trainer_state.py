@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from proxima.config import PPOConfig, RewardSpec
+from proxima.config.setting_declaration import declarations
+from proxima.config.settings_base import current_names
 from proxima.ppo_trainer.batch_plan import Plan
 from proxima.runs.checkpoint import Checkpoint
 from proxima.runs.checkpoint.checkpoint_tensors import (
@@ -32,14 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What a resumed run may change: where, how fast, how carefully and until when, but not what is computed.
-_FREE = """run_dir run_name trackers device engine engine_urls engine_memory engine_timeout compile_layers
-    gradient_checkpointing micro_batch_size micro_batch_tokens shard_base process_timeout trust_remote_code
-    buffer_storage buffer_max_bytes buffer_overflow eval_every judges token_samples patience min_improvement
-    max_reward_failures checkpoint_every keep_checkpoints max_skipped_updates on_nonfinite kl_limit
-    min_entropy length_limit max_declining_evals on_guard rollback_rate_factor"""
-FREE = frozenset(_FREE.split())
-
 
 def plain_config(config: PPOConfig) -> dict[str, Any]:
     """The settings as a checkpoint holds them."""
@@ -48,12 +42,16 @@ def plain_config(config: PPOConfig) -> dict[str, Any]:
 
 def changed_settings(before: Mapping[str, Any], config: PPOConfig) -> list[str]:
     """Settings that differ from a checkpoint's; those it does not know are left out."""
-    before, now = without_keys(before), plain_config(config)
+    before, now = as_written_now(before, type(config)), plain_config(config)
     return [name for name in now if name in before and before[name] != now[name]]
 
 
-def without_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint's settings as they are written today; earlier versions wrote keys of addresses down."""
+def as_written_now(settings: Mapping[str, Any], kind: type[PPOConfig]) -> dict[str, Any]:
+    """A checkpoint's settings as they would be written now.
+
+    Earlier versions had other names for some, and wrote keys of addresses down.
+    """
+    settings = current_names(kind, settings)
     named = {name: settings[name] for name in ("rewards", "judges") if name in settings}
     return {
         **settings,
@@ -154,11 +152,12 @@ def check_resumable(checkpoint: Checkpoint, config: PPOConfig, plan: Plan, total
             f"{checkpoint.path} was trained on other prompts ({counts}); give the same data or start a new "
             "run"
         )
-    changed, before = changed_settings(state["config"], config), without_keys(state["config"])
+    changed = changed_settings(state["config"], config)
+    before, declared = as_written_now(state["config"], type(config)), declarations(type(config))
     refused = [
         f"{name} ({before[name]!r} then, {getattr(config, name)!r} now)"
         for name in changed
-        if name not in FREE
+        if declared[name].changes_results
     ]
     if then["validation"] != now["validation"]:
         refused.append("the validation prompts")
@@ -174,8 +173,5 @@ def check_resumable(checkpoint: Checkpoint, config: PPOConfig, plan: Plan, total
         )
     if refused:
         log.warning("resumed with other settings: %s", "; ".join(refused))
-    return (
-        bool(set(changed) - {"run_dir", "run_name", "trackers"})
-        or bool(refused)
-        or total != state["total_steps"]
-    )
+    another = any(declared[name].defines_experiment for name in changed)
+    return another or bool(refused) or total != state["total_steps"]

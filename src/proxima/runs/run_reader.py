@@ -15,7 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from proxima.config.settings_base import read_yaml
+from proxima.config import PPOConfig
+from proxima.config.settings_base import current_names, read_yaml
 from proxima.core.regular_files import open_file, read_file
 from proxima.runs import token_files
 from proxima.runs.checkpoint import eval_reward
@@ -47,7 +48,8 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        return self._file("config.yaml", read_yaml) or {}
+        """Its settings as written down, by their present names."""
+        return self._file("config.yaml", _read_settings) or {}
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -217,6 +219,10 @@ class Run:
         except (OSError, ValueError) as error:
             self._said[name] = f"{name} cannot be read: {error}"
             return None
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    return current_names(PPOConfig, read_yaml(path))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -13,17 +13,9 @@ from itertools import takewhile
 from statistics import fmean, stdev
 from typing import Any
 
-# What may differ within a group, beside the seed: where a run lies and what it keeps, not what it computes.
-FREE = (
-    "seed",
-    "run_dir",
-    "run_name",
-    "trackers",
-    "device",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "token_samples",
-)
+from proxima.config import PPOConfig
+from proxima.config.setting_declaration import declarations
+
 # Quantiles 0.975 of Student's t by degrees of freedom from 1; beyond, the normal curve's is near enough.
 T = (
     *(
@@ -62,10 +54,11 @@ def group_by_seed(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[st
 
     A run without settings is in none.
     """
+    free = {name for name, each in declarations(PPOConfig).items() if not each.defines_experiment}
     alike: dict[str, list[str]] = {}
     for name, config in configs.items():
         if config:
-            same = {key: value for key, value in config.items() if key not in FREE}
+            same = {key: value for key, value in config.items() if key not in free}
             alike.setdefault(json.dumps(same, sort_keys=True, default=str), []).append(name)
     groups: dict[str, list[str]] = {}
     for names in alike.values():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config import PPOConfig
+from proxima.config.setting_checks import TRACKERS
 from proxima.core.regular_files import open_file
 from proxima.tools.migrate.migration import Migration, is_count, said, shown
 from proxima.tools.migrate.old_models import lora, models
@@ -20,7 +21,6 @@ from proxima.tools.migrate.trl_settings import KNOWN
 
 LARGEST_FILE = 5_000_000
 COMMAND_FLAGS = ("data", "limit", "epochs")  # of `proxima train` itself
-TRACKERS = ("tensorboard", "wandb", "trackio")
 
 ALWAYS = (
     "the loss of an optimiser step is a mean over its tokens; TRL took the mean of the means of its "

@@ -1,0 +1,45 @@
+"""Checks of single settings that a type and a range cannot express; `setting(..., check=...)` names them.
+
+Each takes a setting's name and its value, and raises a ValueError that says what is wrong and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from proxima.config.reward_spec import RewardSpec
+
+TRACKERS = ("tensorboard", "wandb", "trackio")
+
+
+def check_folder_name(name: str, value: str) -> None:
+    if value and (Path(value).name != value or value[0] == "."):
+        raise ValueError(
+            f"{name} ({value!r}) must be a plain folder name, no dot before it; run_dir says where it lies"
+        )
+
+
+def check_labels(name: str, specs: Sequence[RewardSpec]) -> None:
+    labels = [spec.label for spec in specs]
+    if doubled := {label for label in labels if labels.count(label) > 1}:
+        raise ValueError(f"{name} have the same name: {sorted(doubled)}; give each a name of its own")
+
+
+def check_trackers(name: str, trackers: Sequence[str]) -> None:
+    for tracker in trackers:
+        if tracker not in TRACKERS:
+            raise ValueError(f"{name}: {tracker!r} is not one of {', '.join(TRACKERS)}")
+
+
+def check_urls(name: str, urls: Sequence[str]) -> None:
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"{name}: {url!r} is no address of a server, such as http://127.0.0.1:8000")
+        if parts.username or parts.password:
+            raise ValueError(
+                f"{name}: an address with a user or password would be written to the run's folder; leave "
+                "them out"
+            )
