@@ -213,7 +213,7 @@ def test_ppo_step_reads_as_the_road():
         "add_kl_to_sa_pairs",
         "adjust_rewards_with_kl",
         "add_values_to_sa_pairs",
-        "add_advantages",
+        "estimate_advantages",
         "store",
         "update_models",
     ]

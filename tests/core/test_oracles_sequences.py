@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxima.advantage import GAEAdvantage, ReturnCalculator, TDError
-from proxima.core.pairs import SAPairs
+from proxima.core.pairs import PlainPairs
 from proxima.reward_kl import KLDivergence, RewardAdjuster
 from tests import oracles
 from tests.formula_cases import batches, column, flat, near, padded, plain, ragged, sweep, tagged
@@ -72,7 +72,7 @@ def test_the_whole_road_gives_output_i_for_input_i(batch, spelling, data):
 @given(batch=batches("reward", "value"))
 def test_numbers_in_the_padding_of_columns_have_no_share(batch):
     columns = {name: padded(ragged(batch, name))[0] for name in ("reward", "value")}
-    pairs = SAPairs(padded(ragged(batch, "value"))[1], columns)
+    pairs = PlainPairs(padded(ragged(batch, "value"))[1], columns)
     deltas = [
         oracles.td_errors(r, v, GAMMA)
         for r, v in zip(ragged(batch, "reward"), ragged(batch, "value"), strict=True)

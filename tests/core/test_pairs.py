@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from proxima.base_setup.tokenizer_setup import load_tokenizer
-from proxima.core.pairs import SAPairs, as_pairs
+from proxima.core.pairs import SAPairs, TokenPairs, as_pairs
 from proxima.core.pairs.sa_pairs import ADDED_BY
-from proxima.core.types import Tokens
+from proxima.core.types import TokenColumns, Tokens
 from proxima.token_attribution.sa_pair_builder import ensure_tokens
 
 
@@ -39,7 +39,8 @@ def make_pairs(tokenizer, texts=("abc", "de"), prompts=("Hi", "You"), **columns)
         tokenizer=tokenizer,
     )
     numbers = torch.arange(mask.numel(), dtype=torch.float32).view(mask.shape)
-    return SAPairs(mask, {"logprob_policy": -numbers, "logprob_ref": -2 * numbers, **columns}, tokens)
+    given = {"logprob_policy": -numbers, "logprob_ref": -2 * numbers, **columns}
+    return TokenPairs(TokenColumns(tokens, given))
 
 
 def test_pairs_read_as_dicts_one_a_real_token(tokenizer):
@@ -72,7 +73,8 @@ def test_text_is_decoded_only_when_asked_for(tokenizer):
 
     counting = Counting()
     pairs = make_pairs(tokenizer)
-    pairs = SAPairs(pairs.mask, pairs.columns, dataclasses.replace(pairs.tokens, tokenizer=counting))
+    tokens = dataclasses.replace(pairs.tokens, tokenizer=counting)
+    pairs = TokenPairs(TokenColumns(tokens, pairs.columns))
     assert [pair["logprob_policy"] for pair in pairs] == [0, -1, -2, -3, -4]
     assert counting.calls == 0
     assert pairs[0]["action"] == "a"

@@ -8,8 +8,8 @@ import warnings
 import pytest
 import torch
 
-from proxima.core.pairs import SAPairs
-from proxima.core.types import KeptSet, Tokens
+from proxima.core.pairs import TokenPairs
+from proxima.core.types import KeptSet, TokenColumns, Tokens
 from proxima.experience_buffer import ExperienceBuffer
 
 STRATEGIES = ("shuffled", "sequential", "length_balanced", "token_budget")
@@ -30,9 +30,10 @@ def make_pairs(lengths, first_key=0, prompt=3, choices=4):
         ended=flags,
         truncated=flags.clone(),
         keys=keys,
+        tokenizer=None,  # nothing is decoded
         kept=KeptSet(ids=torch.arange(choices, dtype=torch.int32).expand(count, width, choices).contiguous()),
     )
-    return SAPairs(mask, {"value": keys.unsqueeze(1) + torch.arange(width) / 100}, tokens)
+    return TokenPairs(TokenColumns(tokens, {"value": keys.unsqueeze(1) + torch.arange(width) / 100}))
 
 
 def drawn(data, epoch=0):

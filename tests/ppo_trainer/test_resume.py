@@ -36,14 +36,12 @@ class Crash(BaseException):
 
 def crash_at(trainer: PPOTrainer, step: int) -> PPOTrainer:
     """Die in the middle of this step, after its update."""
-    adapt = trainer.adapt_kl
 
-    def die(*given):
+    def die(_):
         if trainer.step == step:
             raise Crash
-        adapt(*given)
 
-    trainer.adapt_kl = die
+    trainer.generator.check_sampling_gap = die
     return trainer
 
 
@@ -646,11 +644,14 @@ def test_the_command_resumes(tmp_path, tiny, monkeypatch, capsys):
     ]
     command += ["--max-new-tokens", "2", "--batch-size", "2", "--ppo-epochs", "1"]
     with monkeypatch.context() as patch:
-        patch.setattr(
-            PPOTrainer,
-            "adapt_kl",
-            lambda self, *_: os.kill(os.getpid(), signal.SIGTERM) if self.step == 2 else None,
-        )
+        step = PPOTrainer.ppo_step
+
+        def signalled(self, *given):
+            if self.step == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return step(self, *given)
+
+        patch.setattr(PPOTrainer, "ppo_step", signalled)
         with pytest.raises(SystemExit) as stop:
             main(command)
     assert stop.value.code == 143

@@ -64,7 +64,6 @@ def answer(trainer: PPOTrainer, prompts: Sequence[str], followed: int = 0) -> An
     collected = _Collected(trainer)
     for batch in _batches(trainer, prompts):
         pairs, _ = trainer.generator.generate_sequences(batch, VALIDATION_STEP)
-        assert pairs.tokens is not None
         scores = collected.add(pairs.tokens)
         count = len(batch.prompts)
         if few := min(followed - len(records), count):

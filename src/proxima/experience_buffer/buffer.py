@@ -14,16 +14,16 @@ larger than the bound is refused); `disk` moves what does not fit to memory-mapp
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from proxima.core.pairs import SAPairs, as_pairs
+from proxima.core.pairs import PairsLike, SAPairs, as_pairs
 from proxima.core.sampling import shuffled_order
 
 Strategy = Literal["shuffled", "sequential", "length_balanced", "token_budget"]
@@ -117,7 +117,7 @@ class ExperienceBuffer:
         self._parts: list[tuple[SAPairs, tempfile.TemporaryDirectory[str] | None]] = []
         self.dropped_sequences = 0
 
-    def store(self, data: SAPairs | Iterable[Mapping[str, Any]], step: int = 0) -> BatchedData:
+    def store(self, data: PairsLike, step: int = 0) -> BatchedData:
         """Add a rollout and return all that is held, ready to be drawn in minibatches.
 
         Args:

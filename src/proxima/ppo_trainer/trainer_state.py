@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from proxima.config import PPOConfig, RewardSpec
-from proxima.ppo_trainer.batch_plan import Plan
+from proxima.ppo_trainer.batch_plan import BatchPlan
 from proxima.runs.checkpoint import Checkpoint
 from proxima.runs.checkpoint.checkpoint_tensors import (
     load_optimizer,
@@ -143,7 +143,9 @@ def load_state(trainer: PPOTrainer, folder: Path, state: Mapping[str, Any]) -> N
         budget.size, budget.tokens = state["micro_batches"]
 
 
-def check_resumable(checkpoint: Checkpoint, config: PPOConfig, plan: Plan, total: int, force: bool) -> bool:
+def check_resumable(
+    checkpoint: Checkpoint, config: PPOConfig, plan: BatchPlan, total: int, force: bool
+) -> bool:
     """Refuse to go on with other prompts or, unless forced, with settings that alter what is computed;
     whether any changed."""
     state, now = checkpoint.state, plan.fingerprints

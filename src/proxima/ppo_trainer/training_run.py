@@ -17,7 +17,7 @@ from tqdm import tqdm
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.evaluator import Evaluator
 from proxima.evaluator.held_out import HeldOut, answer
-from proxima.ppo_trainer.batch_plan import Plan
+from proxima.ppo_trainer.batch_plan import BatchPlan
 from proxima.ppo_trainer.shared_run import AnyRun
 from proxima.ppo_trainer.stop_signals import StopSignals
 from proxima.ppo_trainer.token_records import sample_row, trained_records
@@ -48,7 +48,7 @@ class TrainingRun:
     """The loop over steps, with evaluations, guards, checkpoints and signals around each."""
 
     def __init__(
-        self, trainer: PPOTrainer, plan: Plan, evaluator: Evaluator, run: AnyRun, signals: StopSignals
+        self, trainer: PPOTrainer, plan: BatchPlan, evaluator: Evaluator, run: AnyRun, signals: StopSignals
     ):
         self.trainer, self.plan, self.evaluator, self.run, self.signals = (
             trainer,
@@ -122,7 +122,7 @@ class TrainingRun:
 
     def begin(self, force: bool) -> None:
         """From the newest checkpoint where there is one to go on from, else from the trainer as it is."""
-        steps, checkpoint = self.plan.epochs * self.plan.steps_an_epoch, self.run.checkpoint
+        steps, checkpoint = self.plan.epochs * self.plan.steps_per_epoch, self.run.checkpoint
         if checkpoint is None:
             self.trainer.first_step, self.trainer.total_steps = self.trainer.step, self.trainer.step + steps
             self.results.metrics = self.run.begin()
@@ -270,7 +270,7 @@ class TrainingRun:
             return
         agree(self.trainer)
         whole = put_state_together(self.trainer)
-        epoch, batch = divmod(self.trainer.step - self.trainer.first_step, self.plan.steps_an_epoch)
+        epoch, batch = divmod(self.trainer.step - self.trainer.first_step, self.plan.steps_per_epoch)
         state = {
             **plain_state(self.trainer),
             "first_step": self.trainer.first_step,

@@ -3,13 +3,12 @@ token."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from proxima.core.ops import place_rewards
-from proxima.core.pairs import SAPairs, as_pairs
+from proxima.core.pairs import PairsLike, SAPairs, as_pairs
 
 
 class RewardAdjuster:
@@ -17,7 +16,7 @@ class RewardAdjuster:
 
     def adjust_rewards_with_kl(
         self,
-        sa_pairs: SAPairs | Iterable[Mapping[str, Any]],
+        sa_pairs: PairsLike,
         rewards: Tensor | Sequence[float] | Sequence[Sequence[float]],
         kl_coef: float,
     ) -> SAPairs:
