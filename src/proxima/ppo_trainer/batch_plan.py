@@ -8,10 +8,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from proxima.core.types import Record
 
 CHECKED_AT_ONCE = 512  # prompts tokenised together before a run
 
@@ -24,7 +25,7 @@ class BatchPlan:
     batch_size: int
     epochs: int
     seed: int
-    fingerprints: dict[str, Any]
+    fingerprints: Record
     """Of prompts and validation prompts: how many, and a hash of all."""
 
     @property
@@ -45,7 +46,7 @@ def _permutation(count: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(count, generator=generator)
 
 
-def fingerprint(prompts: Sequence[str], check: Callable[[Sequence[str], int], None]) -> dict[str, Any]:
+def fingerprint(prompts: Sequence[str], check: Callable[[Sequence[str], int], None]) -> Record:
     """How many prompts there are, and a hash of all; they are read a part at a time, and no part is kept.
 
     Args:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from proxima.advantage import (
     GAEAdvantage,
@@ -21,6 +20,7 @@ from proxima.advantage import (
 from proxima.base_setup import BaseSetup
 from proxima.config import PPOConfig
 from proxima.core.pairs import TokenPairs, rejoin
+from proxima.core.types import Record
 from proxima.evaluator import Evaluator
 from proxima.evaluator.held_out import HeldOut
 from proxima.evaluator.judges import Judges, check_judges
@@ -66,6 +66,7 @@ class PPOTrainer:
         self.td_error = TDError()
         self.gae_advantage = GAEAdvantage()
         self.return_calculator = ReturnCalculator()
+        self.estimator = "gae"  # a name in `proxima.advantage.estimators.ESTIMATORS`
         self.buffer = ExperienceBuffer(
             max_bytes=config.buffer_max_bytes,
             overflow=config.buffer_overflow,
@@ -81,7 +82,7 @@ class PPOTrainer:
         self.first_step = 0  # of the call of `train` under way; its schedule begins there
         self.total_steps: int | None = None  # the step at which that call ends; None outside `train`
 
-    def ppo_step(self, prompts: Sequence[str], next_prompts: Sequence[str] | None = None) -> dict[str, Any]:
+    def ppo_step(self, prompts: Sequence[str], next_prompts: Sequence[str] | None = None) -> Record:
         """One whole PPO step on any number of prompts.
 
         Args:
@@ -106,9 +107,8 @@ class PPOTrainer:
         clock.lap("value")
         self.buffer.clear()
         batches = self.buffer.store(trained, self.step)
-        rate = self.rate_factor * learning_rate_factor(
-            config.lr_schedule, self.step, self.total_steps, config.warmup_steps, self.first_step
-        )
+        steps = (self.step, self.total_steps, config.warmup_steps, self.first_step)
+        rate = self.rate_factor * learning_rate_factor(config.lr_schedule, *steps)
         trains_policy = self.step >= config.critic_warmup_steps
         updated = self.model_trainer.update_models(batches, rate, trains_policy)
         clock.lap("update")
@@ -125,24 +125,18 @@ class PPOTrainer:
             **clock.seconds(),
         }
         if config.kl_controller == "adaptive" and trains_policy:
-            self.kl_coef = adapt_kl_coef(
-                self.kl_coef, metrics["kl"], config.kl_target, config.kl_horizon, rollout.batch_size
-            )
+            goal = (config.kl_target, config.kl_horizon)
+            self.kl_coef = adapt_kl_coef(self.kl_coef, metrics["kl"], *goal, rollout.batch_size)
         self.generator.check_sampling_gap(metrics["sampling_gap"])
-        source = self.reward_computer.reward_source
-        return {
-            "generated_texts": texts,
-            **scores.plain(),
-            "reward_source": source,
-            "sa_pairs": trained,
-            **metrics,
-        }
+        rewarded = self.reward_computer.describe(scores)
+        return {"generated_texts": texts, **rewarded, "sa_pairs": trained, **metrics}
 
     def estimate_advantages(self, pairs: TokenPairs) -> TokenPairs:
         """Pairs with TD errors, advantages that are not whitened, and the configured value target."""
         parts = GAEParts(self.td_error, self.gae_advantage, self.return_calculator)
         config = self.config
-        return rejoin(add_estimates(pairs, config.gamma, config.lam, config.value_target, parts), pairs)
+        given = (config.gamma, config.lam, config.value_target)
+        return rejoin(add_estimates(pairs, *given, parts, self.estimator), pairs)
 
     def train(
         self,
@@ -158,8 +152,8 @@ class PPOTrainer:
         Prompts may be a lazy Sequence (`proxima.data.read_prompts`): a step reads only its own.
 
         Args:
-            resume: go on from the newest good checkpoint of the run in run_dir/run_name; without one there,
-            begin.
+            resume: continue from the newest good checkpoint of the run in run_dir/run_name; without one,
+                start a new run.
             force: resume although settings changed that alter what is computed.
         """
         config, held_out = self.config, validation_prompts

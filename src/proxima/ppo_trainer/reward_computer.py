@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +21,12 @@ from proxima.core.errors import RewardFailure
 from proxima.core.ops import place_rewards
 from proxima.core.pairs import TokenPairs
 from proxima.core.tokenizer import Tokenizer
-from proxima.core.types import Tokens, pad_to
+from proxima.core.types import Record, Tokens, pad_to
 from proxima.ppo_trainer.process_shares import own_share
 from proxima.reward_kl import shape_scores
 from proxima.rewards import Outcome, Samples, open_reward
+from proxima.rewards.attempts import attempt
 from proxima.rewards.model_reward import ClassifierSource, TrainedReward
-from proxima.rewards.reward_outcome import in_one_line
 from proxima.rewards.reward_sources import RewardSource
 from proxima.runtime.distributed.process_group import Processes
 
@@ -57,11 +56,6 @@ class Scores:
             return shaped
         width = mask.shape[1]
         return self.token[:, :width] + place_rewards(shaped, mask.cpu(), self.token[:, :width])
-
-    def plain(self) -> dict[str, Any]:
-        """`rewards`, and `rewards_by_name`, as lists."""
-        by_name = {name: column.tolist() for name, column in self.by_name.items()}
-        return {"rewards": self.total.tolist(), "rewards_by_name": by_name}
 
     def select(self, rows: Tensor) -> Scores:
         token = None if self.token is None else self.token[rows]
@@ -107,6 +101,15 @@ class RewardComputer:
     def reward_source(self) -> str:
         """Where the scores come from, for logs and results."""
         return ", ".join(spec.label for spec, _ in self.rewards)
+
+    def describe(self, scores: Scores) -> Record:
+        """`rewards`, `rewards_by_name` and `reward_source`, as plain values."""
+        by_name = {name: column.tolist() for name, column in scores.by_name.items()}
+        return {
+            "rewards": scores.total.tolist(),
+            "rewards_by_name": by_name,
+            "reward_source": self.reward_source,
+        }
 
     def check_columns(self, prompts: Sequence[str]) -> None:
         """A ValueError where a reward asks for a column that the prompts lack."""
@@ -213,11 +216,11 @@ class RewardComputer:
                     self.models.processes.on_main(partial(source.settled, Samples.of_tokens(tokens)))
                 )
 
-    def endings(self) -> dict[str, Any]:
+    def endings(self) -> Record:
         """How texts end for each classifier, as plain values."""
         return {name: source.state() for name, source in self.classifiers.items()}
 
-    def restore_endings(self, endings: Mapping[str, Any]) -> None:
+    def restore_endings(self, endings: Record) -> None:
         for name, source in self.classifiers.items():
             source.restore(endings.get(name))
 
@@ -240,17 +243,7 @@ class RewardComputer:
         return Scores(sequence, token if per_token else None, by_name)
 
     def _attempt(self, name: str, source: RewardSource, samples: Samples) -> Outcome:
-        """A call that raises is tried as often as its source says, then its samples are nan."""
-        outcome = Outcome.failed(len(samples), "")
-        for attempt in range(1, source.attempts + 1):
-            try:
-                outcome = source(samples)
-                break
-            # a user's reward may raise anything; the samples are counted as failed
-            except (Exception, SystemExit) as error:
-                outcome = Outcome.failed(len(samples), in_one_line(error))
-                if attempt < source.attempts:
-                    log.warning("reward %s failed and is tried again: %s", name, outcome.reason)
+        outcome = attempt(lambda: source(samples), len(samples), source.attempts, f"reward {name}")
         if outcome.failures:
             self.last_failure = f"{name}: {outcome.reason}"
             log.warning(

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from proxima.core.pairs import TokenPairs, rejoin
+from proxima.core.types import Record
 from proxima.ppo_trainer.reward_computer import Scores
 from proxima.training import clipped, policy_ratio
 
@@ -35,7 +36,6 @@ COLUMNS = {"logprob": "logprob_policy"} | {
         "clipped",
     )
 }
-Record = dict[str, Any]  # as JSON holds it
 FROM_SCORE = ("reward", "td_error", "advantage", "return")  # without a score they mean nothing
 LONGEST_CHARACTER = 4  # tokens, where each is a byte
 DIGITS = 6  # of a number in a file
@@ -53,11 +53,11 @@ def followed_records(trainer: PPOTrainer, rollout: TokenPairs, scores: Scores) -
     estimated = trainer.estimate_advantages(rejoin(pairs, rollout))
     unknown = failed.to(estimated.mask.device).unsqueeze(1)
     shown = {name: estimated.column(name).masked_fill(unknown, math.nan) for name in FROM_SCORE}
-    plain = scores.plain()
-    return records(estimated.with_columns(**shown), "followed", plain["rewards"], plain["rewards_by_name"])
+    by_name = {name: column.tolist() for name, column in scores.by_name.items()}
+    return records(estimated.with_columns(**shown), "followed", scores.total.tolist(), by_name)
 
 
-def trained_records(trainer: PPOTrainer, outcome: Mapping[str, Any], count: int) -> list[Record]:
+def trained_records(trainer: PPOTrainer, outcome: Record, count: int) -> list[Record]:
     """Records of the first `count` samples that a step trained on; their log-probabilities are scored once
     more."""
     good = [i for i, reward in enumerate(outcome["rewards"]) if not math.isnan(reward)][:count]

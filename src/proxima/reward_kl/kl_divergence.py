@@ -1,9 +1,8 @@
 """Per-token KL: kl_t = logprob_policy_t - logprob_ref_t.
 
 The policy is the one that acted (truncated and renormalised), the reference has its whole vocabulary, both at
-the sampling
-temperature: an unbiased sample (k1) of KL(acting policy || reference), never negative in expectation, single
-    tokens may be.
+the sampling temperature: an unbiased sample (k1) of KL(acting policy || reference), never negative in
+expectation, single tokens may be.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rewards a token: reward_t = score_t - kl_coef * kl_t, where a sequence's one score sits on its last real
+"""Per-token rewards: reward_t = score_t - kl_coef * kl_t, where a sequence's one score sits on its last real
 token."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RewardAdjuster:
     ) -> SAPairs:
         """
         Args:
-            rewards: one finite number a sequence; or, for rewards a token, one row a sequence.
+            rewards: one finite number per sequence; or, for per-token rewards, one row per sequence.
             kl_coef: weight of the KL penalty.
         """
         pairs = as_pairs(sa_pairs)
@@ -40,7 +40,7 @@ def shape_scores(
     """Scores (B,) as PPO sees them: minus a penalty where no EOS came, normalised over the batch, clipped to
     +-clip.
 
-    Failed scores are nan: they stay nan and have no share in the mean and deviation.
+    Failed scores are nan: they stay nan and have no share in the mean and the standard deviation.
     """
     scores = scores - missing_eos_penalty * (~ended)
     if normalize:
