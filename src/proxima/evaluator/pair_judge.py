@@ -20,12 +20,11 @@ from numbers import Integral, Real
 from typing import Any
 
 from proxima.config import RewardSpec
-from proxima.rewards.attempts import attempt
 from proxima.rewards.coroutines import run_async
 from proxima.rewards.function_reward import load_function
 from proxima.rewards.http_reward import EndpointReward, Unusable
 from proxima.rewards.reward_options import check_options, keyword_options, typed
-from proxima.rewards.reward_outcome import Outcome
+from proxima.rewards.reward_outcome import Outcome, attempt
 from proxima.rewards.reward_samples import Samples
 
 log = logging.getLogger(__name__)

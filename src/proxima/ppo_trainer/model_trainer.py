@@ -100,6 +100,9 @@ class ModelTrainer:
         return rates
 
     def _pairs(self, sa_pairs: PairsLike) -> TokenPairs:
+        """Pairs of a rollout as they are; plain dicts are given their token ids."""
+        if isinstance(sa_pairs, TokenPairs):
+            return sa_pairs
         return ensure_tokens(as_pairs(sa_pairs), self.tokenizer, self.models.device)
 
     def _minibatch(self, batch: TokenPairs, policy: bool = True, value: bool = True) -> dict[str, Tensor]:

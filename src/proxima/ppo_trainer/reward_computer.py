@@ -25,8 +25,8 @@ from proxima.core.types import Record, Tokens, pad_to
 from proxima.ppo_trainer.process_shares import own_share
 from proxima.reward_kl import shape_scores
 from proxima.rewards import Outcome, Samples, open_reward
-from proxima.rewards.attempts import attempt
 from proxima.rewards.model_reward import ClassifierSource, TrainedReward
+from proxima.rewards.reward_outcome import attempt
 from proxima.rewards.reward_sources import RewardSource
 from proxima.runtime.distributed.process_group import Processes
 
