@@ -197,7 +197,7 @@ def test_public_names_are_the_same_for_type_checkers_and_at_run_time():
     )
 
 
-def test_ppo_step_reads_as_the_road():
+def test_ppo_step_reads_as_the_pipeline():
     tree = ast.parse((SOURCE / "ppo_trainer" / "ppo_trainer.py").read_text())
     step = next(
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "ppo_step"

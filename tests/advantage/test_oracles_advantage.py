@@ -54,7 +54,7 @@ def as_lists(x, mask):
     return [row[real].tolist() for row, real in zip(x, mask, strict=True)]
 
 
-# --- the stages
+# --- the phases
 # ------------------------------------------------------------------------------------------------------
 
 

@@ -94,8 +94,8 @@ def _number(value: Any, booleans: bool) -> float:
 
 
 def attempt(ask: Callable[[], Outcome], count: int, attempts: int, name: str) -> Outcome:
-    """What a reward or a judge answers. A call that raises is tried again, up to `attempts` calls in all; then
-    all `count` samples are nan.
+    """What a reward or a judge answers. A call that raises is tried again, up to `attempts` calls in all;
+    then all `count` samples are nan.
 
     Args:
         name: who is asked, for the log.
