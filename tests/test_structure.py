@@ -197,7 +197,7 @@ def test_public_names_are_the_same_for_type_checkers_and_at_run_time():
     )
 
 
-def test_ppo_step_reads_as_the_road():
+def test_ppo_step_reads_as_the_pipeline():
     tree = ast.parse((SOURCE / "ppo_trainer" / "ppo_trainer.py").read_text())
     step = next(
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "ppo_step"
@@ -213,7 +213,7 @@ def test_ppo_step_reads_as_the_road():
         "add_kl_to_sa_pairs",
         "adjust_rewards_with_kl",
         "add_values_to_sa_pairs",
-        "add_advantages",
+        "estimate_advantages",
         "store",
         "update_models",
     ]

@@ -5,7 +5,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.advantage import GAEAdvantage, ReturnCalculator, TDError, compute_advantages
+from proxima.advantage import (
+    GAEAdvantage,
+    GAEParts,
+    ReturnCalculator,
+    TDError,
+    add_estimates,
+    compute_advantages,
+    estimate,
+    whiten_advantages,
+)
+from proxima.core.pairs import PlainPairs
 from tests import oracles
 from tests.formula_cases import (
     GRID,
@@ -44,7 +54,7 @@ def as_lists(x, mask):
     return [row[real].tolist() for row, real in zip(x, mask, strict=True)]
 
 
-# --- the stages
+# --- the phases
 # ------------------------------------------------------------------------------------------------------
 
 
@@ -240,3 +250,63 @@ def test_compute_advantages_of_narrow_tensors_is_at_least_float32(dtype):
 def test_compute_advantages_refuses_shapes_that_do_not_fit(rewards, values):
     with pytest.raises(ValueError, match="reward"):
         compute_advantages(rewards, values)
+
+
+# --- estimate
+# ----------------------------------------------------------------------------------------------
+
+
+@gammas
+@lams
+@short_sweep
+@given(batch=batches("reward", "value"))
+def test_estimate_gives_advantages_and_either_target(gamma, lam, batch):
+    rewards, values = ragged(batch, "reward"), ragged(batch, "value")
+    (table, mask), reward_table = padded(values), padded(rewards)[0]
+    expected = expected_advantages(rewards, values, gamma, lam)
+    targets = {
+        "lambda_return": added(expected, values),
+        "reward_to_go": [oracles.reward_to_go(row, gamma) for row in rewards],
+    }
+    for value_target, wanted in targets.items():
+        found = estimate(reward_table, table, mask, gamma, lam, value_target)
+        assert flat(as_lists(found.advantages, mask)) == near(flat(expected))
+        assert flat(as_lists(found.targets, mask)) == near(flat(wanted))
+    public = compute_advantages(reward_table, table, gamma, lam, mask)
+    again = estimate(reward_table, table, mask, gamma, lam)
+    assert all(torch.equal(one, other) for one, other in zip(public, again, strict=True))
+
+
+def test_estimates_are_made_by_the_parts_that_are_given():
+    class Halved(GAEAdvantage):
+        def compute_gae_advantages(self, sa_pairs, gamma, lam):
+            pairs = super().compute_gae_advantages(sa_pairs, gamma, lam)
+            return pairs.with_columns(advantage=pairs.column("advantage") / 2)
+
+    pairs = PlainPairs(
+        torch.ones(1, 2, dtype=torch.bool), {"reward": torch.ones(1, 2), "value": torch.ones(1, 2)}
+    )
+    whole = add_estimates(pairs, 1.0, 1.0, "lambda_return")
+    halved = add_estimates(pairs, 1.0, 1.0, "lambda_return", GAEParts(gae_advantage=Halved()))
+    assert whole.column("advantage").tolist() == [[1, 0]]
+    assert halved.column("advantage").tolist() == [[0.5, 0]]
+    assert halved.column("return").tolist() == [[1.5, 1]]
+
+
+def test_whitening_changes_advantages_and_leaves_targets():
+    advantages = torch.tensor([[1.0, 3.0], [5.0, 99.0]], dtype=torch.float64)
+    columns = {"advantage": advantages, "return": torch.full((2, 2), 7.0)}
+    pairs = PlainPairs(torch.tensor([[True, True], [True, False]]), columns)
+    white = whiten_advantages(pairs)
+    real = white.column("advantage")[pairs.mask]
+    assert real.tolist() == near(oracles.whiten([1.0, 3.0, 5.0]))
+    assert white.column("return") is columns["return"]
+
+
+@pytest.mark.parametrize("rewards", [torch.tensor([0.5, -1.0, 2.0]), [0.5, -1.0, 2.0], torch.tensor([2.0])])
+def test_compute_advantages_of_one_tensor_is_that_of_the_same_list(rewards):
+    values = [0.25, 1.0, -0.5]
+    expected = compute_advantages(torch.as_tensor(rewards).tolist(), values)
+    for found, wanted in zip(compute_advantages(rewards, torch.tensor(values)), expected, strict=True):
+        assert found.shape == (3,)
+        assert found.tolist() == pytest.approx(wanted, abs=1e-6)

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxima.advantage import GAEAdvantage, ReturnCalculator, TDError
-from proxima.core.pairs import SAPairs
+from proxima.core.pairs import PlainPairs
 from proxima.reward_kl import KLDivergence, RewardAdjuster
 from tests import oracles
 from tests.formula_cases import batches, column, flat, near, padded, plain, ragged, sweep, tagged
 
 GAMMA, LAM, KL_COEF = 0.9, 0.8, 0.1
 
-STAGES = {
+PHASES = {
     "kl": lambda pairs: KLDivergence().add_kl_to_sa_pairs(pairs),
     "reward": lambda pairs: RewardAdjuster().adjust_rewards_with_kl(pairs, [1.5, -0.5], KL_COEF),
     "td_error": lambda pairs: TDError().compute_td_errors(pairs, GAMMA),
@@ -39,7 +39,7 @@ def lengths_seen(pairs):
     data=st.data(),
 )
 def test_the_whole_road_gives_output_i_for_input_i(batch, spelling, data):
-    """Each stage takes the one before; tagged pairs come in any order."""
+    """Each phase takes the one before; tagged pairs come in any order."""
     rewards = data.draw(st.lists(st.floats(-3, 3), min_size=len(batch), max_size=len(batch)))
     count = sum(map(len, batch))
     order = data.draw(st.permutations(range(count))) if spelling is tagged else range(count)
@@ -72,7 +72,7 @@ def test_the_whole_road_gives_output_i_for_input_i(batch, spelling, data):
 @given(batch=batches("reward", "value"))
 def test_numbers_in_the_padding_of_columns_have_no_share(batch):
     columns = {name: padded(ragged(batch, name))[0] for name in ("reward", "value")}
-    pairs = SAPairs(padded(ragged(batch, "value"))[1], columns)
+    pairs = PlainPairs(padded(ragged(batch, "value"))[1], columns)
     deltas = [
         oracles.td_errors(r, v, GAMMA)
         for r, v in zip(ragged(batch, "reward"), ragged(batch, "value"), strict=True)
@@ -83,26 +83,26 @@ def test_numbers_in_the_padding_of_columns_have_no_share(batch):
         "return": [oracles.reward_to_go(r, GAMMA) for r in ragged(batch, "reward")],
     }
     for name, sequences in expected.items():
-        assert column(STAGES[name](pairs), name) == near(flat(sequences)), name
+        assert column(PHASES[name](pairs), name) == near(flat(sequences)), name
 
 
 @pytest.mark.parametrize("spelling", [plain, tagged])
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_alone_leaves_its_input_as_it_was_and_keeps_every_other_key(stage, spelling):
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_phase_alone_leaves_its_input_as_it_was_and_keeps_every_other_key(phase, spelling):
     names = ("logprob_policy", "logprob_ref", "kl", "reward", "value", "td_error", "advantage", "return")
     batch = [
         [{name: 0.1 * t - 1 / (2 + i) for i, name in enumerate(names)} for t in range(n)] for n in (3, 1)
     ]
     pairs = spelling(batch)
     before = deepcopy(pairs)
-    out = STAGES[stage](pairs)
+    out = PHASES[phase](pairs)
     assert pairs == before
     assert len(out) == len(pairs)
     for pair, result in zip(before, out, strict=True):
-        assert {key: result[key] for key in pair if key != stage} == {
-            k: v for k, v in pair.items() if k != stage
+        assert {key: result[key] for key in pair if key != phase} == {
+            k: v for k, v in pair.items() if k != phase
         }
-    assert column(out, stage) != [pair[stage] for pair in before]  # the old column was not simply passed on
+    assert column(out, phase) != [pair[phase] for pair in before]  # the old column was not simply passed on
 
 
 def test_a_new_sequence_starts_where_the_state_does_not_extend_the_one_before():

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from proxima.base_setup.tokenizer_setup import load_tokenizer
-from proxima.core.pairs import SAPairs, as_pairs
+from proxima.core.pairs import SAPairs, TokenPairs, as_pairs, rejoin
 from proxima.core.pairs.sa_pairs import ADDED_BY
-from proxima.core.types import Tokens
+from proxima.core.types import TokenColumns, Tokens
 from proxima.token_attribution.sa_pair_builder import ensure_tokens
 
 
@@ -39,7 +39,8 @@ def make_pairs(tokenizer, texts=("abc", "de"), prompts=("Hi", "You"), **columns)
         tokenizer=tokenizer,
     )
     numbers = torch.arange(mask.numel(), dtype=torch.float32).view(mask.shape)
-    return SAPairs(mask, {"logprob_policy": -numbers, "logprob_ref": -2 * numbers, **columns}, tokens)
+    given = {"logprob_policy": -numbers, "logprob_ref": -2 * numbers, **columns}
+    return TokenPairs(TokenColumns(tokens, given))
 
 
 def test_pairs_read_as_dicts_one_a_real_token(tokenizer):
@@ -62,17 +63,70 @@ def test_pairs_read_as_dicts_one_a_real_token(tokenizer):
         pairs[0]["kl"]
 
 
-def test_text_is_decoded_only_when_asked_for(tokenizer):
-    class Counting:
-        calls = 0
+class Counting:
+    """A tokenizer that counts what it decodes."""
 
-        def decode(self, *arguments, **options):
-            self.calls += 1
-            return tokenizer.decode(*arguments, **options)
+    def __init__(self, tokenizer):
+        self.tokenizer, self.calls = tokenizer, 0
 
-    counting = Counting()
+    def decode(self, *arguments, **options):
+        self.calls += 1
+        return self.tokenizer.decode(*arguments, **options)
+
+
+def counted_pairs(tokenizer):
+    counting, pairs = Counting(tokenizer), make_pairs(tokenizer)
+    tokens = dataclasses.replace(pairs.tokens, tokenizer=counting)
+    return counting, TokenPairs(TokenColumns(tokens, pairs.columns))
+
+
+def test_a_rollout_and_its_pairs_are_two_views_of_one_storage(tokenizer):
+    pairs = make_pairs(tokenizer).with_columns(kl=torch.ones(2, 3))
+    rollout = pairs.rollout
+    assert (len(rollout), len(pairs)) == (2, 5)  # sequences, and tokens
+    assert rollout.storage is pairs.storage
+    assert rollout.columns["kl"] is pairs.column("kl")
+    assert rollout[1].tokens.texts() == ["de"]
+    assert rollout.logprobs == [[0, -1, -2], [-3, -4]]
+    more = pairs.with_columns(reward=torch.zeros(2, 3))
+    assert more.tokens is pairs.tokens
+    assert "reward" not in pairs.columns
+
+
+def test_a_batch_is_decoded_once_whatever_reads_its_texts(tokenizer):
+    counting, pairs = counted_pairs(tokenizer)
+    texts = pairs.tokens.texts()
+    assert counting.calls == len(texts) == 2
+    texts[0] = "changed"
+    later = pairs.with_columns(kl=torch.ones(2, 3))
+    assert later.tokens.texts() == later.rollout.tokens.texts() == ["abc", "de"]
+    assert later.select(torch.tensor([1])).tokens.texts() == ["de"]
+    assert later.select(torch.tensor([1, 0])).select(torch.tensor([1])).tokens.texts() == ["abc"]
+    assert counting.calls == 2
+    assert pairs.tokens.texts(special=True) == ["abc", "de"]
+    assert counting.calls == 4  # with special tokens the texts are others
+
+
+def test_plain_dicts_of_a_phase_get_the_tokens_of_their_rollout(tokenizer):
     pairs = make_pairs(tokenizer)
-    pairs = SAPairs(pairs.mask, pairs.columns, dataclasses.replace(pairs.tokens, tokenizer=counting))
+    dicts = [{**pair, "kl": 1.0 + i} for i, pair in enumerate(pairs)]
+    joined = rejoin(dicts, pairs)
+    assert isinstance(joined, TokenPairs)
+    assert joined.tokens is pairs.tokens
+    assert joined.column("kl")[joined.mask].tolist() == [1, 2, 3, 4, 5]
+    assert rejoin(pairs, pairs) is pairs
+    with pytest.raises(ValueError, match="a phase returned 4 pairs that are not the 5 it was given"):
+        rejoin(dicts[:-1], pairs)
+
+
+def test_pairs_with_and_without_token_ids_are_not_joined(tokenizer):
+    pairs = make_pairs(tokenizer)
+    with pytest.raises(ValueError, match="with and without token ids"):
+        SAPairs.cat([pairs, as_pairs(pairs.to_dicts())])
+
+
+def test_text_is_decoded_only_when_asked_for(tokenizer):
+    counting, pairs = counted_pairs(tokenizer)
     assert [pair["logprob_policy"] for pair in pairs] == [0, -1, -2, -3, -4]
     assert counting.calls == 0
     assert pairs[0]["action"] == "a"

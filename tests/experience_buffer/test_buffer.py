@@ -4,15 +4,16 @@ nothing."""
 import gc
 import random
 import warnings
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 
-from proxima.core.pairs import SAPairs
-from proxima.core.types import KeptSet, Tokens
+from proxima.config import PPOConfig
+from proxima.core.pairs import TokenPairs
+from proxima.core.types import KeptSet, TokenColumns, Tokens
 from proxima.experience_buffer import ExperienceBuffer
-
-STRATEGIES = ("shuffled", "sequential", "length_balanced", "token_budget")
+from proxima.experience_buffer.sampling_strategies import STRATEGIES
 
 
 def make_pairs(lengths, first_key=0, prompt=3, choices=4):
@@ -30,9 +31,10 @@ def make_pairs(lengths, first_key=0, prompt=3, choices=4):
         ended=flags,
         truncated=flags.clone(),
         keys=keys,
+        tokenizer=None,  # nothing is decoded
         kept=KeptSet(ids=torch.arange(choices, dtype=torch.int32).expand(count, width, choices).contiguous()),
     )
-    return SAPairs(mask, {"value": keys.unsqueeze(1) + torch.arange(width) / 100}, tokens)
+    return TokenPairs(TokenColumns(tokens, {"value": keys.unsqueeze(1) + torch.arange(width) / 100}))
 
 
 def drawn(data, epoch=0):
@@ -232,3 +234,9 @@ def test_nothing_is_not_stored():
         ExperienceBuffer().store([])
     with pytest.raises(ValueError, match="no sequences to store"):
         ExperienceBuffer().store(make_pairs([1, 2]).select(torch.tensor([], dtype=torch.long)))
+
+
+def test_the_setting_offers_the_strategies_that_there_are():
+    assert set(get_args(get_type_hints(PPOConfig)["buffer_sampling"])) == set(STRATEGIES)
+    with pytest.raises(ValueError, match=r"strategy \('nearest'\) must be one of shuffled, sequential"):
+        ExperienceBuffer(strategy="nearest")

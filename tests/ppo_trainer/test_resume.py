@@ -1,4 +1,4 @@
-"""Never lose a run: what was interrupted goes on bit for bit; what is damaged is passed over; nothing is
+"""Never lose a run: what was interrupted resumes bit-exactly; what is damaged is passed over; nothing is
 half-written."""
 
 import errno
@@ -36,14 +36,12 @@ class Crash(BaseException):
 
 def crash_at(trainer: PPOTrainer, step: int) -> PPOTrainer:
     """Die in the middle of this step, after its update."""
-    adapt = trainer.adapt_kl
 
-    def die(*given):
+    def die(_):
         if trainer.step == step:
             raise Crash
-        adapt(*given)
 
-    trainer.adapt_kl = die
+    trainer.generator.check_sampling_gap = die
     return trainer
 
 
@@ -587,7 +585,9 @@ def signalling(number: int, at: int, times: int = 1):
 def test_a_signal_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(settings, number, code, name):
     before = signal.getsignal(number)
     whole = PPOTrainer(settings(run_name="whole", rewards=(signalling(number, 0),))).train(PROMPTS, EPOCHS)
-    config = settings(run_name="cut", rewards=(signalling(number, 5),), checkpoint_every=0)  # 2 calls a step
+    config = settings(
+        run_name="cut", rewards=(signalling(number, 5),), checkpoint_every=0
+    )  # 2 calls per step
     with pytest.raises(Interrupted, match=f"stopped by {name} after step 3.*--resume --run-name cut") as stop:
         PPOTrainer(config).train(PROMPTS, EPOCHS)
     assert stop.value.exit_code == code
@@ -612,7 +612,7 @@ def test_a_second_ctrl_c_stops_at_once_and_the_last_checkpoint_is_good(settings)
 def test_a_reward_that_failed_is_waited_for_and_the_run_goes_on(settings):
     def reward(prompts, texts):
         reward.calls += 1
-        if reward.calls in (7, 8):  # 2 calls a step; one that raises is tried twice
+        if reward.calls in (7, 8):  # 2 calls per step; one that raises is tried twice
             raise OSError("server down")
         return count_e(prompts, texts)
 
@@ -646,11 +646,14 @@ def test_the_command_resumes(tmp_path, tiny, monkeypatch, capsys):
     ]
     command += ["--max-new-tokens", "2", "--batch-size", "2", "--ppo-epochs", "1"]
     with monkeypatch.context() as patch:
-        patch.setattr(
-            PPOTrainer,
-            "adapt_kl",
-            lambda self, *_: os.kill(os.getpid(), signal.SIGTERM) if self.step == 2 else None,
-        )
+        step = PPOTrainer.ppo_step
+
+        def signalled(self, *given):
+            if self.step == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return step(self, *given)
+
+        patch.setattr(PPOTrainer, "ppo_step", signalled)
         with pytest.raises(SystemExit) as stop:
             main(command)
     assert stop.value.code == 143

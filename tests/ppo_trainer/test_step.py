@@ -187,3 +187,26 @@ def test_dropout_is_off_in_ppo(make_config, prompts, tiny_folders):
     assert difference(*outcomes) == 0
     gpt2 = PPOTrainer(make_config(model_name=tiny_folders["gpt2"]))  # its own config asks for dropout 0.1
     assert gpt2.ppo_step(prompts)["first_ratio_error"] < LOGPROB_ROUNDING
+
+
+def test_each_response_is_decoded_to_text_once_in_a_step(make_config, prompts):
+    """By the generator; its check, the rewards and the token records read the same text."""
+    trainer = PPOTrainer(make_config())
+    decoded = []
+
+    class Counting:
+        def __getattr__(self, name):
+            return getattr(trainer.tokenizer, name)
+
+        def __call__(self, *given, **options):
+            return trainer.tokenizer(*given, **options)
+
+        def decode(self, ids, **options):
+            decoded.append(list(ids))
+            return trainer.tokenizer.decode(ids, **options)
+
+    trainer.generator.tokenizer = Counting()
+    results = trainer.ppo_step(prompts)
+    assert decoded == results["sa_pairs"].tokens.response_rows
+    assert results["sa_pairs"].tokens.texts() == results["generated_texts"]
+    assert len(decoded) == len(prompts)

@@ -24,6 +24,7 @@ def test_a_record_of_generate_gives_pairs_one_by_one_or_as_a_batch(generator, pr
     texts, record = generator.generate(prompts)
     batch = TokenAttributor().extract_pairs(texts, record)
     one_by_one = [TokenAttributor().extract_pairs(text, one) for text, one in zip(texts, record, strict=True)]
+    assert batch.storage is record.storage
     assert len(batch) == sum(map(len, one_by_one)) == sum(map(len, record.logprobs))
     assert batch.to_dicts() == generator.generate_sequences(prompts)[0].to_dicts()
     for row, pairs in enumerate(one_by_one):

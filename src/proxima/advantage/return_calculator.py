@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from proxima.core.pairs import SAPairs, as_pairs
+from proxima.core.pairs import PairsLike, SAPairs, as_pairs
 
 
 def discounted_sum(x: Tensor, mask: Tensor, discount: float) -> Tensor:
@@ -25,6 +22,6 @@ def discounted_sum(x: Tensor, mask: Tensor, discount: float) -> Tensor:
 class ReturnCalculator:
     """Adds `return` to state-action pairs."""
 
-    def add_reward_to_go(self, sa_pairs: SAPairs | Iterable[Mapping[str, Any]], gamma: float) -> SAPairs:
+    def add_reward_to_go(self, sa_pairs: PairsLike, gamma: float) -> SAPairs:
         pairs = as_pairs(sa_pairs)
         return pairs.with_columns(**{"return": discounted_sum(pairs.column("reward"), pairs.mask, gamma)})

@@ -6,13 +6,10 @@ ended or was cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from proxima.core.pairs import SAPairs, as_pairs
+from proxima.core.pairs import PairsLike, SAPairs, as_pairs
 
 
 def td_errors(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float) -> Tensor:
@@ -25,7 +22,7 @@ def td_errors(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float) -> Te
 class TDError:
     """Adds `td_error` to state-action pairs."""
 
-    def compute_td_errors(self, sa_pairs: SAPairs | Iterable[Mapping[str, Any]], gamma: float) -> SAPairs:
+    def compute_td_errors(self, sa_pairs: PairsLike, gamma: float) -> SAPairs:
         pairs = as_pairs(sa_pairs)
         return pairs.with_columns(
             td_error=td_errors(pairs.column("reward"), pairs.column("value"), pairs.mask, gamma)

@@ -1,6 +1,7 @@
-"""Prompts as ids.
+"""Texts to ids and back.
 
-In: texts and a tokenizer. Out: ids that an answer can follow, and what the tokenizer put before them.
+In: prompts and a tokenizer. Out: ids that an answer can follow, and what the tokenizer put before them; rows
+of ids as one padded tensor; the text after each id.
 """
 
 from __future__ import annotations
@@ -47,8 +48,20 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[in
     return [row[: -len(after)] if after and row[-len(after) :] == after else row for row in rows]
 
 
-def pad_left(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Ids (B, P) padded on the left, and their mask."""
-    width = max(len(row) for row in rows)
-    ids = torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in rows])
-    return ids, torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
+def pad_rows(rows: Sequence[Sequence[int]], pad_id: int = 0, left: bool = False) -> tuple[Tensor, Tensor]:
+    """Ids (B, T) padded on the right, or on the left, and their mask."""
+    width = max((len(row) for row in rows), default=0)
+    ids = torch.full((len(rows), width), pad_id, dtype=torch.long)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        place = slice(width - len(row), width) if left else slice(len(row))
+        ids[i, place] = torch.tensor(row, dtype=torch.long)
+        mask[i, place] = True
+    return ids, mask
+
+
+def text_prefixes(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
+    """The text after 0, 1, 2 ... ids; bytes of an unfinished character wait for the token that ends it."""
+    texts = [tokenizer.decode(ids[:count], skip_special_tokens=False) for count in range(len(ids) + 1)]
+    texts[1:-1] = [text.rstrip("\ufffd") for text in texts[1:-1]]
+    return texts

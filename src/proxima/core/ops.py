@@ -5,6 +5,7 @@ In: tensors. Out: tensors, float32 or wider.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,13 +19,18 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def masked_mean(x: Tensor, mask: Tensor, total: Tensor | float | None = None) -> Tensor:
-    """sum(x over mask) / total.
+def masked_mean(x: Tensor, mask: Tensor | None, total: Tensor | float | None = None) -> Tensor:
+    """sum(x over mask) / total: the one way in which losses and metrics are averaged over tokens.
 
-    `total` is the number of real tokens of the whole minibatch: summed over micro-batches the results then
-    equal the minibatch's own mean, which a mean of micro-batch means does not. Without it, `mask.sum()`.
+    Args:
+        mask: None where every entry is real (packed tokens).
+        total: the number of real tokens of the whole minibatch. Summed over micro-batches the results then
+            equal the minibatch's own mean, which a mean of micro-batch means does not. Without it, the number
+            of real entries.
     """
     x = at_least_float32(x)
+    if mask is None:
+        return x.sum() / (x.numel() if total is None else total)
     count = mask.sum().clamp(min=1) if total is None else total
     return torch.where(mask, x, x.new_zeros(())).sum() / count
 
@@ -44,11 +50,14 @@ def entropy(logits: Tensor) -> Tensor:
     return -(logprobs.exp() * torch.where(possible, logprobs, logprobs.new_zeros(()))).sum(-1)
 
 
-def exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    """KL(policy || reference) over the whole vocabulary (last dimension): never negative, 0 for equal
-    logits."""
-    logprobs = torch.log_softmax(at_least_float32(logits), -1)
-    ref_logprobs = torch.log_softmax(at_least_float32(ref_logits), -1)
+def exact_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """KL(policy || reference) over the whole vocabulary (last dimension): never negative, 0 where they are
+    equal.
+
+    Args:
+        logprobs: the policy's log-probabilities, normalised (as `log_softmax` gives them).
+        ref_logprobs: the reference's.
+    """
     return (logprobs.exp() * (logprobs - ref_logprobs)).sum(-1)
 
 
@@ -63,27 +72,58 @@ def explained_variance(predictions: Tensor, targets: Tensor, mask: Tensor) -> Te
 
 
 def place_rewards(rewards: Any, mask: Tensor, like: Tensor) -> Tensor:
-    """Rewards as (B, R): a sequence's one number on its last real token, or a row of numbers, one a token.
+    """Rewards as (B, R): a sequence's one number on its last real token, or a row of numbers, one per token.
+
+    Waits for the device as often for a batch as for one sequence.
 
     Args:
         rewards: B numbers or B rows; rows of a tensor or array may be padded to R.
         like: gives the type and the device.
     """
-    placed = torch.zeros_like(like)
     if len(rewards) != len(mask):
-        raise ValueError(f"{len(rewards)} rewards for {len(mask)} sequences; give one a sequence")
-    padded = hasattr(rewards, "__array__")
-    for i, (row, length) in enumerate(zip(rewards, mask.sum(1).tolist(), strict=True)):
-        numbers = torch.as_tensor(row, dtype=like.dtype, device=like.device)
-        if numbers.dim() and padded:
-            numbers = numbers[:length]
-        if numbers.dim() and len(numbers) != length:
-            raise ValueError(f"sequence {i} has {length} tokens but {len(numbers)} rewards; give one a token")
-        if not torch.isfinite(numbers).all():
-            raise ValueError(
-                f"reward {i} is not finite ({row}); leave the sequence out instead of training on it"
-            )
-        if not length:
-            raise ValueError(f"sequence {i} has no tokens to reward")
-        placed[i, (slice(length) if numbers.dim() else length - 1)] = numbers
+        raise ValueError(f"{len(rewards)} rewards for {len(mask)} sequences; give one per sequence")
+    lengths = mask.sum(1)
+    sizes = lengths.tolist()
+    if 0 in sizes:
+        raise ValueError(f"sequence {sizes.index(0)} has no tokens to reward")
+    if hasattr(rewards, "__array__"):
+        placed = _place_table(torch.as_tensor(rewards).to(like), lengths.to(like.device), sizes, like)
+    else:
+        placed = _place_rows(rewards, sizes, like).to(like.device)
+    finite = placed.isfinite().all(1).tolist()
+    if not all(finite):
+        row = finite.index(False)
+        raise ValueError(
+            f"reward {row} is not finite ({rewards[row]}); leave the sequence out instead of training on it"
+        )
     return placed
+
+
+def _place_table(numbers: Tensor, lengths: Tensor, sizes: list[int], like: Tensor) -> Tensor:
+    """From one tensor, (B,) or (B, R) and padded."""
+    places = torch.arange(like.shape[1], device=like.device)
+    if numbers.dim() == 1:
+        last = places == lengths.unsqueeze(1) - 1
+        return torch.where(last, numbers.unsqueeze(1), like.new_zeros(()))
+    width = numbers.shape[1]
+    for row, size in enumerate(sizes):
+        if width < size:
+            raise _misfit(row, size, width)
+    missing = like.shape[1] - width
+    fitted = torch.nn.functional.pad(numbers, (0, missing)) if missing > 0 else numbers[:, : like.shape[1]]
+    return torch.where(places < lengths.unsqueeze(1), fitted, like.new_zeros(()))
+
+
+def _place_rows(rewards: Sequence[Any], sizes: list[int], like: Tensor) -> Tensor:
+    """From a list of numbers and rows, on the CPU."""
+    placed = torch.zeros(like.shape, dtype=like.dtype)
+    for row, (given, size) in enumerate(zip(rewards, sizes, strict=True)):
+        numbers = torch.as_tensor(given, dtype=like.dtype, device="cpu")
+        if numbers.dim() and len(numbers) != size:
+            raise _misfit(row, size, len(numbers))
+        placed[row, slice(size) if numbers.dim() else size - 1] = numbers
+    return placed
+
+
+def _misfit(row: int, tokens: int, rewards: int) -> ValueError:
+    return ValueError(f"sequence {row} has {tokens} tokens but {rewards} rewards; give one per token")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxima.core.ops import at_least_float32, entropy
+from proxima.core.ops import at_least_float32, entropy, exact_kl
 from proxima.core.types import KeptSet
 
 WORD = 0xFFFFFFFF
@@ -73,7 +73,7 @@ def gumbel_noise(draw_keys: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def sequence_keys(prompts: Sequence[Sequence[int]], seen: dict[bytes, int] | None = None) -> Tensor:
-    """One int64 a prompt, from its token ids and from how often the same prompt stood before it: order does
+    """One int64 per prompt, from its token ids and from how often the same prompt stood before it: order does
     not matter.
 
     Args:
@@ -219,7 +219,7 @@ def score_tokens(
     return (
         acting,
         reference.gather(-1, places).squeeze(-1),
-        (policy.exp() * (policy - reference)).sum(-1),
+        exact_kl(policy, reference),
         entropy(kept_logits(policy, kept)),
         -log_kept_mass(policy, kept, 1.0),
     )

@@ -1,18 +1,26 @@
-"""Records that go through the pipeline: the tokens of a rollout, its kept sets and its log-probabilities.
+"""Records that go through the pipeline: the tokens of a rollout, its kept sets and the columns of numbers.
 
+`TokenColumns` is the one storage: tokens, their mask, and the columns that phases add. It has two views:
+`Rollout` indexes sequences, `proxima.core.pairs.TokenPairs` indexes tokens.
 Legend used everywhere: B batch, P prompt, R response, T = P + R, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from proxima.core.encoding import text_prefixes
+from proxima.core.tokenizer import Tokenizer
+
+Record = dict[str, Any]
+"""A JSON object."""
 
 
 def pad_to(tensor: Tensor, size: int, value: float = 0, left: bool = False) -> Tensor:
@@ -42,7 +50,7 @@ class Prompt(str):
 class KeptSet:
     """The tokens that truncated sampling could have chosen, at each response position.
 
-    Top-k keeps few tokens, so their ids are listed; pure top-p may keep any number, so it is one bit a
+    Top-k keeps few tokens, so their ids are listed; pure top-p may keep any number, so it is one bit per
     vocabulary entry. Exactly one of the two is set. A row whose ids are all -1 (padding) keeps nothing.
     """
 
@@ -56,7 +64,7 @@ class KeptSet:
         )
 
     def resized(self, responses: int, choices: int | None = None) -> KeptSet:
-        """Cut or padded to `responses` positions and, for ids, to `choices` tokens a position."""
+        """Cut or padded to `responses` positions and, for ids, to `choices` tokens per position."""
 
         def fit(tensor: Tensor, value: int, width: int) -> Tensor:
             fitted = pad_to(tensor[:, :responses], responses, value)
@@ -83,9 +91,9 @@ class Tokens:
     ended: Tensor  # (B,) bool, True = the last real token is an EOS
     truncated: Tensor  # (B,) bool, True = the prompt was cut on the left to fit the context
     keys: Tensor  # (B,) int64, the sequence's identity: its sample and its place in a shuffle follow from it
+    tokenizer: Tokenizer  # decodes the ids
     kept: KeptSet | None = None  # None = sampled from the whole vocabulary
     sampled_logprobs: Tensor | None = None  # (B, R) float32, by the arithmetic of whatever sampled them
-    tokenizer: Any = None
 
     @cached_property
     def prompt_sizes(self) -> Tensor:
@@ -143,7 +151,8 @@ class Tokens:
             if chosen.sampled_logprobs is None
             else chosen.sampled_logprobs[:, :responses],
         )
-        selected.__dict__.update(prompt_sizes=prompt_sizes, sizes=sizes)
+        decoded = {special: [texts[row] for row in rows.tolist()] for special, texts in self._decoded.items()}
+        selected.__dict__.update(prompt_sizes=prompt_sizes, sizes=sizes, _decoded=decoded)
         return selected
 
     @staticmethod
@@ -180,14 +189,94 @@ class Tokens:
             tokenizer=parts[0].tokenizer,
         )
 
-    def texts(self, special: bool = False) -> list[str]:
-        """The responses as text; `special` also shows tokens such as EOS."""
+    @cached_property
+    def response_rows(self) -> list[list[int]]:
+        """The response ids of each sequence as a plain list, without padding."""
         ids, mask = self.response_ids.cpu(), self.mask.cpu()
-        rows = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
-        return [self.tokenizer.decode(row, skip_special_tokens=not special) for row in rows]
+        return [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
+
+    def texts(self, special: bool = False) -> list[str]:
+        """The responses as text, decoded once; `special` also shows tokens such as EOS."""
+        if special not in self._decoded:
+            decode = self.tokenizer.decode
+            self._decoded[special] = [
+                decode(row, skip_special_tokens=not special) for row in self.response_rows
+            ]
+        return list(self._decoded[special])
+
+    def prefixes(self, row: int) -> list[str]:
+        """The text of one response after 0, 1, 2 ... tokens, decoded once."""
+        if row not in self._prefixes:
+            self._prefixes[row] = text_prefixes(self.response_rows[row], self.tokenizer)
+        return self._prefixes[row]
+
+    @cached_property
+    def _decoded(self) -> dict[bool, list[str]]:
+        return {}  # by `special`
+
+    @cached_property
+    def _prefixes(self) -> dict[int, list[str]]:
+        return {}  # by row
 
 
 @dataclass(frozen=True)
+class TokenColumns:
+    """The tokens of a batch, and one column (B, R) for each number that the phases measure of a token.
+
+    Immutable: every method returns new storage that shares what it does not change.
+    """
+
+    tokens: Tokens
+    columns: dict[str, Tensor]  # off the mask a number has no meaning
+
+    def __post_init__(self) -> None:
+        check_shapes(self.tokens.mask, self.columns)
+
+    def with_columns(self, **columns: Tensor) -> TokenColumns:
+        return TokenColumns(self.tokens, {**self.columns, **columns})
+
+    def select(self, rows: Tensor) -> TokenColumns:
+        """The sequences of these rows, cut to their own longest response."""
+        tokens = self.tokens.select(rows)
+        return TokenColumns(tokens, select_columns(self.columns, rows, tokens.mask.shape[1]))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> TokenColumns:
+        """Apply a function to every tensor (to a device, to disk)."""
+        tokens = self.tokens.map(function)
+        return TokenColumns(tokens, {name: function(column) for name, column in self.columns.items()})
+
+    @staticmethod
+    def cat(parts: Sequence[TokenColumns]) -> TokenColumns:
+        """Several batches with the same columns under each other."""
+        return TokenColumns(Tokens.cat([part.tokens for part in parts]), cat_columns(parts))
+
+
+def check_shapes(mask: Tensor, columns: Mapping[str, Tensor]) -> None:
+    for name, column in columns.items():
+        if column.shape != mask.shape:
+            raise ValueError(f"column {name!r} has shape {tuple(column.shape)}, the mask {tuple(mask.shape)}")
+
+
+def select_columns(columns: Mapping[str, Tensor], rows: Tensor, width: int) -> dict[str, Tensor]:
+    """These rows of each column, cut to `width`; one copy of the row numbers per device."""
+    places = {column.device: rows.to(column.device, non_blocking=True) for column in columns.values()}
+    return {name: column[places[column.device]][:, :width] for name, column in columns.items()}
+
+
+class HasColumns(Protocol):
+    @property
+    def columns(self) -> dict[str, Tensor]: ...
+
+
+def cat_columns(parts: Sequence[HasColumns]) -> dict[str, Tensor]:
+    """The columns of all parts under each other, padded to the widest; they must have the same names."""
+    columns = [part.columns for part in parts]
+    if len({frozenset(each) for each in columns}) > 1:
+        raise ValueError(f"cannot join pairs with different columns: {[sorted(each) for each in columns]}")
+    width = max((column.shape[1] for each in columns for column in each.values()), default=0)
+    return {name: torch.cat([pad_to(each[name], width) for each in columns]) for name in columns[0]}
+
+
 class Rollout(Sequence["Rollout"]):
     """What `SequenceGenerator.generate` returns beside the texts: tokens and log-probabilities; `rollout[i]`
     is one sequence.
@@ -197,8 +286,16 @@ class Rollout(Sequence["Rollout"]):
     and what the scoring pass measured beside them (see `proxima.runs.metrics`).
     """
 
-    tokens: Tokens
-    columns: dict[str, Tensor] = field(default_factory=dict)
+    def __init__(self, storage: TokenColumns):
+        self.storage = storage
+
+    @property
+    def tokens(self) -> Tokens:
+        return self.storage.tokens
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        return self.storage.columns
 
     def __len__(self) -> int:
         return len(self.tokens.prompts)
@@ -212,14 +309,10 @@ class Rollout(Sequence["Rollout"]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"sequence {index} of a rollout of {len(self)}")
-        rows = torch.tensor([index % len(self)])
-        tokens = self.tokens.select(rows)
-        width = tokens.mask.shape[1]
-        columns = {name: column[rows.to(column.device)][:, :width] for name, column in self.columns.items()}
-        return Rollout(tokens, columns)
+        return Rollout(self.storage.select(torch.tensor([index % len(self)])))
 
     @property
     def logprobs(self) -> list[list[float]]:
-        """The policy's log-probabilities as plain numbers, one list a sequence."""
+        """The policy's log-probabilities as plain numbers, one list per sequence."""
         column, mask = self.columns["logprob_policy"], self.tokens.mask
         return [values[real].tolist() for values, real in zip(column, mask, strict=True)]

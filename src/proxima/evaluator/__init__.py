@@ -1,6 +1,6 @@
-"""Phase 8 of a PPO step: is it getting better, and should it go on? In: a step's metrics.
+"""Phase 8 of a PPO step: is it getting better, and should the run continue?
 
-Out: performance, convergence.
+In: a step's metrics. Out: performance, convergence.
 """
 
 from proxima.evaluator.evaluator import Evaluator

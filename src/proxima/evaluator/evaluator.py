@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxima.config import PPOConfig
 from proxima.core.tokenizer import Tokenizer
+from proxima.core.types import Record
 from proxima.evaluator.trend import is_rising, trend
+
+if TYPE_CHECKING:
+    from proxima.base_setup import ModelSet
 
 PLATEAU = 10  # evaluations without improvement that count as converged where `patience` does not say
 REMEMBERED = 200  # evaluations
@@ -27,7 +31,7 @@ class Evaluator:
 
     def __init__(
         self,
-        models: Any = None,
+        models: ModelSet | None = None,
         tokenizer: Tokenizer | None = None,
         config: PPOConfig | None = None,
         validate: Callable[[], Mapping[str, float]] | None = None,
@@ -44,11 +48,11 @@ class Evaluator:
         self.evaluations = self.evaluations_since_best = 0
         self.rewards: list[float] = []  # of the last evaluations
 
-    def evaluate(self, metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def evaluate(self, metrics: Mapping[str, Any]) -> tuple[Record, Record]:
         """
         Args:
             metrics: `avg_reward` at least; losses, `step`, `generated_texts`, `rewards` and `prompts` are
-        kept.
+                shown with the evaluation.
         Returns:
             performance: `performance_improved`, the reward judged, the best so far, the `trend` of the last
                 evaluations, `validation` numbers and `samples`.
@@ -98,7 +102,7 @@ class Evaluator:
         lucky = self.evaluations_since_best > 0
         return [math.nan if lucky and i == best else reward for i, reward in enumerate(self.rewards)][-count:]
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Record:
         """What it remembers, as plain values."""
         best = None if self.best_reward == -math.inf else self.best_reward
         rewards = [None if math.isnan(reward) else reward for reward in self.rewards]
@@ -120,7 +124,7 @@ class Evaluator:
         if state.get("held_out") is not None:
             getattr(self.validate, "restore", lambda kept: None)(state["held_out"])
 
-    def _samples(self, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _samples(self, metrics: Mapping[str, Any]) -> list[Record]:
         columns = {name: list(metrics[key]) for name, key in SAMPLE_KEYS.items() if key in metrics}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)][
             :SAMPLES

@@ -16,6 +16,7 @@ from typing import Any
 from proxima.config import PPOConfig, RewardSpec
 from proxima.config.trust import check_trust
 from proxima.core.errors import RewardFailure
+from proxima.core.types import Record
 from proxima.evaluator.held_out import Answers, answer, win_rates
 from proxima.evaluator.judges import OWN
 from proxima.evaluator.win_rate import mean_interval
@@ -25,7 +26,9 @@ from proxima.runs import Run
 from proxima.runs.run_writer import plain
 
 ALONE = {"engine": "auto", "engine_urls": (), "overlap": False}
-"""A run that sampled on vLLM goes without it here: its servers may be gone."""
+"""A run that sampled on vLLM is evaluated without it: its servers may be gone."""
+
+SAMPLE = ("prompt", "reference", "reference_reward", "policy", "policy_reward")
 
 
 def saved_config(run: str | Path) -> PPOConfig:
@@ -60,14 +63,14 @@ def evaluate_run(
     rewards: Sequence[RewardSpec] = (),
     judges: Sequence[RewardSpec] = (),
     **changes: Any,
-) -> dict[str, Any]:
+) -> Record:
     """
     Args:
         rewards: score by these instead of the run's own.
         judges: who else judges win rates; by default the run's own judges.
         changes: settings to evaluate with, for example `temperature`.
             Functions and servers that only the run's folder names are refused: give them here, as
-    `trust_remote_code`.
+            `trust_remote_code`.
     Returns: `reference` and `policy` by metric, the `win_rate` by the rewards, `win_rates` by judge, and
         `samples`; also in the run's `evaluation.json`.
     """
@@ -83,6 +86,7 @@ def evaluate_run(
             f"all rewards failed, nothing was judged; the last reason: {trainer.reward_computer.last_failure}"
         )
     rates = win_rates(trainer, prompts, policy, reference)
+    rows = zip(prompts, reference.texts, scores[0], policy.texts, scores[1], strict=True)
     results = {
         "step": Run(run).last().get("step"),
         "prompts": len(prompts),
@@ -91,23 +95,14 @@ def evaluate_run(
         "policy": _with_interval(policy, trainer.config.seed),
         "win_rate": rates.pop(OWN),
         "win_rates": rates,
-        "samples": [
-            {
-                "prompt": row[0],
-                "reference": row[1],
-                "reference_reward": row[2],
-                "policy": row[3],
-                "policy_reward": row[4],
-            }
-            for row in zip(prompts, reference.texts, scores[0], policy.texts, scores[1], strict=True)
-        ],
+        "samples": [dict(zip(SAMPLE, row, strict=True)) for row in rows],
     }
     text = json.dumps(plain(results), indent=2, ensure_ascii=False)
     (Path(run) / "evaluation.json").write_text(text + "\n", encoding="utf-8")
     return results
 
 
-def _given(rewards: Sequence[RewardSpec]) -> dict[str, Any]:
+def _given(rewards: Sequence[RewardSpec]) -> Record:
     return {"rewards": tuple(rewards)} if rewards else {}
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from proxima.core.types import Tokens
+from proxima.core.types import Record, Tokens
 from proxima.evaluator.diversity import distinct, repetition
 from proxima.evaluator.judges import OWN, compare_answers
 from proxima.evaluator.win_rate import mean_interval, share_won
@@ -45,12 +45,12 @@ DECIDES_ANSWERS = (
 
 @dataclass(frozen=True)
 class Answers:
-    """One answer a prompt, and what they are worth."""
+    """One answer per prompt, and what they are worth."""
 
     texts: list[str]
     scores: dict[str, list[float]]  # by judge, the run's own rewards under `OWN`; nan where one failed
     measured: dict[str, float]  # by the names of the glossary
-    records: list[dict[str, Any]]  # of the first few, token by token
+    records: list[Record]  # of the first few, token by token
 
 
 def answer(trainer: PPOTrainer, prompts: Sequence[str], followed: int = 0) -> Answers:
@@ -59,12 +59,11 @@ def answer(trainer: PPOTrainer, prompts: Sequence[str], followed: int = 0) -> An
     Args:
         followed: answers, from the first on, whose every token is looked at.
     """
-    records: list[dict[str, Any]] = []
+    records: list[Record] = []
     sums = dict.fromkeys(SHOWN, 0.0)
     collected = _Collected(trainer)
     for batch in _batches(trainer, prompts):
         pairs, _ = trainer.generator.generate_sequences(batch, VALIDATION_STEP)
-        assert pairs.tokens is not None
         scores = collected.add(pairs.tokens)
         count = len(batch.prompts)
         if few := min(followed - len(records), count):
@@ -78,11 +77,12 @@ def answer(trainer: PPOTrainer, prompts: Sequence[str], followed: int = 0) -> An
 def reference_answers(trainer: PPOTrainer, prompts: Sequence[str]) -> Answers:
     """Answers of the frozen reference with the same noise, however far the policy has gone."""
     collected = _Collected(trainer)
-    sizes, ends = 0, 0
+    sizes = ends = 0
     for batch in _batches(trainer, prompts):
         tokens = trainer.generator.sample(batch, VALIDATION_STEP, reference=True)
         collected.add(tokens)
-        sizes, ends = sizes + int(tokens.sizes.sum()), ends + int(tokens.ended.sum())
+        sizes += int(tokens.sizes.sum())
+        ends += int(tokens.ended.sum())
     return collected.answers({"response_length": sizes / len(prompts), "eos_rate": ends / len(prompts)}, [])
 
 
@@ -96,7 +96,8 @@ class _Collected:
         self.judged: dict[str, list[float]] = {}
 
     def add(self, tokens: Tokens) -> Scores:
-        scores, samples = self.trainer.reward_computer.score_tokens(tokens), Samples.of_tokens(tokens)
+        scores = self.trainer.reward_computer.score_tokens(tokens)
+        samples = Samples.of_tokens(tokens)
         judged = self.trainer.models.processes.on_main(lambda: self.trainer.judges.score(samples))
         self.texts += samples.completions
         self.own.append(scores)
@@ -104,7 +105,7 @@ class _Collected:
             self.judged.setdefault(name, []).extend(column)
         return scores
 
-    def answers(self, measured: Mapping[str, float], records: list[dict[str, Any]]) -> Answers:
+    def answers(self, measured: Mapping[str, float], records: list[Record]) -> Answers:
         total = torch.cat([item.total for item in self.own])
         by_name = {name: torch.cat([item.by_name[name] for item in self.own]) for name in self.own[0].by_name}
         varied = {f"distinct_{size}": distinct(self.texts, size) for size in (1, 2)} | {
@@ -151,7 +152,7 @@ class HeldOut:
             fingerprint: hash of the prompts, so that answers kept for other prompts are not taken for theirs.
         """
         self.trainer, self.prompts = trainer, list(prompts)
-        self.records: list[dict[str, Any]] = []
+        self.records: list[Record] = []
         self.reference: Answers | None = None
         trainer.judges.check(self.prompts)
         settings = trainer.config.to_dict()
@@ -184,7 +185,7 @@ class HeldOut:
         shown = {**named, **{name: number for name, number in measured.items() if name not in left_out}}
         return self.trainer.models.processes.on_main(lambda: shown)
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> Record | None:
         """The reference's answers, as plain values; None before there are any."""
         if self.reference is None:
             return None
@@ -194,7 +195,7 @@ class HeldOut:
             "scores": _each(self.reference.scores, lambda score: None if math.isnan(score) else score),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Record) -> None:
         """Answers that were kept under other settings or for other prompts are forgotten: the reference
         answers anew."""
         scores = _each(state["scores"], lambda score: math.nan if score is None else score)

@@ -1,5 +1,5 @@
-"""Who judges win rates. In: a config's rewards and judges. Out: a preference a prompt by each, nan where one
-failed.
+"""Who judges win rates. In: a config's rewards and judges. Out: one preference per prompt by each, nan where
+one failed.
 
 The rewards judge by the scores that answers have anyway. A judge that scores is a reward that is not trained
 on; one that compares sees both answers, in both orders.
@@ -42,7 +42,7 @@ class Judges:
             judge.check_columns(prompts)
 
     def score(self, samples: Samples) -> dict[str, list[float]]:
-        """One score an answer by each judge that scores."""
+        """One score per answer by each judge that scores."""
         return {name: judge.score(samples).total.tolist() for name, judge in self.scoring.items()}
 
 

@@ -2,8 +2,8 @@
 better, nan where the judge failed. Each pair is asked in both orders and averaged, so that a liking for one
 place cancels.
 
-Python   f(prompts, ours, theirs)  ->  one entry a prompt: 1, 0 or -1 (better, tie, worse), or a probability
-(any float)
+Python   f(prompts, ours, theirs)  ->  one entry per prompt: 1, 0 or -1 (better, tie, worse), or a
+         probability (any float)
 HTTP     POST {"prompts": [...], "first": [...], "second": [...], "columns": {...}}
          ->  {"choices": [1, 0, -1, null, ...]}  or  {"preferences": [0.8, null, ...]}: for the first
 """
@@ -24,7 +24,7 @@ from proxima.rewards.coroutines import run_async
 from proxima.rewards.function_reward import load_function
 from proxima.rewards.http_reward import EndpointReward, Unusable
 from proxima.rewards.reward_options import check_options, keyword_options, typed
-from proxima.rewards.reward_outcome import Outcome, in_one_line
+from proxima.rewards.reward_outcome import Outcome, attempt
 from proxima.rewards.reward_samples import Samples
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ SCORES = "score"  # option of a URL that scores each answer by itself
 
 @dataclass(frozen=True)
 class Pairs(Samples):
-    """Two answers a prompt."""
+    """Two answers per prompt."""
 
     seconds: list[str] = field(default_factory=list)
 
@@ -56,29 +56,20 @@ class PairJudge:
         self.last_failure = ""
 
     def compare(self, prompts: Sequence[str], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        """The preference for ours, one a prompt. Equal answers are a tie and nobody is asked."""
+        """The preference for ours, one per prompt. Equal answers are a tie and nobody is asked."""
         asked = [i for i in range(len(prompts)) if ours[i] != theirs[i]]
         result = [0.5] * len(prompts)
         if asked:
             chosen = [[column[i] for i in asked] for column in (prompts, ours, theirs)]
-            forth, back = (self._try(Pairs.of(chosen[0], *sides)) for sides in (chosen[1:], chosen[:0:-1]))
+            asked_prompts, own, other = chosen
+            forth = self._try(Pairs.of(asked_prompts, own, other))
+            back = self._try(Pairs.of(asked_prompts, other, own))
             for i, first, second in zip(asked, forth, back, strict=True):
                 result[i] = (first + 1 - second) / 2
         return result
 
     def _try(self, pairs: Pairs) -> list[float]:
-        outcome = Outcome.failed(len(pairs), "")
-        for attempt in range(1, self._attempts + 1):
-            try:
-                outcome = self._ask(pairs)
-                break
-            except (
-                Exception,
-                SystemExit,
-            ) as error:  # a user's judge may raise anything; its pairs are counted as failed
-                outcome = Outcome.failed(len(pairs), in_one_line(error))
-                if attempt < self._attempts:
-                    log.warning("judge %s failed and is tried again: %s", self.label, outcome.reason)
+        outcome = attempt(lambda: self._ask(pairs), len(pairs), self._attempts, f"judge {self.label}")
         if outcome.failures:
             self.last_failure = f"{self.label}: {outcome.reason}"
             log.warning(
@@ -100,7 +91,8 @@ class EndpointJudge(EndpointReward):
         try:
             answer = json.loads(reply)
             kind = next(kind for kind in ("choices", "verdicts", "preferences") if kind in answer)
-            entries, signs = answer[kind], kind != "preferences"  # `verdicts` is the older name of choices
+            entries = answer[kind]
+            signs = kind != "preferences"  # `verdicts` is the older name of choices
         except (ValueError, TypeError, StopIteration, RecursionError):
             raise Unusable(
                 'the reply is not JSON of the form {"choices": [...]} or {"preferences": [...]}'
@@ -166,7 +158,7 @@ def read_preferences(returned: Any, count: int, signs: bool | None = None) -> Ou
     """Each entry by itself; anything else than a choice or a probability is nan.
 
     Args:
-        signs: whether entries are choices (1, 0, -1) or probabilities; None = whole numbers are choices,
+        signs: whether entries are choices (1, 0, -1) or probabilities; None = integers are choices,
             True and False say whether the first is better, and all else are probabilities.
     """
     entries = returned.tolist() if hasattr(returned, "tolist") else returned

@@ -18,8 +18,8 @@ CLEAR = 0.05  # a rise less likely than this by chance is one
 
 
 def trend(values: Sequence[float]) -> dict[str, float]:
-    """`slope` a place, and `chance` of a score as high where there is no trend: small = it rises, near 1 = it
-    falls.
+    """`slope` per place, and `chance` of a score as high where there is no trend: small = it rises, near 1 =
+    it falls.
 
     nan for fewer than two numbers. A nan among them keeps its place and is left out.
     """

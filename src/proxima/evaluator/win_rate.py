@@ -1,5 +1,4 @@
-"""Win rates. In: two scores a prompt, or a preference a prompt. Out: the share won, with a bootstrap
-interval.
+"""Win rates. In: two scores per prompt, or one preference. Out: the share won, with a bootstrap interval.
 
 A preference is the probability that ours is better: 1 won, 0.5 a tie, 0 lost, nan where nobody could say.
 """

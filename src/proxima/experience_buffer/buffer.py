@@ -1,10 +1,6 @@
 """`ExperienceBuffer`: holds finished rollouts within a bound and hands them out in minibatches.
 
-Sampling, the same for every epoch length and layout (orders follow the sequences' keys, not their places):
-    shuffled         a new permutation an epoch, `minibatch_size` sequences a minibatch
-    sequential       as stored
-    length_balanced  shuffled, but every minibatch gets its share of long and of short sequences
-    token_budget     shuffled, as many sequences a minibatch as fit `token_budget` tokens (at least one)
+Sampling strategies are in `sampling_strategies`.
 
 Memory: `nbytes` counts every tensor held in memory and stays within `max_bytes`. Past it: `error` refuses the
 new data and keeps the old; `drop_oldest` forgets the oldest sequences (never the new ones in part: data
@@ -14,19 +10,16 @@ larger than the bound is refused); `disk` moves what does not fit to memory-mapp
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from proxima.core.pairs import SAPairs, as_pairs
-from proxima.core.sampling import shuffled_order
-
-Strategy = Literal["shuffled", "sequential", "length_balanced", "token_budget"]
+from proxima.core.pairs import PairsLike, SAPairs, as_pairs
+from proxima.experience_buffer.sampling_strategies import STRATEGIES, HeldSequences
 
 
 @dataclass(frozen=True)
@@ -35,7 +28,7 @@ class BatchedData:
     0."""
 
     parts: list[SAPairs]
-    strategy: Strategy
+    strategy: str
     minibatch_size: int
     token_budget: int
     seed: int
@@ -55,7 +48,8 @@ class BatchedData:
 
     def _gather(self, rows: Tensor) -> SAPairs:
         """These rows of all parts, on the training device; nothing else is read from disk."""
-        found, first = [], 0
+        found = []
+        first = 0
         for part in self.parts:
             inside = rows[(rows >= first) & (rows < first + part.batch_size)] - first
             if len(inside):
@@ -65,32 +59,16 @@ class BatchedData:
 
     def order(self, epoch: int) -> list[Tensor]:
         """Rows of each minibatch."""
-        keys = torch.cat([part.sequence_keys.cpu() for part in self.parts])
-        count, size = len(keys), self.minibatch_size
-        if self.strategy == "sequential":
-            return list(torch.arange(count).split(size))
-        rows = shuffled_order(keys, self.seed, self.step, epoch)
-        lengths = torch.cat([part.sequence_sizes.cpu() for part in self.parts])[rows]
-        if self.strategy == "shuffled":
-            return list(rows.split(size))
-        if self.strategy == "length_balanced":
-            by_length = rows[torch.argsort(lengths, descending=True, stable=True)]
-            bands = by_length.split(
-                -(-count // size)
-            )  # each minibatch gets one sequence of every band of similar lengths
-            shuffled = [
-                band[shuffled_order(keys[band], self.seed, self.step, epoch)].tolist() for band in bands
-            ]
-            return [torch.tensor(batch) for batch in map(_without_gaps, zip_longest(*shuffled)) if batch]
-        batches: list[list[int]] = []
-        left = 0
-        for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
-            if not batches or length > left:
-                batches.append([])
-                left = self.token_budget
-            batches[-1].append(row)
-            left -= length
-        return [torch.tensor(batch) for batch in batches]
+        held = HeldSequences(
+            keys=torch.cat([part.sequence_keys.cpu() for part in self.parts]),
+            sizes=torch.cat([part.sequence_sizes.cpu() for part in self.parts]),
+            minibatch_size=self.minibatch_size,
+            token_budget=self.token_budget,
+            seed=self.seed,
+            step=self.step,
+            epoch=epoch,
+        )
+        return STRATEGIES[self.strategy](held)
 
 
 class ExperienceBuffer:
@@ -100,7 +78,7 @@ class ExperienceBuffer:
         self,
         max_bytes: int = 8 * 2**30,
         overflow: Literal["error", "drop_oldest", "disk"] = "error",
-        strategy: Strategy = "shuffled",
+        strategy: str = "shuffled",
         storage: Literal["device", "cpu", "disk"] = "device",
         minibatch_size: int = 8,
         token_budget: int = 4096,
@@ -111,13 +89,20 @@ class ExperienceBuffer:
         Args:
             folder: where memory-mapped files go; by default the system's place for temporary files.
         """
-        self.max_bytes, self.overflow, self.strategy, self.storage = max_bytes, overflow, strategy, storage
-        self.minibatch_size, self.token_budget, self.seed = minibatch_size, token_budget, seed
+        if strategy not in STRATEGIES:
+            raise ValueError(f"strategy ({strategy!r}) must be one of {', '.join(STRATEGIES)}")
+        self.max_bytes = max_bytes
+        self.overflow = overflow
+        self.strategy = strategy
+        self.storage = storage
+        self.minibatch_size = minibatch_size
+        self.token_budget = token_budget
+        self.seed = seed
         self._folder = folder
         self._parts: list[tuple[SAPairs, tempfile.TemporaryDirectory[str] | None]] = []
         self.dropped_sequences = 0
 
-    def store(self, data: SAPairs | Iterable[Mapping[str, Any]], step: int = 0) -> BatchedData:
+    def store(self, data: PairsLike, step: int = 0) -> BatchedData:
         """Add a rollout and return all that is held, ready to be drawn in minibatches.
 
         Args:
@@ -200,10 +185,6 @@ def _compact(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
         else tensor
     )
-
-
-def _without_gaps(row: Iterable[int | None]) -> list[int]:
-    return [item for item in row if item is not None]
 
 
 def size_in_bytes(pairs: SAPairs) -> int:

@@ -1,10 +1,12 @@
-"""`SequenceGenerator`: stages 1 and 2.
+"""`SequenceGenerator`: phases 1 and 2 of a PPO step.
 
-In: prompts as text. Out: sampled texts, and pairs with both log-probabilities.
+In: prompts as text. Out: sampled texts, and pairs with both log-probabilities; importance weights where
+another engine sampled.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,17 +15,19 @@ from torch import Tensor
 
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
-from proxima.core.pairs import SAPairs
+from proxima.core.pairs import TokenPairs
 from proxima.core.sampling import include_sampled, kept_shape, score_tokens, truncate
 from proxima.core.tokenizer import Tokenizer
-from proxima.core.types import KeptSet, Rollout, Tokens, pad_to
+from proxima.core.types import KeptSet, Rollout, TokenColumns, Tokens, pad_to
 from proxima.models import PolicyModel, Sampling
 from proxima.models.response_tokens import by_chunks, unpack
 from proxima.ppo_trainer.process_shares import join_tokens, own_share
 from proxima.ppo_trainer.prompt_tokens import tokenize, without_responses
 from proxima.ppo_trainer.stopwatch import Stopwatch
+from proxima.runs.metrics import ROUNDING
 from proxima.runtime.vllm import Pending, VllmRollouts
 from proxima.token_attribution import TokenAttributor
+from proxima.training import add_importance_weights
 
 Prompts = Sequence[str] | Tokens
 """Texts, or what `SequenceGenerator.read_prompts` made of them."""
@@ -55,9 +59,9 @@ class SequenceGenerator:
         step: int = 0,
         clock: Stopwatch | None = None,
         next_prompts: Sequence[str] | None = None,
-    ) -> tuple[SAPairs, list[str]]:
-        """Pairs and texts, one sequence a prompt. Noise follows from (seed, step, prompt): the same call, the
-        same sample.
+    ) -> tuple[TokenPairs, list[str]]:
+        """Pairs and texts, one sequence per prompt. Noise follows from (seed, step, prompt): the same call
+        gives the same sample.
 
         Args:
             next_prompts: of the next step, sampled in the background from now on (with `overlap`).
@@ -80,7 +84,31 @@ class SequenceGenerator:
             self.cancel()
             self._prefetch = self._begin(next_prompts, step + 1)
         columns = self.score(tokens)
-        return tokens.texts(), Rollout(with_kept_sets(tokens, columns.pop("kept", None)), columns)
+        tokens = with_kept_sets(tokens, columns.pop("kept", None))
+        return tokens.texts(), Rollout(TokenColumns(tokens, columns))
+
+    def add_importance_weights(self, rollout: TokenPairs) -> tuple[TokenPairs, dict[str, float]]:
+        """Weights where vLLM sampled with probabilities other than the training side's; what was measured."""
+        measured: dict[str, float] = {"policy_lag": self.policy_lag, "importance_truncated": 0.0}
+        if self.rollouts is None:
+            return rollout, {**measured, "engine_retries": 0}
+        measured["engine_retries"] = self.models.processes.total(self.rollouts.new_retries())
+        rollout, measured["importance_truncated"] = add_importance_weights(
+            rollout, self.config.importance_clip, is_old=self.policy_lag > 0
+        )
+        return rollout, measured
+
+    def check_sampling_gap(self, gap: float) -> None:
+        """Warn where the built-in sampling and the scoring pass differ by more than rounding (vLLM's
+        sampling is corrected by importance weights instead)."""
+        limit = ROUNDING.get(self.models.sft.backbone.network.dtype, 1e-3)
+        if self.rollouts is None and gap > limit:
+            warnings.warn(
+                f"tokens were sampled with log-probabilities that are {gap:.3g} nats per token off those "
+                f"they are trained with, where rounding explains {limit:g}; run `proxima doctor`, and try "
+                "engine: plain",
+                stacklevel=2,
+            )
 
     def cancel(self) -> None:
         """Throw away what was begun ahead: it is sampled again when its step comes."""
@@ -107,10 +135,9 @@ class SequenceGenerator:
         )
 
     def sample(self, prompts: Prompts, step: int = 0, reference: bool = False) -> Tokens:
-        """One response a prompt, not scored; by the reference instead of the policy where asked."""
-        if (
-            self.rollouts is not None and not reference and step >= 0
-        ):  # evaluations have the reference's noise
+        """One response per prompt, not scored; by the reference instead of the policy where asked."""
+        evaluates = step < 0  # with the reference's noise
+        if self.rollouts is not None and not reference and not evaluates:
             return self._sample_on_vllm(prompts, step)
         policy, sft, processes = self.models.policy, self.models.sft, self.models.processes
         model = PolicyModel(sft.backbone, sft.adapter) if reference else policy
@@ -141,7 +168,7 @@ class SequenceGenerator:
         return join_tokens(begun.prompts, own, processes) if processes.is_distributed else own
 
     def tokenize(self, prompts: Sequence[str], first: int = 0) -> tuple[list[str], list[list[int]], Tensor]:
-        """Prompts with their ids, and which were cut to fit (B,), as `prompts.tokenize` gives them."""
+        """Prompts with their ids, and which were cut to fit (B,), as `prompt_tokens.tokenize` gives them."""
         config = self.config
         given = (self.tokenizer, self.models.context_length, config.max_new_tokens, config.truncate_prompts)
         return tokenize(prompts, *given, first)
@@ -193,9 +220,9 @@ class SequenceGenerator:
             return None
         rows = self.models.policy.backbone.passes.vocabulary
         shape = kept_shape(self.config.top_k, self.config.top_p, rows)
-        return (
-            (shape[0] + 1, shape[1]) if shape is not None and shape[1] == torch.int32 else shape
-        )  # `include_sampled` may add a token
+        if shape is None or shape[1] != torch.int32:
+            return shape
+        return shape[0] + 1, shape[1]  # `include_sampled` may add a token
 
     def _measure(
         self, hidden: Tensor, ref_hidden: Tensor, ids: Tensor, kept: KeptSet | None
@@ -204,11 +231,10 @@ class SequenceGenerator:
         logits, ref_logits = self.models.policy.logits(hidden), self.models.sft.logits(ref_hidden)
         config = self.config
         found: tuple[Tensor, ...] = ()
-        if (
-            kept is None
-            and (named := truncate(logits.float() / config.temperature, config.top_k, config.top_p))
-            is not None
-        ):
+        named = None
+        if kept is None:
+            named = truncate(logits.float() / config.temperature, config.top_k, config.top_p)
+        if named is not None:
             kept, outside = include_sampled(named, ids)
             packed = kept.ids if kept.ids is not None else kept.bits
             assert packed is not None
@@ -226,10 +252,6 @@ def with_kept_sets(tokens: Tokens, kept: Tensor | None) -> Tokens:
     if kept is None:
         return tokens
     nowhere = ~tokens.mask.unsqueeze(-1)
-    listed = kept.dtype == torch.int32
-    return replace(
-        tokens,
-        kept=KeptSet(ids=kept.masked_fill(nowhere, -1))
-        if listed
-        else KeptSet(bits=kept.masked_fill(nowhere, 0)),
-    )
+    if kept.dtype == torch.int32:
+        return replace(tokens, kept=KeptSet(ids=kept.masked_fill(nowhere, -1)))
+    return replace(tokens, kept=KeptSet(bits=kept.masked_fill(nowhere, 0)))

@@ -1,5 +1,5 @@
-"""`ModelTrainer`: stage 7. In: minibatches. Out: updated policy and value weights, and what the update
-measured.
+"""`ModelTrainer`: phase 7 of a PPO step. In: minibatches. Out: updated policy and value weights, and what
+the update measured.
 
 One minibatch is one optimiser step. It is read in micro-batches whose losses are divided by the minibatch's
 token count, so gradients do not depend on how it is cut.
@@ -7,8 +7,8 @@ token count, so gradients do not depend on how it is cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,12 @@ from torch.distributed.tensor import DTensor
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
 from proxima.core.ops import entropy, exact_kl, masked_mean
-from proxima.core.pairs import SAPairs, as_pairs
-from proxima.core.sampling import kept_logits, token_logprobs
+from proxima.core.pairs import PairsLike, TokenPairs, as_pairs
+from proxima.core.sampling import kept_logits, log_softmax, token_logprobs
 from proxima.core.tokenizer import Tokenizer
 from proxima.experience_buffer import BatchedData
 from proxima.models.response_tokens import by_chunks, flatten_column
+from proxima.runs.metrics import update_metrics
 from proxima.runtime.distributed.gradient_sync import add_gradients, clip_gradients
 from proxima.token_attribution.sa_pair_builder import ensure_tokens
 from proxima.training import approximate_kl, clipped, policy_loss, policy_ratio, value_loss
@@ -30,7 +31,13 @@ ADAM_EPS = 1e-5  # reference value of PPO for language models
 
 MUST_BE_FINITE = ("policy_loss", "value_loss", "grad_norm_policy", "grad_norm_value")
 
-Pairs = SAPairs | Iterable[Mapping[str, Any]]
+
+class PolicyLosses(NamedTuple):
+    """Of each response token of a micro-batch, packed (M,)."""
+
+    loss: Tensor
+    ratio: Tensor
+    advantages: Tensor
 
 
 class ModelTrainer:
@@ -43,29 +50,43 @@ class ModelTrainer:
         self.policy_optimizer = _adamw(self.policy_parameters, config.learning_rate)
         self.value_optimizer = _adamw(self.value_parameters, config.value_learning_rate)
 
-    def train_policy_model(self, sa_pairs: Pairs) -> float:
+    def train_policy_model(self, sa_pairs: PairsLike) -> float:
         """One optimiser step of the policy on these pairs; its loss."""
         return float(self._minibatch(self._pairs(sa_pairs), value=False)["policy_loss"])
 
-    def train_value_model(self, sa_pairs: Pairs) -> float:
+    def train_value_model(self, sa_pairs: PairsLike) -> float:
         """One optimiser step of the value model on these pairs; its loss."""
         return float(self._minibatch(self._pairs(sa_pairs), policy=False)["value_loss"])
 
-    def train_step(self, batch: Pairs) -> tuple[float, float]:
+    def train_step(self, batch: PairsLike) -> tuple[float, float]:
         """One optimiser step of each: (policy loss, value loss)."""
         stats = self._minibatch(self._pairs(batch))
         return float(stats["policy_loss"]), float(stats["value_loss"])
 
-    def update(self, data: BatchedData, policy: bool = True) -> tuple[list[dict[str, Tensor]], bool]:
-        """All epochs over a rollout: what each minibatch measured, and whether kl_stop ended it early.
+    def update_models(self, data: BatchedData, rate_factor: float, policy: bool = True) -> dict[str, float]:
+        """All epochs over a rollout, at this factor of both learning rates; what was measured.
 
         Args:
             policy: False trains the value model alone (critic warm-up).
         """
+        rates = self.set_learning_rates(rate_factor)
+        history, stopped = self.update(data, policy)
+        taken = [stats for stats in history if "skipped" not in stats]
+        return {
+            **update_metrics(taken),
+            "optimizer_steps": len(taken) - stopped,
+            "skipped_updates": len(history) - len(taken),
+            "kl_stopped": int(stopped),
+            "learning_rate": rates[0],
+            "value_learning_rate": rates[1],
+        }
+
+    def update(self, data: BatchedData, policy: bool = True) -> tuple[list[dict[str, Tensor]], bool]:
+        """What each minibatch of all epochs measured, and whether kl_stop ended them early."""
         history = []
         for epoch in range(self.config.ppo_epochs):
             for batch in data.epoch(epoch):
-                history.append(self._minibatch(batch, policy=policy))
+                history.append(self._minibatch(self._pairs(batch), policy=policy))
                 if "stopped" in history[-1]:
                     return history, True
         return history, False
@@ -78,22 +99,23 @@ class ModelTrainer:
                 group["lr"] = rate
         return rates
 
-    def _pairs(self, sa_pairs: Pairs) -> SAPairs:
+    def _pairs(self, sa_pairs: PairsLike) -> TokenPairs:
+        """Pairs of a rollout as they are; plain dicts are given their token ids."""
+        if isinstance(sa_pairs, TokenPairs):
+            return sa_pairs
         return ensure_tokens(as_pairs(sa_pairs), self.tokenizer, self.models.device)
 
-    def _minibatch(self, batch: SAPairs, policy: bool = True, value: bool = True) -> dict[str, Tensor]:
+    def _minibatch(self, batch: TokenPairs, policy: bool = True, value: bool = True) -> dict[str, Tensor]:
         """Backward over all micro-batches, then the optimiser steps.
 
         Above kl_stop: no step, and "stopped" is set. With a loss or gradient that is not finite: no step of
         either optimiser, and "skipped" is set (the one question an update waits for the device to answer).
         """
-        assert batch.tokens is not None
-        longest, processes = batch.tokens.longest, self.models.processes
+        longest = batch.tokens.longest
+        processes, passes = self.models.processes, self.models.micro_batches
         stats: dict[str, Tensor] = {}
-        passes = self.models.micro_batches
-        if (
-            policy and value and self.models.value.shares_policy
-        ):  # both add to the same gradients: repeated together
+        if policy and value and self.models.value.shares_policy:
+            # both add to the same gradients: repeated together
             (sums, peaks), more = passes.run(
                 lambda: (self._policy_backward(batch), self._value_backward(batch)), longest
             )
@@ -110,11 +132,8 @@ class ModelTrainer:
             stats["grad_norm_policy"] = self._clip(self.policy_parameters)
         if value:
             stats["grad_norm_value"] = self._clip(self.value_parameters)
-        if (
-            not torch.stack([stats[name].float() for name in MUST_BE_FINITE if name in stats])
-            .isfinite()
-            .all()
-        ):
+        decisive = torch.stack([stats[name].float() for name in MUST_BE_FINITE if name in stats])
+        if not decisive.isfinite().all():
             return stats | {"skipped": torch.tensor(True)}
         if policy:
             self.policy_optimizer.step()
@@ -122,40 +141,34 @@ class ModelTrainer:
             self.value_optimizer.step()
         return stats
 
-    def _policy_backward(self, batch: SAPairs) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _policy_backward(self, batch: TokenPairs) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gradients of this process's share; numbers to add up and numbers of which the largest counts."""
-        config, total = self.config, batch.mask.sum()
-        sums = dict.fromkeys(
-            ("policy_loss", "approx_kl", "clip_fraction"), torch.zeros((), device=batch.mask.device)
-        )
-        peaks = dict.fromkeys(("ratio_max", "ratio_error"), torch.zeros((), device=batch.mask.device))
+        total, nothing = batch.mask.sum(), torch.zeros((), device=batch.mask.device)
+        sums = dict.fromkeys(("policy_loss", "approx_kl", "clip_fraction"), nothing)
+        peaks = dict.fromkeys(("ratio_max", "ratio_error"), nothing)
         self.policy_optimizer.zero_grad()
         with self.models.policy.training():
             for part in self._micro_batches(batch):
-                ratio, losses, advantages = self._policy_losses(part)
-                loss = losses.sum() / total
+                losses, ratio, advantages = self._policy_losses(part)
+                loss = masked_mean(losses, None, total)
                 loss.backward()
                 with torch.no_grad():
+                    held = clipped(ratio, advantages, self.config.clip_epsilon)
                     measured = {
                         "policy_loss": loss.detach(),
-                        "approx_kl": approximate_kl(ratio).sum() / total,
-                        "clip_fraction": clipped(ratio, advantages, config.clip_epsilon).float().sum()
-                        / total,
+                        "approx_kl": masked_mean(approximate_kl(ratio), None, total),
+                        "clip_fraction": masked_mean(held.float(), None, total),
                     }
                     sums = {name: sums[name] + number for name, number in measured.items()}
                     worst = {"ratio_max": ratio.max(), "ratio_error": (ratio - 1).abs().max()}
                     peaks = {name: torch.maximum(peaks[name], peak) for name, peak in worst.items()}
         return sums, peaks
 
-    def _policy_losses(self, part: SAPairs) -> tuple[Tensor, Tensor, Tensor]:
-        """Ratio, loss and advantage (M,) of each response token."""
+    def _policy_losses(self, part: TokenPairs) -> PolicyLosses:
         config, tokens = self.config, part.tokens
-        assert tokens is not None
+        # the reference first: the policy's backward follows its forward
         reference = [self.models.sft.response_hidden(tokens)] if config.kl_loss_coef > 0 else []
-        states = [
-            self.models.policy.response_hidden(tokens),
-            *reference,
-        ]  # the policy last: its backward follows
+        states = [self.models.policy.response_hidden(tokens), *reference]
         logprobs, extra = by_chunks(self._chunk_losses, tokens, *states)
         old, advantages = (
             flatten_column(part.column(name), tokens) for name in ("logprob_policy", "advantage")
@@ -164,7 +177,7 @@ class ModelTrainer:
         losses = policy_loss(ratio, advantages, config.clip_epsilon, config.dual_clip)
         if "importance" in part.columns:  # another engine, or an older policy, chose the tokens
             losses = losses * flatten_column(part.column("importance"), tokens)
-        return ratio, losses + extra, advantages
+        return PolicyLosses(losses + extra, ratio, advantages)
 
     def _chunk_losses(self, hidden: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
         """Log-probabilities (m,), and the loss terms that need whole distributions."""
@@ -174,13 +187,12 @@ class ModelTrainer:
         logprobs = token_logprobs(logits, ids.unsqueeze(1), kept, config.temperature)
         extra = torch.zeros_like(logprobs)
         if config.entropy_coef > 0:
-            extra = extra - config.entropy_coef * entropy(
-                kept_logits(logits.float() / config.temperature, kept)
-            )
+            acting = kept_logits(logits.float() / config.temperature, kept)
+            extra = extra - config.entropy_coef * entropy(acting)
         if ref_hidden:
             ref_logits = self.models.sft.logits(ref_hidden[0]).unsqueeze(1)
-            kl = exact_kl(logits.float() / config.temperature, ref_logits.float() / config.temperature)
-            extra = extra + config.kl_loss_coef * kl
+            both = (log_softmax(each, config.temperature) for each in (logits, ref_logits))
+            extra = extra + config.kl_loss_coef * exact_kl(*both)
         return logprobs.squeeze(1), extra.squeeze(1)
 
     def _is_far(self, stats: Mapping[str, Tensor]) -> bool:
@@ -191,14 +203,13 @@ class ModelTrainer:
             and bool(stats["approx_kl"] > self.config.kl_stop)
         )
 
-    def _value_backward(self, batch: SAPairs) -> dict[str, Tensor]:
+    def _value_backward(self, batch: TokenPairs) -> dict[str, Tensor]:
         total, value = batch.mask.sum(), self.models.value
         weight = self.config.value_coef if value.shares_policy else 1.0
         summed = torch.zeros((), device=batch.mask.device)
         self.value_optimizer.zero_grad()
         with value.training() if not value.shares_policy else self.models.policy.training():
             for part in self._micro_batches(batch):
-                assert part.tokens is not None
                 values = value.response_values(part.tokens)
                 losses = value_loss(
                     values, part.column("return"), part.columns.get("value"), self.config.value_clip
@@ -213,21 +224,17 @@ class ModelTrainer:
         add_gradients(parameters, self.models.processes)
         return clip_gradients(parameters, self.config.max_grad_norm or float("inf"), self.models.processes)
 
-    def _micro_batches(self, batch: SAPairs) -> Iterator[SAPairs]:
-        assert batch.tokens is not None
+    def _micro_batches(self, batch: TokenPairs) -> Iterator[TokenPairs]:
         if self.models.processes.is_distributed:
-            batch = batch.select(
-                self.models.processes.balanced_rows(batch.tokens.prompt_sizes + batch.tokens.sizes)
-            )
-        assert batch.tokens is not None
+            sizes = batch.tokens.prompt_sizes + batch.tokens.sizes
+            batch = batch.select(self.models.processes.balanced_rows(sizes))
         for rows in self.models.micro_batches.rows(batch.tokens):
             yield batch.select(rows)
 
 
 def _adamw(parameters: list[nn.Parameter], rate: float) -> torch.optim.AdamW:
     settings: dict[str, Any] = {"lr": rate, "eps": ADAM_EPS, "weight_decay": 0.0}
-    if any(
-        isinstance(parameter, DTensor) for parameter in parameters
-    ):  # sharded and whole ones: one at a time
+    if any(isinstance(parameter, DTensor) for parameter in parameters):
+        # sharded and whole ones: one at a time
         return torch.optim.AdamW(parameters, foreach=False, **settings)
     return torch.optim.AdamW(parameters, fused=all(parameter.is_cuda for parameter in parameters), **settings)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from proxima.core.encoding import added_ids, encode_prompts, pad_left
+from proxima.core.encoding import added_ids, encode_prompts, pad_rows
 from proxima.core.sampling import sequence_keys
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Prompt, Tokens
@@ -87,7 +87,7 @@ def without_responses(
     seen: dict[bytes, int] | None = None,
 ) -> Tokens:
     """Prompts as left-padded ids, on the CPU, still without responses; `seen` as `sequence_keys` has it."""
-    prompt_ids, prompt_mask = pad_left(rows, tokenizer.pad_token_id)
+    prompt_ids, prompt_mask = pad_rows(rows, tokenizer.pad_token_id, left=True)
     nothing = torch.zeros(len(rows), 0, dtype=torch.long)
     return Tokens(
         prompts=prompts,

@@ -1,5 +1,5 @@
-"""`RewardComputer`: stage 3. In: what was generated. Out: the weighted sum of all rewards, nan where one
-failed.
+"""`RewardComputer`: phase 3 of a PPO step. In: what was generated. Out: the weighted sum of all rewards, nan
+where one failed; and of these, what PPO is given.
 
 Where scores come from is in `proxima.rewards`. No failure is ever replaced by a number.
 """
@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig, RewardSpec
+from proxima.core.errors import RewardFailure
 from proxima.core.ops import place_rewards
-from proxima.core.pairs import SAPairs
+from proxima.core.pairs import TokenPairs
 from proxima.core.tokenizer import Tokenizer
-from proxima.core.types import Tokens, pad_to
+from proxima.core.types import Record, Tokens, pad_to
 from proxima.ppo_trainer.process_shares import own_share
 from proxima.reward_kl import shape_scores
 from proxima.rewards import Outcome, Samples, open_reward
 from proxima.rewards.model_reward import ClassifierSource, TrainedReward
-from proxima.rewards.reward_outcome import in_one_line
+from proxima.rewards.reward_outcome import attempt
 from proxima.rewards.reward_sources import RewardSource
 from proxima.runtime.distributed.process_group import Processes
 
@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 class Scores:
     """Scores of a batch: weighted sums, and each reward by name. nan where any reward failed."""
 
-    sequence: Tensor  # (B,) the rewards that are one number a sequence
-    token: Tensor | None  # (B, R) those that are one number a response token; None where there are none
-    by_name: dict[str, Tensor]  # (B,) each, before its weight; rewards a token added up
+    sequence: Tensor  # (B,) the rewards that are one number per sequence
+    token: Tensor | None  # (B, R) those that are one number per response token; None where there are none
+    by_name: dict[str, Tensor]  # (B,) each, before its weight; per-token rewards added up
 
     @property
     def total(self) -> Tensor:
@@ -102,6 +102,15 @@ class RewardComputer:
         """Where the scores come from, for logs and results."""
         return ", ".join(spec.label for spec, _ in self.rewards)
 
+    def describe(self, scores: Scores) -> Record:
+        """`rewards`, `rewards_by_name` and `reward_source`, as plain values."""
+        by_name = {name: column.tolist() for name, column in scores.by_name.items()}
+        return {
+            "rewards": scores.total.tolist(),
+            "rewards_by_name": by_name,
+            "reward_source": self.reward_source,
+        }
+
     def check_columns(self, prompts: Sequence[str]) -> None:
         """A ValueError where a reward asks for a column that the prompts lack."""
         for _, source in self.rewards:
@@ -135,9 +144,8 @@ class RewardComputer:
         shaped = shape_scores(scores.sequence, torch.ones(len(prompts), dtype=torch.bool), normalize=chosen)
         return scores.with_tokens(shaped).tolist()
 
-    def score_pairs(self, pairs: SAPairs) -> Scores:
+    def score_pairs(self, pairs: TokenPairs) -> Scores:
         """Scores of a rollout, from its own token ids wherever a reward model has the policy's tokenizer."""
-        assert pairs.tokens is not None
         return self.score_tokens(pairs.tokens)
 
     def score_tokens(self, tokens: Tokens) -> Scores:
@@ -155,12 +163,51 @@ class RewardComputer:
                 log.warning("reward failed in process %d: %s", rank, reason)
         return join_scores(scores, tokens.mask.shape, self.models.processes)
 
+    def drop_failed(self, rollout: TokenPairs, scores: Scores, step: int) -> tuple[TokenPairs, Scores]:
+        """The sequences whose rewards came, with their scores.
+
+        A RewardFailure where none came, or more than `max_reward_failures` of them failed.
+
+        Args:
+            step: number of the PPO step, for the message.
+        """
+        good = (~scores.total.isnan()).nonzero().flatten()
+        count, limit = rollout.batch_size, self.config.max_reward_failures
+        failed = count - len(good)
+        if not len(good) or failed > limit * count:
+            many = f"{failed} of {count}" if len(good) else f"all {count}"
+            allowed = f" (max_reward_failures is {limit:g})" if len(good) else ""
+            raise RewardFailure(
+                f"{many} rewards of step {step} failed{allowed}, nothing was trained on it; "
+                f"the last reason: {self.last_failure}"
+            )
+        return (rollout.select(good) if failed else rollout), scores.select(good)
+
+    def shape_rewards(self, rollout: TokenPairs, scores: Scores, normalize: bool | None = None) -> Tensor:
+        """Scores as PPO sees them: (B,), or (B, R) where a reward is per token.
+
+        Penalty, normalisation and clipping act on the part that is one number per sequence; per-token rewards
+        stay as they are.
+
+        Args:
+            normalize: over the batch; by default as the config says.
+        """
+        config = self.config
+        shaped = shape_scores(
+            scores.sequence,
+            rollout.tokens.ended.cpu(),
+            config.missing_eos_penalty,
+            config.normalize_rewards if normalize is None else normalize,
+            config.clip_rewards,
+        )
+        return scores.placed(shaped, rollout.mask)
+
     @property
     def classifiers(self) -> dict[str, ClassifierSource]:
         return {spec.label: source for spec, source in self.rewards if isinstance(source, ClassifierSource)}
 
     def settle(self, tokens: Tokens) -> None:
-        """Several processes end texts alike: the first one chooses how, where nothing says it."""
+        """Several processes end texts alike: the main process chooses how, where nothing says it."""
         if not self.models.processes.is_distributed:
             return
         for source in self.classifiers.values():
@@ -169,11 +216,11 @@ class RewardComputer:
                     self.models.processes.on_main(partial(source.settled, Samples.of_tokens(tokens)))
                 )
 
-    def endings(self) -> dict[str, Any]:
+    def endings(self) -> Record:
         """How texts end for each classifier, as plain values."""
         return {name: source.state() for name, source in self.classifiers.items()}
 
-    def restore_endings(self, endings: Mapping[str, Any]) -> None:
+    def restore_endings(self, endings: Record) -> None:
         for name, source in self.classifiers.items():
             source.restore(endings.get(name))
 
@@ -196,19 +243,7 @@ class RewardComputer:
         return Scores(sequence, token if per_token else None, by_name)
 
     def _attempt(self, name: str, source: RewardSource, samples: Samples) -> Outcome:
-        """A call that raises is tried as often as its source says, then its samples are nan."""
-        outcome = Outcome.failed(len(samples), "")
-        for attempt in range(1, source.attempts + 1):
-            try:
-                outcome = source(samples)
-                break
-            except (
-                Exception,
-                SystemExit,
-            ) as error:  # a user's reward may raise anything; the samples are counted as failed
-                outcome = Outcome.failed(len(samples), in_one_line(error))
-                if attempt < source.attempts:
-                    log.warning("reward %s failed and is tried again: %s", name, outcome.reason)
+        outcome = attempt(lambda: source(samples), len(samples), source.attempts, f"reward {name}")
         if outcome.failures:
             self.last_failure = f"{name}: {outcome.reason}"
             log.warning(

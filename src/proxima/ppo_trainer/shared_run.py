@@ -1,58 +1,61 @@
-"""One run folder for all processes. In: a config. Out: the folder, which the first process alone holds and
+"""One run folder for all processes. In: a config. Out: the folder, which the main process alone holds and
 writes.
 
-Every process calls the same methods in the same order; what the first one gets, a result or an error, they
-all get. Checkpoints are read by every process itself, so that the folder must lie where all machines see it.
+Every process calls the same methods in the same order; what the main process gets, a result or an error, all
+get. Checkpoints are read by every process itself, so that the folder must lie where all machines see it.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from proxima.config import PPOConfig
+from proxima.core.types import Record
 from proxima.runs.checkpoint import Checkpoint
 from proxima.runs.run_writer import RunFolder
 from proxima.runtime.distributed import started_by_torchrun
 from proxima.runtime.distributed.process_group import Processes
 
+Plain = TypeVar("Plain")  # what all processes get from the main one: plain values
+
 LAUNCH = ".launch"  # in a run folder: which torchrun began or resumed it
 
 
 class SharedCheckpoints:
-    """The checkpoints of the first process's `RunFolder`."""
+    """The checkpoints of the main process's `RunFolder`."""
 
     def __init__(self, run: RunFolder | None, processes: Processes):
         self._run, self._processes = run, processes
 
-    def _lead(self, work: Callable[[RunFolder], Any]) -> Any:
+    def _on_main(self, work: Callable[[RunFolder], Plain]) -> Plain:
         return self._processes.on_main(lambda: work(self._run))  # type: ignore[arg-type]
 
-    def write(self, state: dict[str, Any], fill: Callable[[Path], object]) -> Path:
-        return Path(self._lead(lambda run: str(run.checkpoints.write(state, fill))))
+    def write(self, state: Record, fill: Callable[[Path], object]) -> Path:
+        return Path(self._on_main(lambda run: str(run.checkpoints.write(state, fill))))
 
     def newest(self, last: float = float("inf")) -> Checkpoint | None:
-        return to_checkpoint(self._lead(lambda run: from_checkpoint(run.checkpoints.newest(last))))
+        return to_checkpoint(self._on_main(lambda run: from_checkpoint(run.checkpoints.newest(last))))
 
     def best(self, last: float = float("inf")) -> Checkpoint | None:
-        return to_checkpoint(self._lead(lambda run: from_checkpoint(run.checkpoints.best(last))))
+        return to_checkpoint(self._on_main(lambda run: from_checkpoint(run.checkpoints.best(last))))
 
     def by_evaluation(self) -> list[Path]:
         return [
             Path(path)
-            for path in self._lead(lambda run: [str(path) for path in run.checkpoints.by_evaluation()])
+            for path in self._on_main(lambda run: [str(path) for path in run.checkpoints.by_evaluation()])
         ]
 
     def forget_after(self, checkpoint: Checkpoint) -> None:
-        self._lead(lambda run: run.checkpoints.forget_after(checkpoint))
+        self._on_main(lambda run: run.checkpoints.forget_after(checkpoint))
 
 
 class SharedRun:
-    """A `RunFolder` that every process can call; methods not named here return nothing."""
+    """A `RunFolder` that every process can call."""
 
     def __init__(self, config: PPOConfig, resume: bool, processes: Processes):
         self._run: RunFolder | None = None
@@ -62,7 +65,7 @@ class SharedRun:
         self.checkpoints = SharedCheckpoints(self._run, processes)
         processes.on_all(self._look)
 
-    def _open(self, config: PPOConfig, resume: bool) -> dict[str, Any]:
+    def _open(self, config: PPOConfig, resume: bool) -> Record:
         self._run = RunFolder(config, resume)
         return {"path": str(self._run.path.resolve()), "checkpoint": from_checkpoint(self._run.checkpoint)}
 
@@ -74,21 +77,35 @@ class SharedRun:
 
     @property
     def warnings(self) -> int:
-        return (
-            self._run.warnings if self._run else 0
-        )  # asked for where a checkpoint's state is made; the first one's is written
+        """Asked for where a checkpoint's state is made, of which the main process writes its own."""
+        return self._run.warnings if self._run else 0
+
+    def _on_main(self, work: Callable[[RunFolder], Plain]) -> Plain:
+        return self._processes.on_main(lambda: work(self._run))  # type: ignore[arg-type]
 
     def begin(self, step: int = 0, warnings: int = 0) -> list[dict[str, float]]:
-        return self._processes.on_main(lambda: self._run.begin(step, warnings))  # type: ignore[union-attr]
+        return self._on_main(lambda run: run.begin(step, warnings))
 
     def go_back(self, step: int) -> list[dict[str, float]]:
-        return self._processes.on_main(lambda: self._run.go_back(step))  # type: ignore[union-attr]
+        return self._on_main(lambda run: run.go_back(step))
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        def call(*given: Any, **named: Any) -> None:
-            self._processes.on_main(lambda: getattr(self._run, name)(*given, **named) and None)
+    def write_metrics(self, metrics: Mapping[str, float]) -> None:
+        self._on_main(lambda run: run.write_metrics(metrics))
 
-        return call
+    def write_samples(self, step: int, samples: Iterable[Record]) -> None:
+        self._on_main(lambda run: run.write_samples(step, samples))
+
+    def write_tokens(self, step: int, records: Sequence[Record]) -> None:
+        self._on_main(lambda run: run.write_tokens(step, records))
+
+    def write_warning(self, step: int, guard: str, message: str, action: str) -> None:
+        self._on_main(lambda run: run.write_warning(step, guard, message, action))
+
+    def write_results(self, results: Record) -> None:
+        self._on_main(lambda run: run.write_results(results))
+
+    def sync(self) -> None:
+        self._on_main(lambda run: run.sync())
 
     def __enter__(self) -> SharedRun:
         return self
@@ -135,9 +152,9 @@ def launch_id() -> str:
     return named if named != "none" else f"{platform.node()} {os.getppid()}"
 
 
-def from_checkpoint(checkpoint: Checkpoint | None) -> list[Any] | None:
-    return None if checkpoint is None else [str(checkpoint.path.resolve()), checkpoint.state]
+def from_checkpoint(checkpoint: Checkpoint | None) -> tuple[str, Record] | None:
+    return None if checkpoint is None else (str(checkpoint.path.resolve()), checkpoint.state)
 
 
-def to_checkpoint(plain: list[Any] | None) -> Checkpoint | None:
+def to_checkpoint(plain: tuple[str, Record] | None) -> Checkpoint | None:
     return None if plain is None else Checkpoint(Path(plain[0]), plain[1])

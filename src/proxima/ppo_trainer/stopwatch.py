@@ -1,4 +1,4 @@
-"""`Stopwatch`: the seconds of a step. In: laps, as stages end. Out: seconds by stage, and of all."""
+"""`Stopwatch`: the seconds of a step, by phase and in all."""
 
 from __future__ import annotations
 

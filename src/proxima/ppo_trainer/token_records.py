@@ -2,7 +2,7 @@
 `runs/NAME/tokens/`.
 
 `followed`: the same prompts at every evaluation, processed as in a step, but not trained on. Their
-scores are not normalised and their advantages not whitened: over so few samples that would mean nothing.
+scores are not normalised and their advantages not whitened: over a few samples that would mean nothing.
 `trained`: samples of the step's batch, with ratio and clipping as they are after its update.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from proxima.core.pairs import SAPairs, rejoin
+from proxima.core.pairs import TokenPairs, rejoin
+from proxima.core.types import Record
 from proxima.ppo_trainer.reward_computer import Scores
-from proxima.reward_kl import shape_scores
 from proxima.training import clipped, policy_ratio
 
 if TYPE_CHECKING:
@@ -41,39 +41,29 @@ LONGEST_CHARACTER = 4  # tokens, where each is a byte
 DIGITS = 6  # of a number in a file
 
 
-def followed_records(trainer: PPOTrainer, rollout: SAPairs, scores: Scores) -> list[dict[str, Any]]:
+def followed_records(trainer: PPOTrainer, rollout: TokenPairs, scores: Scores) -> list[Record]:
     """Records of a rollout that nothing is trained on."""
-    assert rollout.tokens is not None
-    config, failed = trainer.config, scores.total.isnan()
-    known = Scores(
-        scores.sequence.nan_to_num(),
-        None if scores.token is None else scores.token.nan_to_num(),
-        scores.by_name,
-    )
-    shaped = shape_scores(
-        known.sequence, rollout.tokens.ended.cpu(), config.missing_eos_penalty, clip=config.clip_rewards
-    )
+    failed = scores.total.isnan()
+    token = None if scores.token is None else scores.token.nan_to_num()
+    known = Scores(scores.sequence.nan_to_num(), token, scores.by_name)
+    rewards = trainer.reward_computer.shape_rewards(rollout, known, normalize=False)
     pairs = trainer.kl_divergence.add_kl_to_sa_pairs(rollout)
-    rewards = known.placed(shaped, rollout.mask)
     pairs = trainer.reward_adjuster.adjust_rewards_with_kl(pairs, rewards, trainer.kl_coef)
     pairs = trainer.value_adder.add_values_to_sa_pairs(rejoin(pairs, rollout))
-    pairs = trainer.advantages_of(rejoin(pairs, rollout))
-    unknown = failed.to(pairs.mask.device).unsqueeze(1)
-    pairs = pairs.with_columns(
-        **{name: pairs.column(name).masked_fill(unknown, math.nan) for name in FROM_SCORE}
-    )
+    estimated = trainer.estimate_advantages(rejoin(pairs, rollout))
+    unknown = failed.to(estimated.mask.device).unsqueeze(1)
+    shown = {name: estimated.column(name).masked_fill(unknown, math.nan) for name in FROM_SCORE}
     by_name = {name: column.tolist() for name, column in scores.by_name.items()}
-    return records(pairs, "followed", scores.total.tolist(), by_name)
+    return records(estimated.with_columns(**shown), "followed", scores.total.tolist(), by_name)
 
 
-def trained_records(trainer: PPOTrainer, outcome: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+def trained_records(trainer: PPOTrainer, outcome: Record, count: int) -> list[Record]:
     """Records of the first `count` samples that a step trained on; their log-probabilities are scored once
     more."""
     good = [i for i, reward in enumerate(outcome["rewards"]) if not math.isnan(reward)][:count]
-    pairs = outcome["sa_pairs"].select(torch.arange(len(good)))
-    ratio = policy_ratio(
-        trainer.generator.score(pairs.tokens)["logprob_policy"], pairs.column("logprob_policy")
-    )
+    pairs: TokenPairs = outcome["sa_pairs"].select(torch.arange(len(good)))
+    logprobs = trainer.generator.score(pairs.tokens)["logprob_policy"]
+    ratio = policy_ratio(logprobs, pairs.column("logprob_policy"))
     held = clipped(ratio, pairs.column("advantage"), trainer.config.clip_epsilon)
     by_name = {name: [column[i] for i in good] for name, column in outcome["rewards_by_name"].items()}
     return records(
@@ -85,21 +75,20 @@ def trained_records(trainer: PPOTrainer, outcome: Mapping[str, Any], count: int)
 
 
 def records(
-    pairs: SAPairs, kind: str, rewards: Sequence[float], by_name: Mapping[str, Sequence[float]]
-) -> list[dict[str, Any]]:
-    """One record a sequence: texts, ids, and every number of every token."""
+    pairs: TokenPairs, kind: str, rewards: Sequence[float], by_name: Mapping[str, Sequence[float]]
+) -> list[Record]:
+    """One record per sequence: texts, ids, and every number of every token."""
     tokens = pairs.tokens
-    assert tokens is not None
     columns = {name: pairs.columns[own].cpu() for name, own in COLUMNS.items() if own in pairs.columns}
-    ids, mask, ended = tokens.response_ids.cpu(), pairs.mask.cpu(), tokens.ended.tolist()
+    mask, ended, texts = pairs.mask.cpu(), tokens.ended.tolist(), tokens.texts()
     rows = []
-    for i, (prompt, text) in enumerate(zip(tokens.prompts, tokens.texts(), strict=True)):
-        own = ids[i][mask[i]].tolist()
+    for i, prompt in enumerate(tokens.prompts):
+        own = tokens.response_rows[i]
         rows.append(
             {
                 "kind": kind,
                 "prompt": str(prompt),
-                "text": text,
+                "text": texts[i],
                 "reward": rounded(rewards[i]),
                 "rewards": {name: rounded(column[i]) for name, column in by_name.items()},
                 "ended": ended[i],
@@ -114,7 +103,7 @@ def records(
     return rows
 
 
-def sample_row(record: Mapping[str, Any]) -> dict[str, Any]:
+def sample_row(record: Record) -> Record:
     """A record as a line of the small table."""
     shown = {name: record[name] for name in ("kind", "prompt", "text", "reward", "rewards", "ended")}
     return {**shown, "length": len(record["ids"]), "kl": rounded(math.fsum(record["columns"]["kl"]))}

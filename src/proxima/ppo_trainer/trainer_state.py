@@ -17,7 +17,8 @@ from torch import Tensor
 from proxima.config import PPOConfig, RewardSpec
 from proxima.config.setting_declaration import declarations
 from proxima.config.settings_base import current_names
-from proxima.ppo_trainer.batch_plan import Plan
+from proxima.core.types import Record
+from proxima.ppo_trainer.batch_plan import BatchPlan
 from proxima.runs.checkpoint import Checkpoint
 from proxima.runs.checkpoint.checkpoint_tensors import (
     load_optimizer,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def plain_config(config: PPOConfig) -> dict[str, Any]:
+def plain_config(config: PPOConfig) -> Record:
     """The settings as a checkpoint holds them."""
     return json.loads(json.dumps(config.to_dict(), default=repr))
 
@@ -46,7 +47,7 @@ def changed_settings(before: Mapping[str, Any], config: PPOConfig) -> list[str]:
     return [name for name in now if name in before and before[name] != now[name]]
 
 
-def as_written_now(settings: Mapping[str, Any], kind: type[PPOConfig]) -> dict[str, Any]:
+def as_written_now(settings: Mapping[str, Any], kind: type[PPOConfig]) -> Record:
     """A checkpoint's settings as they would be written now.
 
     Earlier versions had other names for some, and wrote keys of addresses down.
@@ -59,7 +60,7 @@ def as_written_now(settings: Mapping[str, Any], kind: type[PPOConfig]) -> dict[s
     }
 
 
-def plain_state(trainer: PPOTrainer) -> dict[str, Any]:
+def plain_state(trainer: PPOTrainer) -> Record:
     budget = trainer.models.micro_batches
     return {
         "step": trainer.step,
@@ -73,20 +74,20 @@ def plain_state(trainer: PPOTrainer) -> dict[str, Any]:
     }
 
 
-def endings(trainer: PPOTrainer) -> dict[str, Any]:
+def endings(trainer: PPOTrainer) -> Record:
     """How texts end for the classifiers among rewards and judges."""
     judges = {name: judge.endings() for name, judge in trainer.judges.scoring.items()}
     return {"rewards": trainer.reward_computer.endings(), "judges": judges}
 
 
 def restore_endings(trainer: PPOTrainer, saved: Any) -> None:
-    """A run that goes on ends texts as before, whatever it would choose now."""
+    """A resumed run ends texts as before, whatever it would choose now."""
     trainer.reward_computer.restore_endings(_within(saved, "rewards"))
     for name, judge in trainer.judges.scoring.items():
         judge.restore_endings(_within(_within(saved, "judges"), name))
 
 
-def _within(saved: Any, name: str) -> dict[str, Any]:
+def _within(saved: Any, name: str) -> Record:
     found = saved.get(name) if isinstance(saved, dict) else None
     return found if isinstance(found, dict) else {}
 
@@ -100,8 +101,8 @@ def save_tensors(trainer: PPOTrainer, folder: Path, whole: Callable[[Tensor], Te
 
 
 def put_state_together(trainer: PPOTrainer, optimizers: bool = True) -> Callable[[Tensor], Tensor]:
-    """Called by all processes before the first one writes: the function gives the whole of a tensor that
-    is sharded."""
+    """Called by all processes before the main process writes: the function gives the whole of a tensor
+    that is sharded."""
     roles = (trainer.models.policy, trainer.models.value)
     tensors = [tensor for role in roles for tensor in role.parameters()]
     if optimizers:
@@ -141,8 +142,10 @@ def load_state(trainer: PPOTrainer, folder: Path, state: Mapping[str, Any]) -> N
         budget.size, budget.tokens = state["micro_batches"]
 
 
-def check_resumable(checkpoint: Checkpoint, config: PPOConfig, plan: Plan, total: int, force: bool) -> bool:
-    """Refuse to go on with other prompts or, unless forced, with settings that alter what is computed;
+def check_resumable(
+    checkpoint: Checkpoint, config: PPOConfig, plan: BatchPlan, total: int, force: bool
+) -> bool:
+    """Refuse to resume with other prompts or, unless forced, with settings that alter what is computed;
     whether any changed."""
     state, now = checkpoint.state, plan.fingerprints
     then = state["fingerprints"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from proxima.core.types import Record
 
 DONE = "all epochs done"
 
@@ -15,20 +16,20 @@ class TrainingResults:
     """What `PPOTrainer.train` did."""
 
     metrics: list[dict[str, float]] = field(default_factory=list)
-    """One dict a step, by the names of `proxima.runs.glossary.GLOSSARY`; those of a resumed run from its
+    """One dict per step, by the names of `proxima.runs.glossary.GLOSSARY`; those of a resumed run from its
     first step on."""
     best_step: int = 0
     """The step with the best evaluation, counted from 1."""
     stop_reason: str = ""
     """Why it ended: `all epochs done`, the evaluator's reason or a guard's."""
-    evaluation: dict[str, Any] = field(default_factory=dict)
-    """The evaluator's last word: performance and convergence."""
+    evaluation: Record = field(default_factory=dict)
+    """The last evaluation: performance and convergence."""
     run_folder: Path = Path()
     """Config, metrics, samples, checkpoints and the trained adapters."""
 
 
 def step_line(metrics: dict[str, float]) -> str:
-    """One line a step."""
+    """One line for each step."""
     shown = {
         "reward": "avg_reward",
         "kl": "kl",

@@ -2,7 +2,7 @@
 that can be resumed.
 
 A step's batch follows from its number, its noise from seed and number; so a checkpoint and a number say how a
-run goes on.
+run continues.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 from tqdm import tqdm
 
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
+from proxima.core.types import Record
 from proxima.evaluator import Evaluator
 from proxima.evaluator.held_out import HeldOut, answer
-from proxima.ppo_trainer.batch_plan import Plan
+from proxima.ppo_trainer.batch_plan import BatchPlan
 from proxima.ppo_trainer.shared_run import AnyRun
 from proxima.ppo_trainer.stop_signals import StopSignals
 from proxima.ppo_trainer.token_records import sample_row, trained_records
@@ -48,16 +49,15 @@ class TrainingRun:
     """The loop over steps, with evaluations, guards, checkpoints and signals around each."""
 
     def __init__(
-        self, trainer: PPOTrainer, plan: Plan, evaluator: Evaluator, run: AnyRun, signals: StopSignals
+        self, trainer: PPOTrainer, plan: BatchPlan, evaluator: Evaluator, run: AnyRun, signals: StopSignals
     ):
-        self.trainer, self.plan, self.evaluator, self.run, self.signals = (
-            trainer,
-            plan,
-            evaluator,
-            run,
-            signals,
-        )
-        self.config, self.processes = trainer.config, trainer.models.processes
+        self.trainer = trainer
+        self.plan = plan
+        self.evaluator = evaluator
+        self.run = run
+        self.signals = signals
+        self.config = trainer.config
+        self.processes = trainer.models.processes
         self.results = TrainingResults(run_folder=run.path)
         self.rollbacks = 0
         self.eval_reward: float | None = None  # of the step just done
@@ -79,7 +79,8 @@ class TrainingRun:
                 "overlap: responses are sampled one update behind; importance weights correct for it "
                 "(policy_lag)"
             )
-        total, done = self.trainer.total_steps or 0, self.trainer.step - self.trainer.first_step
+        total = self.trainer.total_steps or 0
+        done = self.trainer.step - self.trainer.first_step
         hidden = None if self.processes.is_main else True
         with tqdm(
             desc="PPO", unit="step", initial=done, total=total - self.trainer.first_step, disable=hidden
@@ -121,10 +122,12 @@ class TrainingRun:
         return f"{last}; to go on: the same command with --resume --run-name {self.run.path.name}"
 
     def begin(self, force: bool) -> None:
-        """From the newest checkpoint where there is one to go on from, else from the trainer as it is."""
-        steps, checkpoint = self.plan.epochs * self.plan.steps_an_epoch, self.run.checkpoint
+        """From the newest checkpoint where there is one to resume from, else from the trainer as it is."""
+        steps = self.plan.epochs * self.plan.steps_per_epoch
+        checkpoint = self.run.checkpoint
         if checkpoint is None:
-            self.trainer.first_step, self.trainer.total_steps = self.trainer.step, self.trainer.step + steps
+            self.trainer.first_step = self.trainer.step
+            self.trainer.total_steps = self.trainer.step + steps
             self.results.metrics = self.run.begin()
             if self.config.checkpoint_every:
                 self.checkpoint()
@@ -144,23 +147,24 @@ class TrainingRun:
         if self.processes.is_main:
             print(f"resumed after step {checkpoint.step} of {total} from {checkpoint.path}")
 
-    def advance(self, bar: Any) -> None:
+    def advance(self, bar: tqdm[NoReturn]) -> None:
         """One step, and all that follows from it."""
         trainer, results = self.trainer, self.results
         epoch, batch = self.plan.at(trainer.step - trainer.first_step)
         next_prompts = self.next_prompts()
         outcome = trainer.ppo_step(batch) if next_prompts is None else trainer.ppo_step(batch, next_prompts)
         metrics = {"epoch": epoch + 1, **{name: outcome[name] for name in outcome if is_defined(name)}}
-        metrics = self.processes.on_main(
-            lambda: metrics
-        )  # what evaluations and guards decide by is the same bits everywhere
-        self.eval_reward, new_best = None, False
+        # what evaluations and guards decide by is the same bits everywhere
+        metrics = self.processes.on_main(lambda: metrics)
+        self.eval_reward = None
+        new_best = False
         if trainer.step % self.config.eval_every == 0 or trainer.step == trainer.total_steps:
             with same_random_state():  # an evaluation changes nothing that training draws
                 performance, convergence = self.evaluator.evaluate({**outcome, **metrics, "prompts": batch})
                 self.write_samples(outcome, performance["samples"])
             metrics |= performance["validation"]
-            results.evaluation, results.best_step = {**performance, **convergence}, performance["best_step"]
+            results.evaluation = {**performance, **convergence}
+            results.best_step = performance["best_step"]
             self.eval_reward = None if math.isnan(performance["reward"]) else performance["reward"]
             new_best = performance["performance_improved"] and self.evaluator.validate is not None
             if not convergence["should_continue"]:
@@ -185,10 +189,10 @@ class TrainingRun:
             return None
         return self.plan.at(self.trainer.step + 1 - self.trainer.first_step)[1]
 
-    def write_samples(self, outcome: dict[str, Any], trained: list[dict[str, Any]]) -> None:
+    def write_samples(self, outcome: Record, trained: list[Record]) -> None:
         """A few samples in the small table, and every token of them in a file of its own."""
         trainer, count = self.trainer, self.config.token_samples
-        followed: list[dict[str, Any]] = []
+        followed: list[Record] = []
         if count:
             held_out = self.evaluator.validate
             followed = (
@@ -252,11 +256,13 @@ class TrainingRun:
             )
             return False
         self.results.stop_reason = ""
-        rate, rollbacks = self.trainer.rate_factor * self.config.rollback_rate_factor, self.rollbacks + 1
+        rate = self.trainer.rate_factor * self.config.rollback_rate_factor
+        rollbacks = self.rollbacks + 1
         checkpoints.forget_after(found)
         self.results.metrics = self.run.go_back(found.step)
         self.restore(found)
-        self.trainer.rate_factor, self.rollbacks = rate, rollbacks
+        self.trainer.rate_factor = rate
+        self.rollbacks = rollbacks
         if rollbacks > MAX_ROLLBACKS:
             self.results.stop_reason = (
                 f"guard {alarm.guard}: {alarm.message}, again after {MAX_ROLLBACKS} rollbacks"
@@ -270,7 +276,7 @@ class TrainingRun:
             return
         agree(self.trainer)
         whole = put_state_together(self.trainer)
-        epoch, batch = divmod(self.trainer.step - self.trainer.first_step, self.plan.steps_an_epoch)
+        epoch, batch = divmod(self.trainer.step - self.trainer.first_step, self.plan.steps_per_epoch)
         state = {
             **plain_state(self.trainer),
             "first_step": self.trainer.first_step,
@@ -293,12 +299,11 @@ class TrainingRun:
         state = checkpoint.state
         load_state(self.trainer, checkpoint.path, state)
         self.evaluator.restore(state["evaluator"])
-        self.trainer.first_step, self.rollbacks, self.eval_reward = (
-            state["first_step"],
-            state["rollbacks"],
-            eval_reward(state),
-        )
-        self.results.evaluation, self.results.best_step = state["evaluation"], self.evaluator.best_step
+        self.trainer.first_step = state["first_step"]
+        self.rollbacks = state["rollbacks"]
+        self.eval_reward = eval_reward(state)
+        self.results.evaluation = state["evaluation"]
+        self.results.best_step = self.evaluator.best_step
         self.saved = self.trainer.step
 
     def interrupt(self) -> None:

@@ -1,17 +1,19 @@
-"""`ValueAdder`: stage 4. In: pairs or states. Out: V(s) of each, read at the token before the action."""
+"""`ValueAdder`: phase 4 of a PPO step.
+
+In: pairs or states. Out: V(s) of each, read at the token before the action.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
-from proxima.core.encoding import encode_prompts, pad_left
-from proxima.core.pairs import SAPairs, as_pairs
+from proxima.core.encoding import encode_prompts, pad_rows
+from proxima.core.pairs import PairsLike, SAPairs, TokenPairs, as_pairs
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import pad_to
 from proxima.ppo_trainer.process_shares import own_share
@@ -25,16 +27,17 @@ class ValueAdder:
         self.models, self.tokenizer, self.config = models, tokenizer, config
 
     @torch.no_grad()
-    def add_values_to_sa_pairs(self, sa_pairs: SAPairs | Iterable[Mapping[str, Any]]) -> SAPairs:
+    def add_values_to_sa_pairs(self, sa_pairs: PairsLike) -> SAPairs:
         """Pairs with `value`; plain dicts are read through their `state` texts."""
         pairs = as_pairs(sa_pairs)
-        if pairs.tokens is None:
+        if not isinstance(pairs, TokenPairs):
             values = torch.zeros(pairs.mask.shape, dtype=torch.float64)
             values[pairs.cells[:, 0], pairs.cells[:, 1]] = torch.tensor(
                 self.add_values([pair["state"] for pair in pairs]), dtype=torch.float64
             )
             return pairs.with_columns(value=values)
-        tokens, width, processes = pairs.tokens, pairs.mask.shape[1], self.models.processes
+        tokens, processes = pairs.tokens, self.models.processes
+        width = tokens.mask.shape[1]
         own = own_share(tokens, processes)
 
         def measured() -> Tensor:
@@ -54,7 +57,8 @@ class ValueAdder:
         values: list[float] = []
         for start in range(0, len(states), self.models.micro_batches.size):
             chunk = states[start : start + self.models.micro_batches.size]
-            ids, mask = pad_left(encode_prompts(self.tokenizer, chunk), self.tokenizer.pad_token_id)
+            rows = encode_prompts(self.tokenizer, chunk)
+            ids, mask = pad_rows(rows, self.tokenizer.pad_token_id, left=True)
             values += self.models.value.last_values(
                 ids.to(self.models.device), mask.to(self.models.device)
             ).tolist()

@@ -1,7 +1,7 @@
 """Phase 3 of a PPO step: what a token earned.
 
-In: pairs with log-probabilities, one score a sequence. Out: pairs with `kl` and `reward`; the next KL
-    coefficient.
+In: pairs with log-probabilities, one score per sequence. Out: pairs with `kl` and `reward`; the next KL
+coefficient.
 """
 
 from proxima.reward_kl.kl_controller import adapt_kl_coef

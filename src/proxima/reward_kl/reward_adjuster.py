@@ -1,15 +1,14 @@
-"""Rewards a token: reward_t = score_t - kl_coef * kl_t, where a sequence's one score sits on its last real
+"""Per-token rewards: reward_t = score_t - kl_coef * kl_t, where a sequence's one score sits on its last real
 token."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from proxima.core.ops import place_rewards
-from proxima.core.pairs import SAPairs, as_pairs
+from proxima.core.pairs import PairsLike, SAPairs, as_pairs
 
 
 class RewardAdjuster:
@@ -17,13 +16,13 @@ class RewardAdjuster:
 
     def adjust_rewards_with_kl(
         self,
-        sa_pairs: SAPairs | Iterable[Mapping[str, Any]],
+        sa_pairs: PairsLike,
         rewards: Tensor | Sequence[float] | Sequence[Sequence[float]],
         kl_coef: float,
     ) -> SAPairs:
         """
         Args:
-            rewards: one finite number a sequence; or, for rewards a token, one row a sequence.
+            rewards: one finite number per sequence; or, for per-token rewards, one row per sequence.
             kl_coef: weight of the KL penalty.
         """
         pairs = as_pairs(sa_pairs)
@@ -41,7 +40,7 @@ def shape_scores(
     """Scores (B,) as PPO sees them: minus a penalty where no EOS came, normalised over the batch, clipped to
     +-clip.
 
-    Failed scores are nan: they stay nan and have no share in the mean and deviation.
+    Failed scores are nan: they stay nan and have no share in the mean and the standard deviation.
     """
     scores = scores - missing_eos_penalty * (~ended)
     if normalize:

@@ -5,11 +5,14 @@ In: numbers, lists of numbers, None. Out: `Outcome`; nothing is ever imputed.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 NAN = float("nan")
 LARGEST = 3.4e38  # above it float32, in which losses are computed, has no number
@@ -20,8 +23,8 @@ LONGEST_REASON = 300  # characters
 class Outcome:
     """One reward of a batch."""
 
-    sequence: list[float]  # a number a sequence: nan where it failed, 0 where the reward is a number a token
-    token: dict[int, list[float]]  # by sequence, a number a response token
+    sequence: list[float]  # one per sequence: nan where it failed, 0 where the reward is per token
+    token: dict[int, list[float]]  # by sequence, one number per response token
     reason: str = ""  # why the last of the failed ones failed
 
     @classmethod
@@ -44,7 +47,7 @@ class Outcome:
 
     @property
     def totals(self) -> list[float]:
-        """A number a sequence: rewards a token added up."""
+        """One number per sequence: per-token rewards added up."""
         return [number + math.fsum(self.token.get(i, ())) for i, number in enumerate(self.sequence)]
 
 
@@ -88,6 +91,24 @@ def _number(value: Any, booleans: bool) -> float:
     except OverflowError:
         return NAN
     return number if abs(number) <= LARGEST else NAN  # nan fails too
+
+
+def attempt(ask: Callable[[], Outcome], count: int, attempts: int, name: str) -> Outcome:
+    """What a reward or a judge answers. A call that raises is tried again, up to `attempts` calls in all;
+    then all `count` samples are nan.
+
+    Args:
+        name: who is asked, for the log.
+    """
+    outcome = Outcome.failed(count, "")
+    for number in range(1, attempts + 1):
+        try:
+            return ask()
+        except (Exception, SystemExit) as error:  # a user's code may raise anything
+            outcome = Outcome.failed(count, in_one_line(error))
+            if number < attempts:
+                log.warning("%s failed and is tried again: %s", name, outcome.reason)
+    return outcome
 
 
 def in_one_line(error: BaseException) -> str:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from proxima.core.encoding import encode_prompts
+from proxima.core.encoding import encode_prompts, pad_rows
 from proxima.core.sampling import sequence_keys
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens
@@ -30,7 +29,7 @@ class Samples:
 
     @classmethod
     def of_tokens(cls, tokens: Tokens) -> Samples:
-        rows = [ids[mask].tolist() for ids, mask in zip(tokens.response_ids, tokens.mask, strict=True)]
+        rows = [list(row) for row in tokens.response_rows]
         return cls(list(tokens.prompts), tokens.texts(), rows, tokens.ended.tolist(), tokens)
 
     @classmethod
@@ -91,16 +90,3 @@ def tokens_of(
         tokenizer=tokenizer,
     )
     return tokens.map(lambda tensor: tensor.to(device))
-
-
-def pad_rows(rows: list[list[int]], left: bool = False) -> tuple[Tensor, Tensor]:
-    """Ids (B, T) and their mask; where the mask is off, 0."""
-    width = max((len(row) for row in rows), default=0)
-    ids, mask = (
-        torch.zeros(len(rows), width, dtype=torch.long),
-        torch.zeros(len(rows), width, dtype=torch.bool),
-    )
-    for i, row in enumerate(rows):
-        place = slice(width - len(row), width) if left else slice(len(row))
-        ids[i, place], mask[i, place] = torch.tensor(row, dtype=torch.long), True
-    return ids, mask

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.ops import explained_variance, masked_mean
-from proxima.core.pairs import SAPairs
+from proxima.core.pairs import SAPairs, TokenPairs
 
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 """A token's log-probability may differ so much between two ways to compute it in this type."""
@@ -24,10 +24,9 @@ UPDATE_MEANS = (
 )
 
 
-def rollout_metrics(pairs: SAPairs) -> dict[str, float]:
+def rollout_metrics(pairs: TokenPairs) -> dict[str, float]:
     """What the rollout shows by itself: lengths, KL, entropy."""
     tokens, mask = pairs.tokens, pairs.mask
-    assert tokens is not None
     numbers = {
         "kl": _sequence_mean(pairs.column("logprob_policy") - pairs.column("logprob_ref"), mask),
         "kl_exact": _sequence_mean(pairs.column("kl_exact"), mask),
@@ -45,9 +44,8 @@ def rollout_metrics(pairs: SAPairs) -> dict[str, float]:
     return {name: float(value) for name, value in numbers.items()}
 
 
-def sampling_gap(pairs: SAPairs) -> Tensor | float:
+def sampling_gap(pairs: TokenPairs) -> Tensor | float:
     """nan where whatever sampled did not say what it thought."""
-    assert pairs.tokens is not None
     sampled = pairs.tokens.sampled_logprobs
     return (
         float("nan")

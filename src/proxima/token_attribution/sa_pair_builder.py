@@ -1,31 +1,28 @@
-"""Builds state-action pairs: from a rollout as columns; from pieces of text; and token ids for pairs that
-came as dicts."""
+"""Builds state-action pairs from pieces of text, and gives token ids to pairs that came as plain dicts. A
+rollout needs no building: its pairs are the same storage."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from proxima.core.encoding import encode_prompts, pad_left
-from proxima.core.pairs import SAPairs, as_pairs
+from proxima.core.encoding import encode_prompts, pad_rows
+from proxima.core.pairs import SAPairs, TokenPairs, as_pairs
+from proxima.core.pairs.sa_pairs import PairView
 from proxima.core.sampling import sequence_keys
 from proxima.core.tokenizer import Tokenizer
-from proxima.core.types import Rollout, Tokens
-
-
-def pairs_from_rollout(rollout: Rollout) -> SAPairs:
-    return SAPairs(rollout.tokens.mask, rollout.columns, rollout.tokens)
+from proxima.core.types import TokenColumns, Tokens
 
 
 def pairs_from_pieces(
     prompt: str, pieces: Sequence[tuple[str, int | None]], logprobs: Sequence[float]
 ) -> SAPairs:
-    """One sequence from its pieces of text and one log-probability a piece."""
+    """One sequence from its pieces of text and one log-probability per piece."""
     if len(pieces) != len(logprobs):
         raise ValueError(f"the text has {len(pieces)} tokens but there are {len(logprobs)} log-probabilities")
-    state, dicts = prompt, []
+    state = prompt
+    dicts = []
     for position, ((piece, token), logprob) in enumerate(zip(pieces, logprobs, strict=True)):
         place = {"sequence": 0, "position": position} | ({} if token is None else {"action_id": token})
         dicts.append(
@@ -35,10 +32,10 @@ def pairs_from_pieces(
     return as_pairs(dicts)
 
 
-def ensure_tokens(pairs: SAPairs, tokenizer: Tokenizer, device: torch.device) -> SAPairs:
+def ensure_tokens(pairs: SAPairs, tokenizer: Tokenizer, device: torch.device) -> TokenPairs:
     """Give pairs that came as plain dicts their token ids: the first state is the prompt, each action one
     token."""
-    if pairs.tokens is not None:
+    if isinstance(pairs, TokenPairs):
         return pairs
     places = pairs.mask.nonzero().tolist()
     order = {tuple(cell): i for i, cell in enumerate(pairs.cells.tolist())}
@@ -50,7 +47,7 @@ def ensure_tokens(pairs: SAPairs, tokenizer: Tokenizer, device: torch.device) ->
                 "action"
             )
     rows = encode_prompts(tokenizer, prompts)
-    prompt_ids, prompt_mask = pad_left(rows, tokenizer.pad_token_id)
+    prompt_ids, prompt_mask = pad_rows(rows, tokenizer.pad_token_id, left=True)
     response_ids = torch.zeros(pairs.mask.shape, dtype=torch.long)
     for row, position in places:
         response_ids[row, position] = _action_id(pairs[order[row, position]], tokenizer)
@@ -64,11 +61,11 @@ def ensure_tokens(pairs: SAPairs, tokenizer: Tokenizer, device: torch.device) ->
         truncated=torch.zeros(pairs.batch_size, dtype=torch.bool),
         keys=sequence_keys(rows),
         tokenizer=tokenizer,
-    ).map(lambda tensor: tensor.to(device))
-    return SAPairs(tokens.mask, {name: column.to(device) for name, column in pairs.columns.items()}, tokens)
+    )
+    return TokenPairs(TokenColumns(tokens, pairs.columns)).map(lambda tensor: tensor.to(device))
 
 
-def _action_id(pair: Any, tokenizer: Tokenizer) -> int:
+def _action_id(pair: PairView, tokenizer: Tokenizer) -> int:
     if pair.get("action_id") is not None:
         return int(pair["action_id"])
     ids = tokenizer(pair["action"], add_special_tokens=False)["input_ids"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def policy_loss(ratio: Tensor, advantages: Tensor, clip_epsilon: float, dual_clip: float = 0.0) -> Tensor:
-    """Loss a token, (B, R) -> (B, R); `dual_clip` 0 is off."""
+    """Per-token loss, (B, R) -> (B, R); `dual_clip` 0 is off."""
     objective = torch.minimum(
         ratio * advantages, ratio.clamp(1 - clip_epsilon, 1 + clip_epsilon) * advantages
     )

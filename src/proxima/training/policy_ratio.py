@@ -15,5 +15,5 @@ def policy_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
 
 
 def approximate_kl(ratio: Tensor) -> Tensor:
-    """KL(old || new) a token by Schulman's k3 estimator, (r - 1) - log r: unbiased and never negative."""
+    """per-token KL(old || new) by Schulman's k3 estimator, (r - 1) - log r: unbiased and never negative."""
     return (ratio - 1) - torch.log(ratio.clamp(min=1e-30))

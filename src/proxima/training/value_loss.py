@@ -12,7 +12,7 @@ from proxima.core.ops import at_least_float32
 def value_loss(
     values: Tensor, returns: Tensor, old_values: Tensor | None = None, value_clip: float = 0.0
 ) -> Tensor:
-    """Loss a token, (B, R) -> (B, R); `value_clip` 0 is off, otherwise `old_values` are needed."""
+    """Per-token loss, (B, R) -> (B, R); `value_clip` 0 is off, otherwise `old_values` are needed."""
     values, returns = at_least_float32(values), at_least_float32(returns)
     loss = (values - returns) ** 2
     if value_clip > 0:

@@ -3,7 +3,7 @@
 In: a rollout, or a plain `list[dict]`. Out: `SAPairs`, columns (B, R) that read as a list of dicts.
 """
 
-from proxima.core.pairs.plain_dicts import as_pairs, rejoin
-from proxima.core.pairs.sa_pairs import SAPairs
+from proxima.core.pairs.plain_dicts import PlainPairs, as_pairs, rejoin
+from proxima.core.pairs.sa_pairs import PairsLike, SAPairs, TokenPairs
 
-__all__ = ["SAPairs", "as_pairs", "rejoin"]
+__all__ = ["PairsLike", "PlainPairs", "SAPairs", "TokenPairs", "as_pairs", "rejoin"]

@@ -1,19 +1,103 @@
-"""Pairs from plain dicts, at the door of every stage. In: `list[dict]`, or pairs already. Out: `SAPairs`."""
+"""Pairs from plain dicts, at the door of every phase. In: `list[dict]`, or pairs already. Out: `SAPairs`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from numbers import Integral
-from typing import Any
+from typing import Any, overload
 
 import torch
+from torch import Tensor
 
-from proxima.core.pairs.sa_pairs import COLUMNS, SAPairs
+from proxima.core.pairs.sa_pairs import COLUMNS, PairsLike, SAPairs, TokenPairs
+from proxima.core.sampling import sequence_keys
+from proxima.core.types import cat_columns, check_shapes, pad_to, select_columns
+
+PlainDict = Mapping[str, Any]
 
 
-def as_pairs(sa_pairs: SAPairs | Iterable[Mapping[str, Any]]) -> SAPairs:
-    """The door of every stage: columns as they are; a plain `list[dict]` becomes columns (float64).
+class PlainPairs(SAPairs):
+    """Pairs without token ids: columns (float64) over plain dicts, whose other keys they keep. The formulas
+    take them; what needs token ids makes `TokenPairs` of them first (`ensure_tokens`)."""
+
+    def __init__(
+        self,
+        mask: Tensor,
+        columns: dict[str, Tensor],
+        dicts: Sequence[PlainDict] = (),
+        cells: Tensor | None = None,
+    ):
+        """
+        Args:
+            dicts: the plain dicts behind the pairs.
+            cells: (N, 2) row and column of pair i, when that is not the mask's own order.
+        """
+        check_shapes(mask, columns)
+        super().__init__(mask, columns)
+        self._dicts, self._cells = dicts, cells
+
+    @property
+    def cells(self) -> Tensor:
+        return super().cells if self._cells is None else self._cells
+
+    @property
+    def sequence_keys(self) -> Tensor:
+        """Made from the text that each sequence starts with."""
+        first = {
+            row: str(self._dicts[i].get("state", ""))
+            for i, (row, position) in enumerate(self._places)
+            if position == 0
+        }
+        return sequence_keys([first[row].encode() for row in range(self.batch_size)])
+
+    @property
+    def sequence_sizes(self) -> Tensor:
+        return self.lengths
+
+    def with_columns(self, **columns: Tensor) -> PlainPairs:
+        return PlainPairs(self.mask, {**self.columns, **columns}, self._dicts, self._cells)
+
+    def select(self, rows: Tensor) -> PlainPairs:
+        mask = self.mask[rows.to(self.mask.device)]
+        width = int(mask.sum(1).max()) if len(rows) else 0
+        columns = select_columns(self.columns, rows, width)
+        new_row = {row: i for i, row in enumerate(rows.tolist())}
+        chosen = [i for i, (row, _) in enumerate(self._places) if row in new_row]
+        cells = torch.tensor([(new_row[self._places[i][0]], self._places[i][1]) for i in chosen])
+        dicts = [self._dicts[i] for i in chosen] if self._dicts else []
+        return PlainPairs(mask[:, :width], columns, dicts, cells)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> PlainPairs:
+        columns = {name: function(column) for name, column in self.columns.items()}
+        return PlainPairs(function(self.mask), columns, self._dicts, self._cells)
+
+    @classmethod
+    def _cat(cls, parts: Sequence[PlainPairs]) -> PlainPairs:
+        columns = cat_columns(parts)
+        width = max(part.mask.shape[1] for part in parts)
+        mask = torch.cat([pad_to(part.mask, width) for part in parts])
+        cells = []
+        first = 0
+        for part in parts:
+            cells.append(part.cells.cpu() + torch.tensor([first, 0]))
+            first += part.batch_size
+        dicts = [item for part in parts for item in part._dicts]
+        return PlainPairs(mask, columns, dicts, torch.cat(cells))
+
+    def keys(self) -> list[str]:
+        names = self._column_names()
+        given = dict.fromkeys(key for item in self._dicts for key in item if key not in names)
+        return [*given, *names]
+
+    def _other_value(self, index: int, key: str) -> Any:
+        if key not in self.keys():
+            raise KeyError(key)
+        return self._dicts[index].get(key)
+
+
+def as_pairs(sa_pairs: PairsLike) -> SAPairs:
+    """The door of every phase: pairs as they are; a plain `list[dict]` becomes columns (float64).
 
     Dicts may carry `sequence` and `position`; without them a new sequence starts where `state` does not
     extend the one before.
@@ -31,38 +115,48 @@ def as_pairs(sa_pairs: SAPairs | Iterable[Mapping[str, Any]]) -> SAPairs:
     mask[cells[:, 0], cells[:, 1]] = True
     columns = {}
     for name in COLUMNS:
-        values = [item.get(name) for item in dicts]
-        missing = [i for i, value in enumerate(values) if value is None]
-        if len(missing) == len(dicts):
-            continue
-        if missing:
-            raise ValueError(f"pair {missing[0]} has no {name!r} while others have one")
-        columns[name] = torch.zeros(rows, width, dtype=torch.float64)
-        columns[name][cells[:, 0], cells[:, 1]] = torch.tensor(
-            [float(value or 0) for value in values], dtype=torch.float64
-        )
-    return SAPairs(mask, columns, dicts=dicts, cells=cells)
+        numbers = _numbers_of(name, dicts)
+        if numbers is not None:
+            columns[name] = torch.zeros(rows, width, dtype=torch.float64)
+            columns[name][cells[:, 0], cells[:, 1]] = numbers
+    return PlainPairs(mask, columns, dicts, cells)
 
 
-def rejoin(sa_pairs: SAPairs | Iterable[Mapping[str, Any]], rollout: SAPairs) -> SAPairs:
-    """Pairs as a stage returned them; plain dicts, from a stage of the user's own, are put on their
-    rollout again."""
+@overload
+def rejoin(sa_pairs: PairsLike, rollout: TokenPairs) -> TokenPairs: ...
+@overload
+def rejoin(sa_pairs: PairsLike, rollout: SAPairs) -> SAPairs: ...
+def rejoin(sa_pairs: PairsLike, rollout: SAPairs) -> SAPairs:
+    """Pairs as a phase returned them; plain dicts, from a phase of the user's own, get the tokens of the
+    rollout that they came from."""
     pairs = as_pairs(sa_pairs)
-    if pairs.tokens is not None or rollout.tokens is None:
+    if isinstance(pairs, TokenPairs) or not isinstance(rollout, TokenPairs):
         return pairs
     if pairs.mask.shape != rollout.mask.shape or not torch.equal(pairs.mask, rollout.mask.cpu()):
-        raise ValueError(f"a stage returned {len(pairs)} pairs that are not the {len(rollout)} it was given")
+        raise ValueError(f"a phase returned {len(pairs)} pairs that are not the {len(rollout)} it was given")
     columns = {name: column.to(rollout.mask.device, torch.float32) for name, column in pairs.columns.items()}
-    return SAPairs(rollout.mask, {**rollout.columns, **columns}, rollout.tokens)
+    return rollout.with_columns(**columns)
 
 
-def _places_of(dicts: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+def _numbers_of(name: str, dicts: Sequence[PlainDict]) -> Tensor | None:
+    """One column of all dicts (N,); None where no dict has it."""
+    values = [item.get(name) for item in dicts]
+    missing = [i for i, value in enumerate(values) if value is None]
+    if len(missing) == len(dicts):
+        return None
+    if missing:
+        raise ValueError(f"pair {missing[0]} has no {name!r} while others have one")
+    return torch.tensor([float(value or 0) for value in values], dtype=torch.float64)
+
+
+def _places_of(dicts: Sequence[PlainDict]) -> list[tuple[int, int]]:
     """Row and position of every dict."""
     named = [item.get("sequence") for item in dicts]
     if all(name is None for name in named):
         if missing := [i for i, item in enumerate(dicts) if not isinstance(item.get("state"), str)]:
             raise ValueError(f"pair {missing[0]} has neither 'sequence' nor a text 'state'")
-        group, named = 0, [0]
+        group = 0
+        named = [0]
         for before, item in pairwise(dicts):
             extends = item["state"].startswith(before["state"]) and len(item["state"]) > len(before["state"])
             group += not extends
@@ -73,16 +167,15 @@ def _places_of(dicts: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
     for i, name in enumerate(named):
         members.setdefault(name, []).append(i)
     places = [(0, 0)] * len(dicts)
-    numbered = all(
-        isinstance(name, Integral) for name in members
-    )  # then reward k belongs to sequence k, wherever it stands
+    # with numbers for names, reward k belongs to sequence k, wherever it stands
+    numbered = all(isinstance(name, Integral) for name in members)
     for row, name in enumerate(sorted(members) if numbered else members):
         for position, i in enumerate(_in_order(name, members[name], dicts)):
             places[i] = (row, position)
     return places
 
 
-def _in_order(name: Any, indices: list[int], dicts: Sequence[Mapping[str, Any]]) -> list[int]:
+def _in_order(name: object, indices: list[int], dicts: Sequence[PlainDict]) -> list[int]:
     """The dicts of one sequence by their `position`, or as they stand where none has one."""
     positions = [dicts[i].get("position") for i in indices]
     if all(position is None for position in positions):

@@ -52,7 +52,6 @@ class Judgement:
 def judge(trainer: PPOTrainer, posts: Sequence[Post]) -> Judgement:
     """Sample the policy as it is now, at the temperature it was trained with."""
     pairs, texts = trainer.generator.generate_sequences([post.prompt for post in posts], VALIDATION_STEP)
-    assert pairs.tokens is not None
     gold = [gold_score(*row) for row in zip(posts, texts, pairs.tokens.ended.tolist(), strict=True)]
     measured = rollout_metrics(pairs)
     scores = trainer.reward_computer.score_pairs(pairs)
