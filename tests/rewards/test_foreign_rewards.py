@@ -492,7 +492,9 @@ def test_eval_keeps_the_choice_of_the_run(make_config, other, tmp_path, monkeypa
     seen = []
     real = ClassifierSource.__call__
     monkeypatch.setattr(
-        ClassifierSource, "__call__", lambda self, s: (seen.append(self.settle(s).how), real(self, s))[1]
+        ClassifierSource,
+        "__call__",
+        lambda self, s: (seen.append(self.choose_ending(s).how), real(self, s))[1],
     )
     evaluate_run(results.run_folder, ["x", "y"])
     assert set(seen) == {"leave"}

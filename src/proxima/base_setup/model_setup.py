@@ -119,7 +119,7 @@ def _shard(roles: list[BaseModel], processes: Processes, mesh: Any) -> None:
     for role in roles:
         if role.head is not None:
             role.head.to(role.backbone.device)
-    processes.settle = lockstep.settle
+    processes.before_collective = lockstep.join_remaining_passes
 
 
 def _reference(config: PPOConfig, base: Backbone) -> SFTModel:

@@ -22,9 +22,9 @@ from typing import Any
 from proxima.config import RewardSpec
 from proxima.rewards.coroutines import run_async
 from proxima.rewards.function_reward import load_function
-from proxima.rewards.http_reward import EndpointReward, Unusable
+from proxima.rewards.http_reward import EndpointReward, UnusableReply
 from proxima.rewards.reward_options import check_options, keyword_options, typed
-from proxima.rewards.reward_outcome import Outcome, in_one_line
+from proxima.rewards.reward_outcome import Outcome, call_with_retries
 from proxima.rewards.reward_samples import Samples
 
 log = logging.getLogger(__name__)
@@ -67,18 +67,10 @@ class PairJudge:
         return result
 
     def _try(self, pairs: Pairs) -> list[float]:
-        outcome = Outcome.failed(len(pairs), "")
-        for attempt in range(1, self._attempts + 1):
-            try:
-                outcome = self._ask(pairs)
-                break
-            except (
-                Exception,
-                SystemExit,
-            ) as error:  # a user's judge may raise anything; its pairs are counted as failed
-                outcome = Outcome.failed(len(pairs), in_one_line(error))
-                if attempt < self._attempts:
-                    log.warning("judge %s failed and is tried again: %s", self.label, outcome.reason)
+        def warn(reason: str) -> None:
+            log.warning("judge %s failed and is tried again: %s", self.label, reason)
+
+        outcome = call_with_retries(lambda: self._ask(pairs), len(pairs), self._attempts, warn)
         if outcome.failures:
             self.last_failure = f"{self.label}: {outcome.reason}"
             log.warning(
@@ -102,13 +94,13 @@ class EndpointJudge(EndpointReward):
             kind = next(kind for kind in ("choices", "verdicts", "preferences") if kind in answer)
             entries, signs = answer[kind], kind != "preferences"  # `verdicts` is the older name of choices
         except (ValueError, TypeError, StopIteration, RecursionError):
-            raise Unusable(
+            raise UnusableReply(
                 'the reply is not JSON of the form {"choices": [...]} or {"preferences": [...]}'
             ) from None
         try:
             return read_preferences(entries, len(part), signs)
         except ValueError as error:
-            raise Unusable(str(error)) from None
+            raise UnusableReply(str(error)) from None
 
 
 def open_pair_judge(spec: RewardSpec) -> PairJudge | None:

@@ -251,7 +251,7 @@ class Backbone:
         if self.lockstep is not None:
             self.lockstep.begin(self, self._active)
 
-    def single_token_pass(self, adapter: str | None, backward: bool) -> None:
+    def dummy_pass(self, adapter: str | None, backward: bool) -> None:
         """A pass that changes nothing, for the sake of the other processes."""
         ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         with self.using(adapter):

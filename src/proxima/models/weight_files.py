@@ -12,7 +12,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from proxima.runtime.distributed.sharding import fill
+from proxima.runtime.distributed.sharding import copy_full_tensor
 
 HEAD_FILE = "head.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -77,4 +77,4 @@ def load_sharded(network: nn.Module, path: Path) -> None:
     ):
         raise ValueError(f"it was made for another model ({odd[0]} differs)")
     for name, value in state.items():
-        fill(present[name], value)
+        copy_full_tensor(present[name], value)

@@ -22,7 +22,7 @@ from proxima.models.response_tokens import by_chunks, unpack
 from proxima.ppo_trainer.process_shares import join_tokens, own_share
 from proxima.ppo_trainer.prompt_tokens import tokenize, without_responses
 from proxima.ppo_trainer.stopwatch import Stopwatch
-from proxima.runtime.vllm import Pending, VllmRollouts
+from proxima.runtime.vllm import PendingRollout, VllmRollouts
 from proxima.token_attribution import TokenAttributor
 
 Prompts = Sequence[str] | Tokens
@@ -35,7 +35,7 @@ class Prefetch:
 
     step: int
     prompts: Tokens
-    pending: Pending
+    pending: PendingRollout
 
 
 class SequenceGenerator:
@@ -85,7 +85,7 @@ class SequenceGenerator:
     def cancel(self) -> None:
         """Throw away what was begun ahead: it is sampled again when its step comes."""
         if self._prefetch is not None:
-            self._prefetch.pending.answers.cancel()
+            self._prefetch.pending.responses.cancel()
         self._prefetch = None
 
     def release(self) -> None:
@@ -137,7 +137,7 @@ class SequenceGenerator:
             begun = self._begin(tokens, step)
         pending = begun.pending
         own = processes.on_all(lambda: rollouts.finish(pending))
-        self.policy_lag = int(rollouts.is_old(pending))
+        self.policy_lag = int(rollouts.is_stale(pending))
         return join_tokens(begun.prompts, own, processes) if processes.is_distributed else own
 
     def tokenize(self, prompts: Sequence[str], first: int = 0) -> tuple[list[str], list[list[int]], Tensor]:

@@ -161,7 +161,7 @@ class PPOTrainer:
         measured: dict[str, float] = {"policy_lag": lag, "importance_truncated": 0.0, "engine_retries": 0}
         if rollouts is None:
             return rollout, measured
-        measured["engine_retries"] = self.models.processes.total(rollouts.new_retries())
+        measured["engine_retries"] = self.models.processes.all_reduce_sum(rollouts.new_retries())
         assert rollout.tokens is not None
         sampled = rollout.tokens.sampled_logprobs
         if sampled is None or (not lag and float(sampling_gap(rollout)) <= NEGLIGIBLE_GAP):

@@ -13,7 +13,7 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from proxima.runtime.engine.layer_functions import ACTIVATIONS, Norm, Shape
+from proxima.runtime.engine.layer_functions import ACTIVATIONS, DecoderShape, Norm
 
 LLAMA_LIKE = ("llama", "qwen2", "qwen3", "mistral")
 
@@ -66,10 +66,10 @@ class Architecture:
         self.layers = self.inner.h if self.is_gpt2 else self.inner.layers
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> DecoderShape:
         config = self.config
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return Shape(
+        return DecoderShape(
             heads=config.num_attention_heads,
             kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
             head_size=size,

@@ -2,7 +2,7 @@
 states; gradients.
 
 At this size a GPU waits for Python, not the other way round; a graph costs Python one call. Shapes are fixed:
-short batches are filled up with tokens that nobody reads, so every product has the same shape at every call,
+short batches are filled up with tokens that unused_row reads, so every product has the same shape at every call,
 and a sequence's hidden states are the same bits whatever stands beside it, in scoring and in training alike.
 """
 
@@ -26,7 +26,7 @@ Pass = Callable[[Tensor, Layout], Tensor]
 
 
 @dataclass(frozen=True)
-class Sizes:
+class PassCapacity:
     """What a pass has room for."""
 
     tokens: int
@@ -34,7 +34,7 @@ class Sizes:
     longest: int
     reads: int
 
-    def holds(self, layout: Layout) -> bool:
+    def fits(self, layout: Layout) -> bool:
         return (
             layout.total <= self.tokens
             and len(layout.lengths) <= self.sequences
@@ -42,15 +42,15 @@ class Sizes:
             and len(layout.read) <= self.reads
         )
 
-    def grown(self, layout: Layout) -> Sizes:
+    def grow(self, layout: Layout) -> PassCapacity:
         """Room for this layout too, in coarse steps, and for the sequences that fill it up."""
         tokens, longest = (
-            max(self.tokens, _up(layout.total, 256)),
-            max(self.longest, _up(layout.longest, 128)),
+            max(self.tokens, _round_up(layout.total, 256)),
+            max(self.longest, _round_up(layout.longest, 128)),
         )
-        sequences = _up(len(layout.lengths), 8) + _up(tokens, longest) // longest
-        return Sizes(
-            tokens, max(self.sequences, sequences), longest, max(self.reads, _up(len(layout.read), 128))
+        sequences = _round_up(len(layout.lengths), 8) + _round_up(tokens, longest) // longest
+        return PassCapacity(
+            tokens, max(self.sequences, sequences), longest, max(self.reads, _round_up(len(layout.read), 128))
         )
 
     @property
@@ -59,7 +59,7 @@ class Sizes:
         return self.tokens // TILE + self.sequences
 
 
-class Gradients(NamedTuple):
+class GradientBuffers(NamedTuple):
     """Where a backward leaves what it found."""
 
     of: dict[Tensor, Tensor]
@@ -72,7 +72,9 @@ class Gradients(NamedTuple):
 class GraphedPass:
     """One adapter's pass. A backward must follow its own forward directly, for both use the same memory."""
 
-    def __init__(self, run: Pass, gradients: Gradients, sizes: Sizes, device: torch.device, pool: Any):
+    def __init__(
+        self, run: Pass, gradients: GradientBuffers, sizes: PassCapacity, device: torch.device, pool: Any
+    ):
         """
         Args:
             run: (ids (N,), layout) -> hidden states (M, D); it reads parameters where they lie, and its
@@ -101,7 +103,7 @@ class GraphedPass:
             tiles.view(-1, 3),
             (sizes.longest,),
         )
-        self._run = run  # what it holds must live as long as the graphs that read it
+        self._run = run  # what it fits must live as long as the graphs that read it
         self._capture(run, pool)
 
     def _capture(self, run: Pass, pool: Any) -> None:
@@ -187,7 +189,7 @@ class GraphedPass:
         self._fill_sizes(layout.lengths)
 
     def _fill_sizes(self, lengths: tuple[int, ...]) -> None:
-        """Where sequences begin; what is left over becomes sequences of tokens that nobody reads, then
+        """Where sequences begin; what is left over becomes sequences of tokens that unused_row reads, then
         empty ones."""
         left, longest = self.sizes.tokens - sum(lengths), self.sizes.longest
         filled = [*lengths, *(min(longest, left - done) for done in range(0, left, longest))]
@@ -211,5 +213,5 @@ class _Replayed(torch.autograd.Function):
         return None, None, None
 
 
-def _up(number: int, step: int) -> int:
+def _round_up(number: int, step: int) -> int:
     return -(-number // step) * step

@@ -1,4 +1,4 @@
-"""`Clock`: how long decode steps take. In: laps. Out: seconds a step."""
+"""`StepTimer`: how long decode steps take. In: laps. Out: seconds a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 
-class Clock:
+class StepTimer:
     """Seconds of a decode step, by the device's own clock: reading it waits, stopping it does not."""
 
     def __init__(self, on_gpu: bool):

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from proxima.runtime.engine.architecture import Architecture
 from proxima.runtime.engine.graphed_passes import GraphedPasses
 from proxima.runtime.engine.layer_functions import Functions, add_then_norm, can_compile, with_train_kernels
-from proxima.runtime.engine.layer_weights import Loras, are_trained, read_block, read_loras
+from proxima.runtime.engine.layer_weights import Loras, read_block, read_loras, trains_base_weights
 from proxima.runtime.engine.layout import Layout
 from proxima.runtime.engine.lora_products import load_lora, product
 from proxima.runtime.engine.packed_attention import packed_attention
@@ -36,7 +36,7 @@ class Decoder:
         """
         self.architecture = Architecture(network)
         self.shape, self.is_gpt2 = self.architecture.shape, self.architecture.is_gpt2
-        self.trained = are_trained(self.architecture)
+        self.trained = trains_base_weights(self.architecture)
         self.blocks = [
             read_block(self.architecture, layer, self.trained) for layer in self.architecture.layers
         ]
@@ -121,7 +121,7 @@ class Decoder:
         qkv = product(normed, block.qkv, lora.qkv)
         q, k, v = functions.split_heads(qkv, block.qkv.sizes, block.q_norm, block.k_norm, cos, sin, shape)
         attended = attend(number, q, k, v).flatten(1)
-        if read is not None:  # the last layer's other outputs are nobody's input
+        if read is not None:  # the last layer's other outputs are unused_row's input
             x, attended = x[read], attended[read]
         out = product(attended, block.out, lora.out)
         x, normed = functions.add_and_norm(x, out, block.mlp_norm, block.up.padding, shape.eps)

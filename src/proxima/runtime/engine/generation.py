@@ -19,7 +19,7 @@ from torch import Tensor
 
 from proxima.core.sampling import Sampling, choose, fold, hash_words, token_logprobs, truncate
 from proxima.core.types import Tokens
-from proxima.runtime.engine.decode_clock import Clock
+from proxima.runtime.engine.decode_clock import StepTimer
 from proxima.runtime.engine.decoder import Decoder
 from proxima.runtime.engine.generation_slots import Drawn, Outputs, Slots, new_outputs, new_slots
 from proxima.runtime.engine.layer_functions import with_decode_kernels
@@ -33,11 +33,11 @@ CACHE_STEP = 64  # the cache grows in steps of so many tokens
 REFILL = 0.25  # share of the slots that must be free before new prompts are read
 
 _NONE = torch.zeros(0, dtype=torch.long)
-_NOWHERE = Layout(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, ())
+_EMPTY_LAYOUT = Layout(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, ())
 
 
 @dataclass(frozen=True)
-class Work:
+class GenerationBatch:
     """What one call of `generate` works on."""
 
     prompts: Tokens
@@ -53,7 +53,7 @@ class Generation:
     def __init__(self, decoder: Decoder, max_slots: int = 256):
         self.decoder, self.max_slots = decoder, max_slots
         self.on_gpu = decoder.weight.is_cuda
-        self.clock = Clock(self.on_gpu)
+        self.clock = StepTimer(self.on_gpu)
         self.replays = self.eager_steps = 0
         """Decode steps by graph and without one since the start."""
         self._slots: Slots | None = None
@@ -61,17 +61,17 @@ class Generation:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._made_for: Any = None
         self._kernel = _decode_kernel(decoder) if self.on_gpu else None
-        by_hand = self._kernel is not None and not decoder.is_gpt2
-        self._functions = with_decode_kernels(decoder.functions) if by_hand else decoder.functions
-        self._silent = decoder.loras(None)  # no gradients are wanted
+        has_kernels = self._kernel is not None and not decoder.is_gpt2
+        self._functions = with_decode_kernels(decoder.functions) if has_kernels else decoder.functions
+        self._no_loras = decoder.loras(None)  # no gradients are wanted
         self._pick: Callable[..., Drawn] = torch.compile(pick, dynamic=True) if decoder.compiled else pick
 
     @torch.no_grad()
     def generate(self, prompts: Tokens, sampling: Sampling, adapter: str | None) -> Tokens:
         """One response a prompt, until its first EOS or `max_new_tokens`."""
         work = self._prepare(prompts, sampling, adapter)
-        slots, nobody = work.slots, len(prompts.prompts)
-        slots.empty(nobody)
+        slots, unused_row = work.slots, len(prompts.prompts)
+        slots.empty(unused_row)
         sizes = prompts.prompt_sizes.tolist()
         waiting = list(range(len(sizes)))
         used = self._bucket(min(len(sizes), slots.count))
@@ -95,7 +95,7 @@ class Generation:
                 idle = sorted(set(range(used)) - set(alive))
                 free = idle if len(idle) >= REFILL * used or not alive else []
             elif (fewer := self._bucket(len(alive))) < used and (self.on_gpu or fewer <= 0.75 * used):
-                slots.move_together(alive, nobody)
+                slots.compact(alive, unused_row)
                 used = fewer
 
     # --- buffers ---
@@ -106,7 +106,7 @@ class Generation:
             return count
         return next((size for size in BUCKETS if size >= count), count)
 
-    def _prepare(self, prompts: Tokens, sampling: Sampling, adapter: str | None) -> Work:
+    def _prepare(self, prompts: Tokens, sampling: Sampling, adapter: str | None) -> GenerationBatch:
         """Buffers large enough, outputs emptied, the adapter's weights as they are now."""
         count, device = len(prompts.prompts), prompts.keys.device
         need = int(prompts.prompt_sizes.max()) + sampling.max_new_tokens
@@ -127,11 +127,13 @@ class Generation:
             self._made_for = setup
         outputs.empty()
         self.decoder.load(adapter)
-        return Work(prompts, sampling, hash_words(prompts.keys, sampling.seed, sampling.step), slots, outputs)
+        return GenerationBatch(
+            prompts, sampling, hash_words(prompts.keys, sampling.seed, sampling.step), slots, outputs
+        )
 
     # --- steps ---
 
-    def _prefill(self, work: Work, rows: list[int], where: list[int]) -> None:
+    def _prefill(self, work: GenerationBatch, rows: list[int], where: list[int]) -> None:
         """Read these prompts into these slots and choose their first tokens."""
         prompts, slots = work.prompts, work.slots
         device = prompts.keys.device
@@ -148,7 +150,7 @@ class Generation:
             return packed_attention(q, k, v, layout, self.decoder.shape.scale)
 
         states = self.decoder.run(
-            ids.flatten()[layout.source], layout, self._silent, attend, read=layout.read
+            ids.flatten()[layout.source], layout, self._no_loras, attend, read=layout.read
         )
         start = torch.zeros(len(rows), dtype=torch.long, device=device)
         row = chosen.to(device)
@@ -158,7 +160,7 @@ class Generation:
         for buffer, value in zip(slots.per_slot(), values, strict=True):
             buffer[slot] = value
 
-    def _step(self, work: Work, n: int) -> None:
+    def _step(self, work: GenerationBatch, n: int) -> None:
         """One decode step of the first n slots: by graph on a GPU, which is captured when first asked for."""
         if not self.on_gpu:
             self._step_eagerly(work, n)
@@ -169,7 +171,7 @@ class Generation:
         self._graphs[n].replay()
         self.replays += 1
 
-    def _step_eagerly(self, work: Work, n: int) -> None:
+    def _step_eagerly(self, work: GenerationBatch, n: int) -> None:
         slots, scale = work.slots, self.decoder.shape.scale
         tokens, lengths = slots.tokens[:n], slots.lengths[:n]
         now = lengths + 1
@@ -183,8 +185,8 @@ class Generation:
             values.flatten(0, 1).index_copy_(0, place, v)
             return cached_attention(q, keys, values, now, slots.starts[:, : n + 1], scale)
 
-        here = replace(_NOWHERE, positions=lengths)
-        states = self.decoder.run(tokens, here, self._silent, attend, functions=self._functions)
+        here = replace(_EMPTY_LAYOUT, positions=lengths)
+        states = self.decoder.run(tokens, here, self._no_loras, attend, functions=self._functions)
         columns, running = slots.columns[:n], slots.running[:n]
         drawn, going = self._draw(work, states, slots.lanes[:n], slots.rows[:n], columns, running)
         tokens.copy_(drawn)
@@ -193,7 +195,13 @@ class Generation:
         running.copy_(going)
 
     def _draw(
-        self, work: Work, states: Tensor, lanes: Tensor, rows: Tensor, columns: Tensor, running: Tensor
+        self,
+        work: GenerationBatch,
+        states: Tensor,
+        lanes: Tensor,
+        rows: Tensor,
+        columns: Tensor,
+        running: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The next tokens (n,), written to the outputs, and which sequences go on."""
         sampling = work.sampling
@@ -201,7 +209,7 @@ class Generation:
         drawn = self._pick(logits, lanes, columns, sampling.temperature, sampling.top_k, sampling.top_p)
         return drawn[0], work.outputs.write(drawn, rows, columns, running, sampling.max_new_tokens)
 
-    def _capture(self, work: Work, n: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, work: GenerationBatch, n: int) -> torch.cuda.CUDAGraph:
         """Record a step; the state that warming up changes is put back."""
         buffers = (*work.slots.per_slot(), *work.outputs.parts())
         saved = [buffer.clone() for buffer in buffers]

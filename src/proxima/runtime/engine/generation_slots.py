@@ -46,18 +46,18 @@ class Slots:
     def per_slot(self) -> list[Tensor]:
         return [self.tokens, self.lengths, self.columns, self.rows, self.lanes, self.running]
 
-    def empty(self, nobody: int) -> None:
-        """No sequence anywhere; `nobody` is the row that nobody reads."""
+    def empty(self, unused_row: int) -> None:
+        """No sequence anywhere; `unused_row` is the row that unused_row reads."""
         self.running.zero_()
-        self.rows.fill_(nobody)
+        self.rows.fill_(unused_row)
 
-    def move_together(self, alive: list[int], nobody: int) -> None:
+    def compact(self, alive: list[int], unused_row: int) -> None:
         """The running sequences into the first slots."""
         old = torch.tensor(alive, device=self.tokens.device)
         for buffer in (*self.per_slot(), *self.keys, *self.values):
             buffer[: len(alive)] = buffer[old]
         self.running[len(alive) :] = False
-        self.rows[len(alive) :] = nobody
+        self.rows[len(alive) :] = unused_row
 
 
 def new_slots(count: int, size: int, decoder: Decoder, device: torch.device) -> Slots:
@@ -87,7 +87,7 @@ def new_slots(count: int, size: int, decoder: Decoder, device: torch.device) -> 
 
 @dataclass
 class Outputs:
-    """What was sampled, one row a prompt and one more that takes what nobody reads."""
+    """What was sampled, one row a prompt and one more that takes what unused_row reads."""
 
     ids: Tensor  # (B + 1, R)
     logprobs: Tensor  # (B + 1, R) float32, by the engine's own arithmetic

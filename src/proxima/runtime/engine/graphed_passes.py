@@ -1,7 +1,7 @@
 """`GraphedPasses`: a decoder's passes as CUDA graphs, one an adapter. In: ids, a layout, an adapter's name.
 Out: hidden states.
 
-For adapters on half-precision weights on a GPU. Gradients are added up in sinks, matrices of a whole
+For adapters on half-precision weights on a GPU. GradientBuffers are added up in sinks, matrices of a whole
 projection, and only then go to the parameters.
 """
 
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from proxima.runtime.engine.cuda_graphs import Gradients, GraphedPass, Sizes
+from proxima.runtime.engine.cuda_graphs import GradientBuffers, GraphedPass, PassCapacity
 from proxima.runtime.engine.layer_weights import Loras
 from proxima.runtime.engine.layout import Layout
-from proxima.runtime.engine.lora_products import Lora, Projection, copier, windows
+from proxima.runtime.engine.lora_products import Lora, Projection, adapter_views, batched_copy
 
 if TYPE_CHECKING:
     from proxima.runtime.engine.decoder import Decoder
@@ -28,12 +28,12 @@ class GraphedPasses:
     def __init__(self, decoder: Decoder):
         self.decoder = decoder
         self._passes: dict[str | None, GraphedPass] = {}
-        self._sizes = Sizes(0, 0, 0, 0)
+        self._sizes = PassCapacity(0, 0, 0, 0)
 
     def __call__(self, ids: Tensor, layout: Layout, adapter: str | None) -> Tensor:
         """Hidden states (M, D) at the layout's `read` places of padded ids (B, T)."""
-        if not self._sizes.holds(layout):
-            self._sizes = self._sizes.grown(layout)
+        if not self._sizes.fits(layout):
+            self._sizes = self._sizes.grow(layout)
             self._passes.clear()
         if adapter not in self._passes:
             self._passes[adapter] = self._capture(layout, adapter)
@@ -41,7 +41,7 @@ class GraphedPasses:
 
     def _capture(self, layout: Layout, adapter: str | None) -> GraphedPass:
         decoder = self.decoder
-        given = decoder.loras(adapter) if adapter is not None else self._silent_loras()
+        given = decoder.loras(adapter) if adapter is not None else self._placeholder_loras()
         loras = [
             Loras(
                 *(
@@ -52,10 +52,10 @@ class GraphedPasses:
             for lora, block in zip(given, decoder.blocks, strict=True)
         ]
         groups = [group for lora in loras for group in lora if group is not None]
-        found = [window for group in groups for window in windows(group, *group.sinks)]
+        found = [window for group in groups for window in adapter_views(group, *group.sinks)]
         kept = {weight: torch.zeros_like(weight) for weight, _, _ in found}
-        collect = copier([(window, kept[weight], scale) for weight, window, scale in found])
-        gradients = Gradients(kept, [sink for group in groups for sink in group.sinks], collect)
+        collect = batched_copy([(window, kept[weight], scale) for weight, window, scale in found])
+        gradients = GradientBuffers(kept, [sink for group in groups for sink in group.sinks], collect)
         load = self._loader(adapter)
 
         def run(flat: Tensor, layout: Layout) -> Tensor:
@@ -72,16 +72,16 @@ class GraphedPasses:
         groups = [group for loras in decoder.loras(adapter) for group in loras]
         if adapter is None or not all(groups) or not all(part.uniform for part in projections):
             return lambda: decoder.load(adapter)
-        return copier(
+        return batched_copy(
             [
                 copy
                 for part, group in zip(projections, groups, strict=True)
                 if group is not None and part.down is not None
-                for copy in windows(group, part.down, part.weights[0][:, part.inputs :])
+                for copy in adapter_views(group, part.down, part.weights[0][:, part.inputs :])
             ]
         )
 
-    def _silent_loras(self) -> list[Loras]:
+    def _placeholder_loras(self) -> list[Loras]:
         """For a role without an adapter: parameters that are never loaded, so that it runs the same code
         as the others."""
         if not self.decoder.known_loras:

@@ -34,7 +34,7 @@ class Norm(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shape:
+class DecoderShape:
     """What they need to know beside weights."""
 
     heads: int
@@ -78,7 +78,7 @@ def add_then_norm(norm_function: Callable[..., Tensor]) -> Callable[..., tuple[T
 
 def split_heads(
     qkv: Tensor, sizes: tuple[int, ...], q_norm: Tensor | None, k_norm: Tensor | None, cos: Tensor | None,
-    sin: Tensor | None, shape: Shape,
+    sin: Tensor | None, shape: DecoderShape,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(N, q + k + v) -> queries (N, H, D), keys and values (N, Hkv, D); normed and rotated where the
     architecture does so."""
@@ -124,14 +124,14 @@ class Functions(NamedTuple):
         return Functions(*made)
 
 
-def with_train_kernels(functions: Functions, shape: Shape) -> Functions:
+def with_train_kernels(functions: Functions, shape: DecoderShape) -> Functions:
     """The same with Triton kernels, where there is Triton; for weights that are not trained, and gated
     MLPs."""
     try:
         from proxima.runtime.engine.kernels import gate_kernels, head_kernels
     except ImportError:
         return functions
-    functions = functions._replace(gate=Gate(gate_kernels.gate, gate_kernels.ungate))
+    functions = functions._replace(gate=Gate(gate_kernels.gate, gate_kernels.gate_backward))
     return functions._replace(split_heads=head_kernels.split_heads) if head_kernels.fits(shape) else functions
 
 

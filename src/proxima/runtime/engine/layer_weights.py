@@ -48,7 +48,7 @@ class Loras(NamedTuple):
     down: Lora | None = None
 
 
-def are_trained(architecture: Architecture) -> bool:
+def trains_base_weights(architecture: Architecture) -> bool:
     """Whether the layers' own weights are trained, and not adapters on them."""
     members = [module for group in architecture.members(architecture.layers[0]) for module in group]
     return any(_base(module).weight.requires_grad for module in members)

@@ -50,7 +50,7 @@ class Projection(NamedTuple):
 NO_LORA = Lora((), (), ())
 
 
-def windows(lora: Lora, down: Tensor, up: Tensor) -> list[tuple[Tensor, Tensor, float]]:
+def adapter_views(lora: Lora, down: Tensor, up: Tensor) -> list[tuple[Tensor, Tensor, float]]:
     """Each of an adapter's matrices, its window in the matrices of the whole projection, (padding, in) and
     (sum out, padding), and the factor it has there."""
     found, row, rank = [], 0, 0
@@ -63,7 +63,7 @@ def windows(lora: Lora, down: Tensor, up: Tensor) -> list[tuple[Tensor, Tensor, 
     return found
 
 
-def copier(copies: list[tuple[Tensor, Tensor, float]]) -> Callable[[], None]:
+def batched_copy(copies: list[tuple[Tensor, Tensor, float]]) -> Callable[[], None]:
     """A call that puts each source, times its factor, into its target; in one launch, where there is
     Triton."""
     try:
@@ -87,7 +87,7 @@ def load_lora(p: Projection, lora: Lora | None) -> None:
     if lora is None or not p.uniform:
         p.weights[0][:, p.inputs :].zero_()
     if lora is not None:
-        _copy(windows(lora, p.down, p.weights[0][:, p.inputs :]))
+        _copy(adapter_views(lora, p.down, p.weights[0][:, p.inputs :]))
 
 
 class Gate(NamedTuple):
@@ -173,12 +173,12 @@ class _LoraProduct(torch.autograd.Function):
 
 def _add_product(sink: Tensor, left: Tensor, right: Tensor) -> None:
     """sink += left @ right, in the sink's own type."""
-    if WIDENS:
+    if ADDMM_TAKES_OUT_DTYPE:
         torch.addmm(sink, left, right, out_dtype=sink.dtype, out=sink)
     else:
         sink.add_(torch.mm(left, right))
 
 
-WIDENS = (
+ADDMM_TAKES_OUT_DTYPE = (
     "dtype_out" in torch.ops.aten.addmm.overloads()
 )  # products of half-precision matrices can be added to float32 ones

@@ -22,7 +22,7 @@ from proxima.runtime.engine.layout import TILE
 LOG2_E = tl.constexpr(math.log2(math.e))
 
 
-class Plan(NamedTuple):
+class TileConfig(NamedTuple):
     """How a kernel goes through the other side of its tile."""
 
     block: int
@@ -31,9 +31,9 @@ class Plan(NamedTuple):
 
 
 FORWARD, BACKWARD_Q, BACKWARD_KV = (
-    Plan(32, 4, 3),
-    Plan(64, 4, 2),
-    Plan(32, 4, 2),
+    TileConfig(32, 4, 3),
+    TileConfig(64, 4, 2),
+    TileConfig(32, 4, 2),
 )  # the fastest of those tried on an H200
 
 
@@ -90,7 +90,7 @@ def _backward_q(  # type: ignore[no-untyped-def]
     q, k, v, out, d_out, tiles, peaks, dots, d_q, scale, total, q_stride, k_stride, v_stride, heads: tl.constexpr,
     group: tl.constexpr, size: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of queries; leaves the products of output and its gradient in `dots`."""
+    """GradientBuffers of a tile of queries; leaves the products of output and its gradient in `dots`."""
     head, entry = tl.program_id(0), tiles + tl.program_id(1) * 3
     first, start, end = (
         tl.load(entry).to(tl.int64),
@@ -134,7 +134,7 @@ def _backward_kv(  # type: ignore[no-untyped-def]
     q, k, v, d_out, tiles, peaks, dots, d_k, d_v, scale, total, q_stride, k_stride, v_stride, heads: tl.constexpr,
     group: tl.constexpr, size: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of keys and values, from all queries that saw it."""
+    """GradientBuffers of a tile of keys and values, from all queries that saw it."""
     kv_head, entry = tl.program_id(0), tiles + (tl.num_programs(1) - 1 - tl.program_id(1)) * 3
     first, end = tl.load(entry).to(tl.int64), tl.load(entry + 2).to(tl.int64)
     if first >= end:

@@ -33,7 +33,7 @@ def gate(wide: Tensor, sizes: tuple[int, ...] = (), activation: str = "") -> Ten
 
 
 @triton.jit
-def _ungate(  # type: ignore[no-untyped-def]
+def _gate_backward(  # type: ignore[no-untyped-def]
     wide, d_out, d_inner, down, d_wide, out, total, padding, size: tl.constexpr, lanes: tl.constexpr, rows_: tl.constexpr,
     columns_: tl.constexpr,
 ):  # fmt: skip
@@ -67,13 +67,13 @@ def _ungate(  # type: ignore[no-untyped-def]
     tl.store(d_wide + place + size, (gradient * opened).to(kind), mask=here)
 
 
-def ungate(wide: Tensor, d_out: Tensor, d_inner: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+def gate_backward(wide: Tensor, d_out: Tensor, d_inner: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """What `gate` gave, and the gradient of its input; the output's gradient is d_out + d_inner @ down."""
     (rows, size), padding = d_out.shape, len(down)
     out, d_wide = torch.empty_like(d_out), torch.empty_like(wide)
     grid = (triton.cdiv(size, COLUMNS), triton.cdiv(rows, ROWS))
     lanes = max(16, triton.next_power_of_2(padding))
-    _ungate[grid](
+    _gate_backward[grid](
         wide, d_out, d_inner, down, d_wide, out, rows, padding, size, lanes, ROWS, COLUMNS, num_warps=4
     )
     return out, d_wide
