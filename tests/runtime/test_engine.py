@@ -48,7 +48,7 @@ def test_hidden_states_logits_values_and_gradients_are_those_of_transformers(pat
     if "lora_targets" in settings:
         settings = {"lora_targets": "c_attn" if "gpt2" in request.node.name else "q_proj,down_proj"}
     fast, plain = paths(**settings)
-    tokens = fast.models.policy.generate_plainly(
+    tokens = fast.models.policy.generate_reference(
         fast.generator.read_prompts(PROMPTS), sampling_of(fast, "all")
     )
     for role in ("policy", "sft"):
@@ -83,7 +83,7 @@ def test_roles_may_have_adapters_on_different_layers(tiny_folders, make_config, 
     for engine in ("auto", "plain"):
         settings = {"lora_targets": "q_proj,o_proj", "value_model": str(folder), "engine": engine}
         trainer = shake(PPOTrainer(make_config(model_name=tiny_folders["qwen3"], **settings)))
-        tokens = trainer.models.policy.generate_plainly(
+        tokens = trainer.models.policy.generate_reference(
             trainer.generator.read_prompts(PROMPTS), sampling_of(trainer, "all")
         )
         with trainer.models.policy.training():

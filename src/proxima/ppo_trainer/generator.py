@@ -118,7 +118,7 @@ class SequenceGenerator:
         own = own_share(tokens, processes)
         sampled = model.generate(own, sampling) if len(own.prompts) else own
         if model.backbone is not policy.backbone:
-            model.backbone.forget_generation()
+            model.backbone.release_generation()
         return join_tokens(tokens, sampled, processes) if processes.is_distributed else sampled
 
     def _begin(self, prompts: Prompts, step: int) -> Prefetch:
