@@ -378,7 +378,7 @@ def test_a_classifier_without_a_tokenizer_is_refused(tiny_folders, tmp_path):
     AutoModelForSequenceClassification.from_pretrained(tiny_folders["llama"], num_labels=1).save_pretrained(
         tmp_path
     )
-    with pytest.raises(ValueError, match="no tokenizer lies beside the classifier"):
+    with pytest.raises(ValueError, match="there is no tokenizer beside the classifier"):
         ClassifierSource(str(tmp_path), PPOConfig(), CPU)
 
 

@@ -24,7 +24,7 @@ def shorten_waits() -> None:
         os.environ.update(SHORT_WAIT)
 
 
-def trouble_with_waits(threads: int) -> tuple[str, str]:
+def thread_wait_problem(threads: int) -> tuple[str, str]:
     """The problem and its remedy, where torch was imported before `shorten_waits` and uses several threads;
     else two empty strings."""
     if threads == 1 or CHOSEN_BY_USER or not TORCH_CAME_FIRST:
