@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from proxima.base_setup.loading import ModelSettings, explain_loading, no_progress_bar
+from proxima.core.regular_files import read_file
 from proxima.models import Backbone
 from proxima.models.weight_files import ADAPTER_FILE, adapter_tensors, fill_adapter
 
@@ -97,6 +99,15 @@ def is_adapter(folder: str | Path) -> bool:
     return (Path(folder) / "adapter_config.json").is_file()
 
 
+def adapter_task(folder: str) -> str | None:
+    """PEFT's task type of an adapter, such as CAUSAL_LM or SEQ_CLS; None where its config does not say."""
+    try:
+        task = json.loads(read_file(Path(folder) / "adapter_config.json"))["task_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return task if isinstance(task, str) else None
+
+
 def load_adapter(backbone: Backbone, name: str, folder: str) -> str:
     """Load an adapter from a folder, safetensors only; returns its name."""
     if not is_adapter(folder):
@@ -116,9 +127,8 @@ def load_adapter(backbone: Backbone, name: str, folder: str) -> str:
             backbone.attach(backbone.peft)
         assert backbone.peft is not None
         state = load_file(Path(folder) / ADAPTER_FILE)
-        if (
-            state.keys() == adapter_tensors(backbone.peft, name).keys()
-        ):  # else an older format, which PEFT converted
+        # a file in an older format has other keys; PEFT has converted it then
+        if state.keys() == adapter_tensors(backbone.peft, name).keys():
             fill_adapter(backbone.peft, name, state)
     return name
 

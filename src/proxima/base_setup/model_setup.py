@@ -28,6 +28,7 @@ from proxima.base_setup.loading import (
     pick_dtype,
 )
 from proxima.base_setup.lora_setup import (
+    adapter_task,
     add_adapter,
     copy_adapter,
     is_adapter,
@@ -79,7 +80,9 @@ class ModelSet:
 
 def build_models(config: PPOConfig, tokenizer: Tokenizer) -> ModelSet:
     """Load the base once and build the four roles on it. The global random state is left unchanged."""
-    processes = replace(init_distributed(config.device, config.process_timeout))
+    processes = replace(
+        init_distributed(config.device, config.process_timeout)
+    )  # a copy, changed by `_shard`
     device = pick_device(config.device)
     mesh = make_mesh(processes, device.type) if config.shard_base and processes.is_distributed else None
     if mesh is not None:  # loaded on the CPU: the full network need not fit on one GPU
@@ -262,11 +265,20 @@ def load_head(head: torch.nn.Linear, folder: str) -> None:
     path = Path(folder) / HEAD_FILE
     if not path.is_file():
         raise ValueError(
-            f"{folder!r} has no {HEAD_FILE}: it is an adapter without a scalar head, not a reward or value "
-            "model"
+            f"{folder!r} has no {HEAD_FILE}: it is an adapter without a scalar head of proxima's; "
+            f"{_head_remedy(folder)}"
         )
     with explain_loading("head", folder):
         head.load_state_dict(load_file(path, device=str(head.weight.device)))
+
+
+def _head_remedy(folder: str) -> str:
+    if adapter_task(folder) == "SEQ_CLS":
+        return (
+            "it is PEFT's adapter of a sequence classifier: merge it into its base (merge_and_unload), save "
+            "that with its tokenizer, and give the new folder"
+        )
+    return "give the folder of a reward model (proxima reward writes one) or of a value model"
 
 
 def load_classifier(

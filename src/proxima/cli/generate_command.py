@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from proxima.config import PPOConfig
-from proxima.core.terminal_text import is_whole, printable
+from proxima.core.terminal_text import is_encodable, printable
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Generate:
         from proxima.data import open_rows, read_prompts
         from proxima.ppo_trainer import SequenceGenerator
 
-        if not is_whole(self.prompt):
+        if not is_encodable(self.prompt):
             raise ValueError("a prompt (--prompt) is not UTF-8 text")
         rows = open_rows(self.data, self.limit) if self.data else None
         config = dataclasses.replace(self.ppo, sft_adapter=self.adapter) if self.adapter else self.ppo

@@ -51,7 +51,7 @@ def stderr_handler() -> logging.Handler:
     return handler
 
 
-def is_whole(value: JsonValue) -> bool:
+def is_encodable(value: JsonValue) -> bool:
     """Whether UTF-8 can encode all texts in a value: JSON can hold half of a surrogate pair, UTF-8 cannot."""
     try:
         for text in _texts(value):
@@ -61,7 +61,7 @@ def is_whole(value: JsonValue) -> bool:
     return True
 
 
-def mended(text: str) -> str:
+def without_lone_surrogates(text: str) -> str:
     """The text with U+FFFD for each unpaired half of a surrogate pair."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

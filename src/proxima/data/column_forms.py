@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any
 
-from proxima.core.terminal_text import is_whole
+from proxima.core.terminal_text import is_encodable
 from proxima.data.chat_templates import Messages, Skip, check_messages, until_last
 from proxima.data.rows import BrokenData, Row
 
@@ -122,7 +122,7 @@ def side(row: Row, column: str) -> Side:
     value = row[column]
     if value is None:
         return ""
-    if not is_whole(value):
+    if not is_encodable(value):
         raise Skip("half of a surrogate pair in the text")
     return value if isinstance(value, str) else check_messages(value, column)
 

@@ -23,7 +23,7 @@ from proxima.base_setup.micro_batches import MicroBatches
 from proxima.base_setup.model_setup import has_head, load_reward
 from proxima.base_setup.tokenizer_setup import load_tokenizer
 from proxima.config import PPOConfig
-from proxima.core.terminal_text import is_whole
+from proxima.core.terminal_text import is_encodable
 from proxima.core.tokenizer import Tokenizer
 from proxima.models import Backbone
 from proxima.rewards.http_reward import is_loopback
@@ -220,7 +220,7 @@ def read_batch(body: bytes) -> Batch:
 
 def _is_text(item: object) -> bool:
     """A text that UTF-8 can encode: JSON can also hold half of a surrogate pair, which no tokenizer reads."""
-    return isinstance(item, str) and is_whole(item)
+    return isinstance(item, str) and is_encodable(item)
 
 
 def _is_prompt(item: object) -> bool:
