@@ -1,6 +1,6 @@
 """Opens reward sources: from a `RewardSpec` to what turns `Samples` into an `Outcome`.
 
-A new kind of reward is one file with a class like `RewardSource`, and one branch in `_open_light` (or, where
+A new kind of reward is one file with a class like `RewardSource`, and one branch in `_open_without_model` (or, where
 it holds a model, in `open_reward`).
 """
 
@@ -39,7 +39,7 @@ class RewardSource(Protocol):
 def check_rewards(config: PPOConfig) -> None:
     """Raise a ValueError for anything wrong with the rewards that can be found without loading a model."""
     for spec in config.rewards:
-        if _open_light(spec) is None:
+        if _open_without_model(spec) is None:
             check_options(spec, {} if has_head(str(spec.source)) else keyword_options(ClassifierSource))
 
 
@@ -56,13 +56,13 @@ def open_reward(
     """
     if spec.source == model.source:
         return TrainedReward(model, tokenizer, micro_batches or MicroBatches.of(config))
-    if light := _open_light(spec):
+    if light := _open_without_model(spec):
         return light
     options = check_options(spec, keyword_options(ClassifierSource))
     return ClassifierSource(str(spec.source), config, model.device, tokenizer, **options)
 
 
-def _open_light(spec: RewardSpec) -> RewardSource | None:
+def _open_without_model(spec: RewardSpec) -> RewardSource | None:
     """The source where it holds no model; None for a reward model."""
     if spec.is_http:
         return EndpointReward(str(spec.source), **check_options(spec, keyword_options(EndpointReward)))
