@@ -1,7 +1,7 @@
 """Opens reward sources: from a `RewardSpec` to what turns `Samples` into an `Outcome`.
 
-A new kind of reward is one file with a class like `RewardSource`, and one branch in `_open_without_model` (or, where
-it holds a model, in `open_reward`).
+A new kind of reward is one file with a class like `RewardSource`, and one branch in `_open_without_model`
+(or, where it holds a model, in `open_reward`).
 """
 
 from __future__ import annotations
