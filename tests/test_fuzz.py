@@ -23,7 +23,7 @@ from proxima.data.show_data import show
 from proxima.models.reward_model import reward_warning
 from proxima.pages.label.label_items import read_items
 from proxima.ppo_trainer import PPOTrainer
-from proxima.rewards.http_reward import Unusable, check_status, read_reply, retry_after
+from proxima.rewards.http_reward import UnusableReply, check_status, read_reply, retry_after
 from proxima.rewards.reward_outcome import Outcome
 from proxima.rewards.reward_samples import Samples
 from proxima.rewards.reward_server import BadRequest, read_batch
@@ -357,7 +357,7 @@ REPLIES = st.one_of(
 @quick
 @given(REPLIES)
 def test_replies_of_a_reward_server(reply):
-    outcome = parses_or_says_why(lambda: read_reply(reply, PART), Unusable)
+    outcome = parses_or_says_why(lambda: read_reply(reply, PART), UnusableReply)
     if outcome is not None:
         assert isinstance(outcome, Outcome)
         assert len(outcome.sequence) == 2
@@ -367,7 +367,7 @@ def test_replies_of_a_reward_server(reply):
 @quick
 @given(st.integers(100, 999), st.dictionaries(st.sampled_from(["retry-after", "content-encoding"]), TEXT))
 def test_states_of_a_reply(status, headers):
-    parses_or_says_why(lambda: check_status(status, headers), Unusable)
+    parses_or_says_why(lambda: check_status(status, headers), UnusableReply)
     assert 0 <= retry_after(headers.get("retry-after", "")) < 10**12
 
 

@@ -269,5 +269,5 @@ def test_tied_embeddings_would_be_stale_and_the_proof_finds_it(tmp_path, monkeyp
     monkeypatch.setattr(vllm_rollouts, "check_settings", lambda *given: None)
     trainer = PPOTrainer(config)
     trainer.ppo_step(["Why? TL;DR:", "x"])
-    with pytest.raises(EngineFailure, match="did not take over version 2"):
+    with pytest.raises(EngineFailure, match="did not load version 2"):
         trainer.ppo_step(["Why? TL;DR:", "x"])

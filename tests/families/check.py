@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from proxima import PPOConfig, PPOTrainer
 from proxima.core.types import Tokens
-from proxima.models.passes import accepted
+from proxima.models.passes import accepted_arguments
 from proxima.tools.export import export
 from proxima.world.tiny_models import byte_tokenizer
 from tests.families.networks import PAD, tiny_network
@@ -160,7 +160,9 @@ def logprobs_alone(network: Any, tokens: Tokens, temperature: float) -> torch.Te
             ids[row][mask[row]]
             for ids, mask in ((tokens.prompt_ids, tokens.prompt_mask), (tokens.response_ids, tokens.mask))
         )
-        given = accepted(network, {"input_ids": torch.cat([prompt, response])[None], "use_cache": False})
+        given = accepted_arguments(
+            network, {"input_ids": torch.cat([prompt, response])[None], "use_cache": False}
+        )
         logits = network(**given).logits[0, len(prompt) - 1 : -1] / temperature
         found[row, : len(response)] = torch.log_softmax(logits, -1).gather(-1, response[:, None]).squeeze(-1)
     return found

@@ -65,7 +65,7 @@ def test_a_network_whose_logits_are_not_its_hidden_states_alone_is_refused():
         lambda module, given, output: seen.update(scale=output.abs().mean(-1, keepdim=True))
     )
     network.lm_head.register_forward_hook(lambda module, given, output: output * seen.pop("scale"))
-    with pytest.raises(ValueError, match="its logits cannot be had from its last hidden states"):
+    with pytest.raises(ValueError, match="its logits cannot be computed from its last hidden states"):
         probe(network)
 
 

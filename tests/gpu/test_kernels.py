@@ -18,7 +18,7 @@ if not (torch.cuda.is_available() or INTERPRETED):
 DEVICE, KIND = ("cpu", torch.float32) if INTERPRETED else ("cuda", torch.bfloat16)
 NEAR = {"rtol": 1e-4, "atol": 1e-5} if INTERPRETED else {"rtol": 2e-2, "atol": 2e-2}
 
-from proxima.runtime.engine.layer_functions import Norm, Shape, activate, normalize, split_heads  # noqa: E402, F401
+from proxima.runtime.engine.layer_functions import DecoderShape, Norm, activate, normalize, split_heads  # noqa: E402, F401
 from proxima.runtime.engine.layout import tile_table  # noqa: E402
 
 
@@ -94,7 +94,7 @@ def test_heads_are_split_normed_and_rotated(normed):
     from proxima.runtime.engine.kernels.head_kernels import split_heads as fast
 
     torch.manual_seed(0)
-    shape = Shape(heads=6, kv_heads=2, head_size=32, eps=1e-6, scale=1.0, activation="")
+    shape = DecoderShape(heads=6, kv_heads=2, head_size=32, eps=1e-6, scale=1.0, activation="")
     qkv, cos = random(7, 10 * 32), torch.randn(7, 16, device=DEVICE)
     cos, sin = (torch.cat([x, x], -1).to(KIND) for x in (cos.cos(), cos.sin()))
     norms = [random(32) for _ in range(2)] if normed else [None, None]
@@ -112,14 +112,14 @@ def test_heads_are_split_normed_and_rotated(normed):
 
 @pytest.mark.parametrize("room", [8, 16, 24])
 def test_the_gate_and_its_gradient_with_an_adapter_folded_in(room):
-    from proxima.runtime.engine.kernels.gate_kernels import gate, ungate
+    from proxima.runtime.engine.kernels.gate_kernels import gate, gate_backward
 
     torch.manual_seed(0)
     wide, d_out, d_inner, down = random(37, 2 * 136), random(37, 136), random(37, room), random(room, 136)
     leaf = wide.detach().clone().requires_grad_(True)
     plain = activate(leaf, (136, 136), "")
     plain.backward((d_out.float() + d_inner.float() @ down.float()).to(KIND))
-    out, d_wide = ungate(wide, d_out, d_inner, down)
+    out, d_wide = gate_backward(wide, d_out, d_inner, down)
     for ours, theirs in ((gate(wide), plain), (out, plain), (d_wide, leaf.grad)):
         torch.testing.assert_close(
             ours.float(), theirs.float(), **(NEAR if INTERPRETED else {"rtol": 5e-2, "atol": 1e-1})

@@ -22,7 +22,7 @@ WAYS = [{}, {"lora_r": 0}, {"value_model": "policy"}, {"lora_r": 0, "value_model
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_the_road_runs_on_every_architecture(make_config, prompts, tiny_folders, architecture, way):
+def test_a_step_runs_on_every_architecture(make_config, prompts, tiny_folders, architecture, way):
     trainer = PPOTrainer(make_config(model_name=tiny_folders[architecture], **way))
     before, frozen = weights(trainer), frozen_weights(trainer)
     results = trainer.ppo_step(prompts)

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import random
+import shutil
 import subprocess
 import zipfile
 from dataclasses import replace
@@ -13,6 +14,7 @@ from string import ascii_lowercase
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from tokenizers import processors
 from torch import nn
 from transformers import (
@@ -82,6 +84,30 @@ def other(tiny_folders, tmp_path_factory):
     """A classifier with a tokenizer of its own."""
     folder = tmp_path_factory.mktemp("other") / "judge"
     return make_judge(folder, tiny_folders["llama"], other_tokenizer(eos_token=EOS_TOKEN))
+
+
+def test_an_adapter_of_a_classifier_is_refused_with_a_remedy_that_works(make_config, tiny, tmp_path):
+    """As TRL saves a reward model that it trained with LoRA: PEFT's task type SEQ_CLS, no base weights."""
+    judge = make_judge(tmp_path / "judge", tiny)
+    network = AutoModelForSequenceClassification.from_pretrained(judge)
+    adapted = get_peft_model(network, LoraConfig(task_type="SEQ_CLS", target_modules="all-linear"))
+    adapted.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match="merge_and_unload"):
+        PPOTrainer(make_config(rewards=str(tmp_path / "adapter")))
+    shutil.copytree(judge, tmp_path / "merged")
+    adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
+    scores = [
+        PPOTrainer(make_config(rewards=str(folder))).reward_computer.compute_rewards(["a"], ["b"])
+        for folder in (judge, tmp_path / "merged")
+    ]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-4)  # a new adapter changes nothing
+
+
+def test_an_adapter_without_a_head_is_refused_with_the_command_that_makes_one(make_config, tmp_path):
+    trainer = PPOTrainer(make_config())
+    folder = trainer.models.policy.save(tmp_path / "policy")
+    with pytest.raises(ValueError, match="proxima reward writes one"):
+        PPOTrainer(make_config(rewards=str(folder)))
 
 
 @torch.no_grad()
@@ -378,7 +404,7 @@ def test_a_classifier_without_a_tokenizer_is_refused(tiny_folders, tmp_path):
     AutoModelForSequenceClassification.from_pretrained(tiny_folders["llama"], num_labels=1).save_pretrained(
         tmp_path
     )
-    with pytest.raises(ValueError, match="no tokenizer lies beside the classifier"):
+    with pytest.raises(ValueError, match="there is no tokenizer beside the classifier"):
         ClassifierSource(str(tmp_path), PPOConfig(), CPU)
 
 
@@ -448,8 +474,8 @@ def test_the_choice_is_made_once_and_said(make_config, other, caplog):
     assert_close(first, direct(other, written(samples, AutoTokenizer.from_pretrained(other), chosen.how)))
 
 
-def test_all_processes_end_texts_as_the_first_one_chose(make_config, other):
-    """Scoring on process 1 of 2: it takes what the first process says and compares nothing."""
+def test_all_processes_end_texts_as_the_main_process_chose(make_config, other):
+    """Scoring on process 1 of 2: it takes what the main process says and compares nothing."""
     trainer, tokens = rollout(make_config, rewards=other)
     [source] = trainer.reward_computer.classifiers.values()
 
@@ -457,7 +483,7 @@ def test_all_processes_end_texts_as_the_first_one_chose(make_config, other):
         def on_main(self, work):
             return {"source": other, "how": "leave", "why": "the first one said so"}
 
-    trainer.models.processes = Second(rank=1, count=2)
+    trainer.models.processes = Second(rank=1, world_size=2)
     trainer.reward_computer.settle(tokens)
     assert source.ending == Ending("leave", "the first one said so")
 
@@ -492,7 +518,9 @@ def test_eval_keeps_the_choice_of_the_run(make_config, other, tmp_path, monkeypa
     seen = []
     real = ClassifierSource.__call__
     monkeypatch.setattr(
-        ClassifierSource, "__call__", lambda self, s: (seen.append(self.settle(s).how), real(self, s))[1]
+        ClassifierSource,
+        "__call__",
+        lambda self, s: (seen.append(self.choose_ending(s).how), real(self, s))[1],
     )
     evaluate_run(results.run_folder, ["x", "y"])
     assert set(seen) == {"leave"}

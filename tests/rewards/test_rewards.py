@@ -1,4 +1,4 @@
-"""Rewards: specs in every form, sources, columns, async functions, rewards a token, and what happens when
+"""Rewards: specs in every form, sources, columns, async functions, per-token rewards, and what happens when
 they fail."""
 
 import asyncio
@@ -439,7 +439,7 @@ def test_a_wrong_number_of_rewards_is_an_error(returned):
         read_rewards(returned, [2, 1, 3])
 
 
-# --- rewards a token ---
+# --- per-token rewards ---
 
 
 def ramp(prompts, completions, completion_ids):

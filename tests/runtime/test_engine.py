@@ -48,7 +48,7 @@ def test_hidden_states_logits_values_and_gradients_are_those_of_transformers(pat
     if "lora_targets" in settings:
         settings = {"lora_targets": "c_attn" if "gpt2" in request.node.name else "q_proj,down_proj"}
     fast, plain = paths(**settings)
-    tokens = fast.models.policy.generate_plainly(
+    tokens = fast.models.policy.generate_reference(
         fast.generator.read_prompts(PROMPTS), sampling_of(fast, "all")
     )
     for role in ("policy", "sft"):
@@ -83,7 +83,7 @@ def test_roles_may_have_adapters_on_different_layers(tiny_folders, make_config, 
     for engine in ("auto", "plain"):
         settings = {"lora_targets": "q_proj,o_proj", "value_model": str(folder), "engine": engine}
         trainer = shake(PPOTrainer(make_config(model_name=tiny_folders["qwen3"], **settings)))
-        tokens = trainer.models.policy.generate_plainly(
+        tokens = trainer.models.policy.generate_reference(
             trainer.generator.read_prompts(PROMPTS), sampling_of(trainer, "all")
         )
         with trainer.models.policy.training():
@@ -222,12 +222,12 @@ def test_the_base_is_not_copied(paths):
             p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in network.parameters()
         }
         sizes.append(sum(storages.values()))
-    projections = [part for block in blocks for part in block if hasattr(part, "room")]
-    room = sum(part.room * len(part.weights[0]) for part in projections)
-    assert sizes[0] == sizes[1] + 4 * room  # what adapters need beside it, no more
+    projections = [part for block in blocks for part in block if hasattr(part, "padding")]
+    padding = sum(part.padding * len(part.weights[0]) for part in projections)
+    assert sizes[0] == sizes[1] + 4 * padding > sizes[1]  # what adapters need beside it, no more
 
 
-def test_what_the_engine_does_not_know_takes_the_plain_road(tiny_folders, make_config):
+def test_what_the_engine_does_not_know_takes_the_reference_path(tiny_folders, make_config):
     trainer = PPOTrainer(make_config(model_name=tiny_folders["qwen3"]))
     network = trainer.models.policy.backbone.network
     assert supports(network)

@@ -165,7 +165,7 @@ def test_one_process_exchanges_nothing():
         alone.all_gather_object("x"),
         alone.on_main(lambda: 5),
         alone.on_all(lambda: 6),
-        alone.largest(7),
+        alone.all_reduce_max(7),
     ) == (
         ["x"],
         5,

@@ -13,6 +13,7 @@ import torch
 
 from proxima.config import PPOConfig
 from proxima.core.errors import EngineFailure
+from proxima.core.retries import RetryPolicy
 from proxima.core.sampling import (
     Sampling,
     include_sampled,
@@ -23,8 +24,8 @@ from proxima.core.sampling import (
 )
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runtime.vllm import server_pool as servers_module
-from proxima.runtime.vllm.in_process_engine import slots_for
-from proxima.runtime.vllm.rollout_job import Job, Probe, WrongAnswer, read_answer
+from proxima.runtime.vllm.in_process_engine import supported_rank
+from proxima.runtime.vllm.rollout_job import InvalidResponse, RolloutJob, WeightCheck, parse_response
 from proxima.runtime.vllm.vllm_rollouts import sequence_seeds
 from proxima.training import importance_weights
 from proxima.world.tiny_models import make_tiny_model
@@ -57,7 +58,7 @@ def on_servers(make_config):
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(servers_module, "WAITS", (0.05, 0.1))
+    monkeypatch.setattr(servers_module, "BACKOFF", RetryPolicy(first_wait=0.05, longest_wait=0.1))
 
 
 # --- formulas ---
@@ -128,7 +129,7 @@ def test_a_sequences_seed_follows_the_sequence_and_not_its_place():
 
 # --- answers ---
 
-JOB = Job([[1, 2]], [7], Sampling(4, 1.0, 0, 1.0, (0, 9), 0, 0), 20)
+JOB = RolloutJob([[1, 2]], [7], Sampling(4, 1.0, 0, 1.0, (0, 9), 0, 0), 20)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ JOB = Job([[1, 2]], [7], Sampling(4, 1.0, 0, 1.0, (0, 9), 0, 0), 20)
     [([5, 6, 9], [-1.0, -0.5, -2]), ([5, 6, 7, 8], [-1.0] * 4), ([0], [0.0]), ([5, 6, 7, 0], [-1.0] * 4)],
 )
 def test_an_answer_as_it_should_be(ids, logprobs):
-    answer = read_answer(ids, logprobs, JOB)
+    answer = parse_response(ids, logprobs, JOB)
     assert answer.ids == ids
     assert answer.ended(JOB.sampling.eos_ids) == (ids[-1] in (0, 9))
 
@@ -163,20 +164,20 @@ def test_an_answer_as_it_should_be(ids, logprobs):
     ],
 )
 def test_an_answer_that_cannot_be_one_is_refused(ids, logprobs):
-    with pytest.raises(WrongAnswer):
-        read_answer(ids, logprobs, JOB)
+    with pytest.raises(InvalidResponse):
+        parse_response(ids, logprobs, JOB)
 
 
 def test_a_probe_tells_another_model_and_log_probabilities_of_another_kind():
-    probe = Probe([1, 2, 3], [-1.0, -2.0], 0.1)
+    probe = WeightCheck([1, 2, 3], [-1.0, -2.0], 0.1)
     probe.check([-1.05, -2.05], 0.0)
-    with pytest.raises(WrongAnswer, match="another model"):
+    with pytest.raises(InvalidResponse, match="another model"):
         probe.check([-1.0, -2.5], 0.0)
-    with pytest.raises(WrongAnswer, match="asked for"):
+    with pytest.raises(InvalidResponse, match="asked for"):
         probe.check([-1.0], 0.0)
-    with pytest.raises(WrongAnswer, match="no numbers"):
+    with pytest.raises(InvalidResponse, match="not finite"):
         probe.check([-1.0, math.nan], 0.0)
-    with pytest.raises(WrongAnswer, match="processed_logprobs"):
+    with pytest.raises(InvalidResponse, match="processed_logprobs"):
         probe.check([-1.0, -2.0], -0.3)
 
 
@@ -220,9 +221,9 @@ def test_without_the_package_it_is_said_what_to_install(make_config):
 
 
 def test_ranks_that_vllm_has():
-    assert [slots_for(rank) for rank in (1, 4, 16, 17, 512)] == [1, 8, 16, 32, 512]
+    assert [supported_rank(rank) for rank in (1, 4, 16, 17, 512)] == [1, 8, 16, 32, 512]
     with pytest.raises(ValueError, match="rank 513"):
-        slots_for(513)
+        supported_rank(513)
 
 
 # --- steps ---
@@ -377,7 +378,7 @@ def test_a_server_that_is_late_is_waited_for(serve, on_servers, prompts):
     ("fault", "message"),
     [
         (lambda *given: None, "cannot be reached"),
-        (choice(token_ids=None), "answered wrongly: no list of token ids"),
+        (choice(token_ids=None), "sent an invalid reply: no list of token ids"),
         (lambda s, path, asked, answer: (404, {"detail": "Not Found"}), "VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
         (
             lambda s, path, *rest: (
@@ -517,7 +518,7 @@ def test_the_weights_of_an_overlapped_step_are_new_over_old(serve, on_servers, p
         )
     )
     trainer.ppo_step(prompts, prompts)
-    before = trainer.generator._prefetch.pending.answers.result()
+    before = trainer.generator._prefetch.pending.responses.result()
     pairs = trainer.ppo_step(prompts)["sa_pairs"]
     for row, answer in enumerate(before):
         now = pairs.column("logprob_policy")[row].tolist()
@@ -533,7 +534,7 @@ def test_a_rollout_in_flight_is_thrown_away_when_weights_are_loaded(serve, on_se
     trainer = shake(PPOTrainer(on_servers(server, overlap=True)))
     trainer.save(tmp_path / "before")
     trainer.ppo_step(prompts, prompts)
-    trainer.generator._prefetch.pending.answers.result()
+    trainer.generator._prefetch.pending.responses.result()
     trainer.load(tmp_path / "before")
     assert trainer.ppo_step(prompts)["policy_lag"] == 0
     assert len([asked for asked in server.asked if "prompt_logprobs" not in asked]) == 3 * len(

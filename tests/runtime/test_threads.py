@@ -57,8 +57,8 @@ def test_what_the_user_has_chosen_stays(chosen):
 @pytest.mark.parametrize(("order", "in_time"), [("proxima, torch", True), ("torch, proxima", False)])
 def test_torch_reads_them_if_it_comes_second(order, in_time):
     code = (
-        f"import {order}; from proxima.runtime.threads import trouble_with_waits; "
-        "print(trouble_with_waits(2)[1])"
+        f"import {order}; from proxima.runtime.threads import thread_wait_problem; "
+        "print(thread_wait_problem(2)[1])"
     )
     done = run(code, OMP_DISPLAY_ENV="VERBOSE")
     assert ("import proxima first" in done.stdout) == (not in_time)

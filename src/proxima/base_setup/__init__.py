@@ -1,7 +1,4 @@
-"""Before PPO: loading.
-
-In: a config. Out: the tokenizer, the LoRA settings and the four models on one device.
-"""
+"""Loading, before PPO starts: from a config to the tokenizer, the LoRA adapters and the four models."""
 
 from proxima.base_setup.base_setup import BaseSetup
 from proxima.base_setup.model_setup import ModelSet

@@ -1,4 +1,4 @@
-"""`BaseSetup`: everything a trainer needs, from the config alone."""
+"""`BaseSetup`: loads everything that a trainer needs, from the config alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from proxima.config import PPOConfig
 
 
 class BaseSetup:
-    """Loads the tokenizer, then the four models, all on one device."""
+    """The tokenizer and the four models, all on one device."""
 
     def __init__(self, config: PPOConfig):
         self.config = config

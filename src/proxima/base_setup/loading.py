@@ -1,7 +1,4 @@
-"""Loading from a folder or the Hub.
-
-In: a name. Out: a network on its device, or one message that says what to do.
-"""
+"""Loads networks and configs from a folder or the Hub; a failure becomes one message that says what to do."""
 
 from __future__ import annotations
 
@@ -9,22 +6,27 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.utils import logging as progress
 
 from proxima.core.hub import hub_or_cache
-from proxima.runtime.threads import trouble_with_waits
+from proxima.runtime.threads import thread_wait_problem
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+AutoClass: TypeAlias = "type[AutoModelForCausalLM | AutoModelForSequenceClassification]"
 
 EMBEDDED = Path(__file__).parents[1] / "world" / "embedded"
-"""Folder of the model in the package: `model_name="embedded"`."""
+"""Folder of the small model in the package: `model_name="embedded"`."""
 
 
 class ModelSettings(Protocol):
-    """What loading needs to know; `PPOConfig` and `FinetuningConfig` both say it."""
+    """The settings that loading reads; `PPOConfig` and `FinetuningConfig` both have them."""
 
     model_name: str
     device: str
@@ -37,19 +39,19 @@ class ModelSettings(Protocol):
 
 
 def model_path(name: str) -> str:
-    """The folder or Hub id behind a model's name."""
+    """The folder or Hub id that a model name stands for."""
     return str(EMBEDDED) if name == "embedded" and not Path(name).exists() else name
 
 
 @contextmanager
 def explain_loading(what: str, name: str) -> Iterator[None]:
-    """Turn a loading failure into one message: what was tried, why it failed, what to do offline."""
+    """Turn a loading failure into one message: what failed, why, and what to do offline."""
     with hub_or_cache(model_path(name)) as problem:
         try:
             yield
         except (MemoryError, torch.cuda.OutOfMemoryError):
             raise
-        except Exception as error:  # damaged files and odd settings make the libraries raise anything
+        except Exception as error:  # for damaged files and odd settings the libraries raise anything
             raise ValueError(explanation(what, name, error, problem)) from error
 
 
@@ -74,8 +76,7 @@ def explanation(what: str, name: str, error: Exception, problem: str) -> str:
     return (
         f"cannot load the {what} {name!r} ({where}): {reason} Offline, give `embedded` (the small model in "
         "the package) or a local folder with config.json, *.safetensors and the tokenizer's files; "
-        "HF_HUB_OFFLINE=1 uses "
-        "only what is already downloaded."
+        "HF_HUB_OFFLINE=1 uses only what is already downloaded."
     )
 
 
@@ -95,18 +96,22 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def load_network(
-    config: ModelSettings, name: str, device: torch.device, kind: Any = AutoModelForCausalLM, labels: int = 1
+    config: ModelSettings,
+    name: str,
+    device: torch.device,
+    kind: AutoClass = AutoModelForCausalLM,
+    labels: int = 1,
 ) -> PreTrainedModel:
-    """A pretrained network, from safetensors only, without remote code unless the config asks for it."""
+    """A pretrained network, from safetensors only, without remote code unless the config allows it."""
     return load_with_missing(config, name, device, kind, labels)[0]
 
 
 def load_with_missing(
-    config: ModelSettings, name: str, device: torch.device, kind: Any, labels: int = 1
+    config: ModelSettings, name: str, device: torch.device, kind: AutoClass, labels: int = 1
 ) -> tuple[PreTrainedModel, set[str]]:
-    """The same, and the names of the weights that the checkpoint lacks: these are untrained."""
-    if device.type == "cpu" and any(trouble := trouble_with_waits(torch.get_num_threads())):
-        warnings.warn("; ".join(trouble), stacklevel=2)
+    """The same, and the names of weights that the checkpoint lacks and that are therefore untrained."""
+    if device.type == "cpu" and any(problem := thread_wait_problem(torch.get_num_threads())):
+        warnings.warn("; ".join(problem), stacklevel=2)
     extra = {"num_labels": labels} if kind is AutoModelForSequenceClassification else {}
     with explain_loading("model", name), no_progress_bar():
         network, loaded = kind.from_pretrained(
@@ -120,20 +125,20 @@ def load_with_missing(
     return network.to(device), set(loaded["missing_keys"])
 
 
-def load_config(name: str, trust_remote_code: bool = False) -> Any:
+def load_config(name: str, trust_remote_code: bool = False) -> PretrainedConfig:
     """A model's config, without its weights."""
     with explain_loading("model's config", name):
         return AutoConfig.from_pretrained(model_path(name), trust_remote_code=trust_remote_code)
 
 
 def load_context_length(name: str, trust_remote_code: bool = False) -> int | None:
-    """Most tokens a model can read, from its config alone; None where that names no limit."""
+    """Most tokens that a model can read, from its config alone; None where it names no limit."""
     return getattr(load_config(name, trust_remote_code).get_text_config(), "max_position_embeddings", None)
 
 
 @contextmanager
 def no_progress_bar() -> Iterator[None]:
-    """Without transformers' own bar, which a run's log would be full of."""
+    """Hide transformers' progress bar, which would fill a run's log."""
     shown = progress.is_progress_bar_enabled()
     progress.disable_progress_bar()
     try:

@@ -1,13 +1,11 @@
-"""LoRA adapters.
-
-In: settings or a folder. Out: adapters on a backbone, made, loaded or copied, in PEFT's own format.
-"""
+"""LoRA adapters on a backbone: made, loaded, copied and merged, in PEFT's format."""
 
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -17,12 +15,16 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from proxima.base_setup.loading import ModelSettings, explain_loading, no_progress_bar
+from proxima.core.regular_files import read_file
 from proxima.models import Backbone
 from proxima.models.weight_files import ADAPTER_FILE, adapter_tensors, fill_adapter
 
-MAMBAS, MAMBA_PARTS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), ("out_proj", "conv1d")
-"""Architectures and the parts of them that PEFT refuses to adapt: their kernels read these weights past
-the adapter."""
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MAMBA_TYPES = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+MAMBA_MODULES = ("out_proj", "conv1d")
+"""Modules of these architectures that PEFT refuses to adapt: their kernels read the weights directly."""
 
 
 def lora_config(config: ModelSettings, backbone: Backbone) -> LoraConfig:
@@ -34,38 +36,37 @@ def lora_config(config: ModelSettings, backbone: Backbone) -> LoraConfig:
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
         target_modules=targets,
-        exclude_modules=_odd_linears(backbone.network) if targets == "all-linear" else None,
+        exclude_modules=_unadaptable_linears(backbone.network) if targets == "all-linear" else None,
         task_type="CAUSAL_LM" if backbone.network.can_generate() else None,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in backbone.network.modules()),
     )
     if made.lora_dropout and _adapts_experts(made, backbone):
-        made.lora_dropout = 0.0  # PEFT's adapter on the weights of experts, which are one tensor, has none
+        made.lora_dropout = 0.0  # PEFT has no dropout on the fused weights of experts
     return made
 
 
-def _odd_linears(network: Any) -> list[str] | None:
-    """Linear layers that "all-linear" leaves out: no adapter can stand beside them."""
-    odd = [
-        name for name, module in network.named_modules() if isinstance(module, nn.Linear) and _is_odd(module)
-    ]
-    return [*odd, *(MAMBA_PARTS if network.config.model_type in MAMBAS else ())] or None
+def _unadaptable_linears(network: PreTrainedModel) -> list[str] | None:
+    """Linear layers that "all-linear" leaves out, because an adapter cannot be added to them."""
+    linears = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    excluded = [name for name, module in linears if not _is_linear(module)]
+    if network.config.model_type in MAMBA_TYPES:
+        excluded += MAMBA_MODULES
+    return excluded or None
 
 
 @torch.no_grad()
-def _is_odd(module: nn.Linear) -> bool:
-    """A linear layer that an architecture wrote for itself, and that gives something else than a linear
-    layer."""
+def _is_linear(module: nn.Linear) -> bool:
+    """Whether it computes a linear map; an architecture's own subclass may compute something else."""
     kind = type(module)
     if kind.forward is nn.Linear.forward or not kind.__module__.startswith("transformers.models."):
-        return False
+        return True
     x = torch.ones(1, module.in_features, dtype=module.weight.dtype, device=module.weight.device)
     try:
         output = module(x)
-    except (RuntimeError, ValueError):  # it wants another shape
-        return True
-    return not isinstance(output, Tensor) or not torch.allclose(
-        output, nn.functional.linear(x, module.weight, module.bias)
-    )
+    except (RuntimeError, ValueError):  # it needs another shape
+        return False
+    expected = nn.functional.linear(x, module.weight, module.bias)
+    return isinstance(output, Tensor) and torch.allclose(output, expected)
 
 
 def _adapts_experts(settings: LoraConfig, backbone: Backbone) -> bool:
@@ -74,9 +75,9 @@ def _adapts_experts(settings: LoraConfig, backbone: Backbone) -> bool:
     return bool(trial.target_parameters)
 
 
-def free_name(backbone: Backbone, name: str) -> str:
-    """A name for an adapter that no part of the network has: PEFT tells weights of adapters from others by
-    it alone."""
+def unused_name(backbone: Backbone, name: str) -> str:
+    """A name for an adapter that no module of the network has: PEFT recognises adapter weights by name
+    alone."""
     parts = {part for path, _ in backbone.network.named_modules() for part in path.split(".")}
     while name in parts:
         name += "_adapter"
@@ -84,8 +85,8 @@ def free_name(backbone: Backbone, name: str) -> str:
 
 
 def add_adapter(backbone: Backbone, name: str, settings: LoraConfig) -> str:
-    """A fresh adapter: it changes nothing until it is trained. The name it got."""
-    name = free_name(backbone, name)
+    """Add a new adapter, which changes nothing until it is trained; returns its name."""
+    name = unused_name(backbone, name)
     if backbone.peft is None:
         backbone.attach(get_peft_model(backbone.network, settings, adapter_name=name))
     else:
@@ -98,8 +99,17 @@ def is_adapter(folder: str | Path) -> bool:
     return (Path(folder) / "adapter_config.json").is_file()
 
 
+def adapter_task(folder: str) -> str | None:
+    """PEFT's task type of an adapter, such as CAUSAL_LM or SEQ_CLS; None where its config does not say."""
+    try:
+        task = json.loads(read_file(Path(folder) / "adapter_config.json"))["task_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return task if isinstance(task, str) else None
+
+
 def load_adapter(backbone: Backbone, name: str, folder: str) -> str:
-    """An adapter from a folder; safetensors only. The name it got."""
+    """Load an adapter from a folder, safetensors only; returns its name."""
     if not is_adapter(folder):
         if not Path(folder).exists():
             raise ValueError(f"there is no adapter {folder!r}, seen from {Path.cwd()}")
@@ -108,7 +118,7 @@ def load_adapter(backbone: Backbone, name: str, folder: str) -> str:
         raise ValueError(f"{folder!r} holds no LoRA adapter (no adapter_config.json){hint}")
     if not (Path(folder) / ADAPTER_FILE).is_file():
         raise ValueError(f"{folder!r} has no {ADAPTER_FILE}; pickled adapters are not loaded")
-    name = free_name(backbone, name)
+    name = unused_name(backbone, name)
     with explain_loading("adapter", folder):
         if backbone.peft is None:
             backbone.attach(PeftModel.from_pretrained(backbone.network, folder, adapter_name=name))
@@ -117,13 +127,14 @@ def load_adapter(backbone: Backbone, name: str, folder: str) -> str:
             backbone.attach(backbone.peft)
         assert backbone.peft is not None
         state = load_file(Path(folder) / ADAPTER_FILE)
-        if state.keys() == adapter_tensors(backbone.peft, name).keys():  # else an older form: PEFT's work
+        # a file in an older format has other keys; PEFT has converted it then
+        if state.keys() == adapter_tensors(backbone.peft, name).keys():
             fill_adapter(backbone.peft, name, state)
     return name
 
 
 def merge_adapter(backbone: Backbone, folder: str) -> Backbone:
-    """The network with an adapter added to its weights, in float32: half precision would round most of a
+    """The network with an adapter merged into its weights, in float32: half precision would round most of a
     small update away."""
     backbone.network.float()
     name = load_adapter(backbone, "merged", folder)

@@ -1,17 +1,17 @@
-"""The four models. In: a config and a tokenizer. Out: `ModelSet`, four roles on as few networks as the config
-allows.
+"""The four models: `ModelSet`, from a config and a tokenizer, on as few networks as the config allows.
 
-With LoRA one frozen base carries all four roles. With full fine-tuning (lora_r = 0) the policy, and the value
-model unless it is a head on the policy's trunk, are trainable copies; the frozen base stays the reference and
-carries the reward.
+With LoRA all four roles share one frozen base. With full fine-tuning (lora_r = 0) the policy, and the value
+model unless it is a head on the policy's trunk, are trainable copies; the frozen base is the reference and
+also serves the reward model.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -28,6 +28,7 @@ from proxima.base_setup.loading import (
     pick_dtype,
 )
 from proxima.base_setup.lora_setup import (
+    adapter_task,
     add_adapter,
     copy_adapter,
     is_adapter,
@@ -54,17 +55,21 @@ from proxima.runtime.distributed.process_group import Processes
 from proxima.runtime.distributed.rendezvous import init_distributed
 from proxima.runtime.distributed.sharding import Lockstep, make_mesh
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PretrainedConfig, PreTrainedModel
+
 
 @dataclass
 class ModelSet:
-    """The four roles, what ends a response, and how long a sequence may be."""
+    """The four roles, and what all components need to know of them."""
 
     policy: PolicyModel
     sft: SFTModel
     value: ValueModel
     reward: RewardModel
-    eos_ids: tuple[int, ...]
-    context_length: int | None
+    eos_ids: tuple[int, ...]  # tokens that end a response
+    context_length: int | None  # most tokens of a sequence; None = no limit
     micro_batches: MicroBatches
     processes: Processes = field(default_factory=Processes)
 
@@ -74,20 +79,18 @@ class ModelSet:
 
 
 def build_models(config: PPOConfig, tokenizer: Tokenizer) -> ModelSet:
-    """Load the base once and put the four roles on it. The global random state is left as it was."""
-    processes = replace(init_distributed(config.device, config.process_timeout))  # its own, for `settle`
+    """Load the base once and build the four roles on it. The global random state is left unchanged."""
+    processes = replace(
+        init_distributed(config.device, config.process_timeout)
+    )  # a copy, changed by `_shard`
     device = pick_device(config.device)
     mesh = make_mesh(processes, device.type) if config.shard_base and processes.is_distributed else None
-    if mesh is not None:  # a whole network need not fit on a GPU
-        kind: Any = str(pick_dtype(config.dtype, device)).removeprefix("torch.")
-        config, device = replace(config, device="cpu", dtype=kind), torch.device("cpu")
+    if mesh is not None:  # loaded on the CPU: the full network need not fit on one GPU
+        dtype: Any = str(pick_dtype(config.dtype, device)).removeprefix("torch.")
+        device = torch.device("cpu")
+        config = replace(config, device="cpu", dtype=dtype)
     base = Backbone(load_network(config, config.model_name, device))
-    rows = base.network.get_input_embeddings().num_embeddings
-    real = [index for index in tokenizer.get_vocab().values() if index != tokenizer.pad_token_id]
-    if max(real) >= rows:
-        raise ValueError(
-            f"the tokenizer has ids up to {max(real)}, the model {config.model_name!r} only {rows} embeddings"
-        )
+    _check_vocabulary(config, base, tokenizer)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         sft = _reference(config, base)
@@ -101,25 +104,41 @@ def build_models(config: PPOConfig, tokenizer: Tokenizer) -> ModelSet:
             checkpointing=config.gradient_checkpointing,
         )
     if config.gradient_checkpointing:
-        for backbone in {id(role.backbone): role.backbone for role in (policy, value)}.values():
+        for backbone in _backbones([policy, value]):
             if mesh is not None or backbone.decoder is None:
                 backbone.checkpoint_layers()
     if mesh is not None:
         _shard([policy, sft, value, reward], processes, mesh)
-    ends, passes = eos_token_ids(tokenizer, base.network), MicroBatches.of(config)
-    passes.may_halve = mesh is None
-    return ModelSet(policy, sft, value, reward, ends, base.context_length, passes, processes)
+    eos_ids = eos_token_ids(tokenizer, base.network)
+    micro_batches = MicroBatches.of(config)
+    micro_batches.may_halve = mesh is None
+    return ModelSet(policy, sft, value, reward, eos_ids, base.context_length, micro_batches, processes)
 
 
-def _shard(roles: list[BaseModel], processes: Processes, mesh: Any) -> None:
-    """Spread the layers of every network that carries a role over the processes."""
+def _check_vocabulary(config: PPOConfig, base: Backbone, tokenizer: Tokenizer) -> None:
+    rows = base.network.get_input_embeddings().num_embeddings
+    largest = max(index for index in tokenizer.get_vocab().values() if index != tokenizer.pad_token_id)
+    if largest >= rows:
+        raise ValueError(
+            f"the tokenizer has ids up to {largest}, the model {config.model_name!r} only {rows} embeddings; "
+            "use the tokenizer that was saved with the model"
+        )
+
+
+def _backbones(roles: Sequence[BaseModel]) -> list[Backbone]:
+    """The networks of these roles, each once."""
+    return list({id(role.backbone): role.backbone for role in roles}.values())
+
+
+def _shard(roles: list[BaseModel], processes: Processes, mesh: DeviceMesh) -> None:
+    """Shard the layers of every role's network over the processes."""
     lockstep = Lockstep(processes, [(role.backbone, role.adapter) for role in roles])
-    for backbone in {id(role.backbone): role.backbone for role in roles}.values():
+    for backbone in _backbones(roles):
         backbone.shard(mesh, lockstep)
     for role in roles:
         if role.head is not None:
             role.head.to(role.backbone.device)
-    processes.settle = lockstep.settle
+    processes.before_collective = lockstep.join_remaining_passes
 
 
 def _reference(config: PPOConfig, base: Backbone) -> SFTModel:
@@ -127,17 +146,17 @@ def _reference(config: PPOConfig, base: Backbone) -> SFTModel:
 
 
 def load_reward(config: PPOConfig, base: Backbone, name: str = "reward") -> RewardModel:
-    """The trained reward model the config names (an adapter, or a network of its own), or the base with an
+    """The trained reward model that the config names (an adapter, or a separate network), or the base with an
     untrained head."""
-    deviation = (base.hidden_size + 1) ** -0.5
-    head = scalar_head(base.hidden_size, deviation, base.device)
+    std = (base.hidden_size + 1) ** -0.5
+    head = scalar_head(base.hidden_size, std, base.device)
     folders = [
         str(spec.source)
         for spec in config.rewards
         if not callable(spec.source) and has_head(str(spec.source))
     ]
     if len(folders) > 1:
-        raise ValueError(f"only one trained reward model can be the system's own, got {folders}")
+        raise ValueError(f"only one reward model trained by proxima can be used in a run, got {folders}")
     if not folders:
         return RewardModel(base, None, head, "untrained")
     load_head(head, folders[0])
@@ -162,8 +181,8 @@ def _value(
     policy: PolicyModel,
     tokenizer: Tokenizer,
 ) -> ValueModel:
-    """Starts from the trained reward model where there is one, else from the reference with a head of
-    zeros."""
+    """The value model: initialised from the trained reward model where there is one, otherwise from the
+    reference with a zero head."""
     head = scalar_head(base.hidden_size, 0.0, base.device)
     if config.value_model == "policy":
         value = ValueModel(policy.backbone, policy.adapter, head)
@@ -179,9 +198,7 @@ def _value(
         return ValueModel(base, load_adapter(base, "value", config.value_model), head)
     if config.value_model != "adapter":
         return _value_checkpoint(config, base, tokenizer)
-    if (
-        reward.source != "untrained" and not reward.adapter
-    ):  # a whole network: the value model starts as a copy of it
+    if reward.source != "untrained" and not reward.adapter:  # a full network: start from a copy of it
         return _on_network(config, Backbone(load_network(config, reward.source, base.device)), head)
     if config.lora_r == 0:
         return ValueModel(
@@ -193,8 +210,8 @@ def _value(
 
 
 def _value_checkpoint(config: PPOConfig, base: Backbone, tokenizer: Tokenizer) -> ValueModel:
-    """A separate network with the policy's vocabulary: a causal LM, or a one-score classifier, whose head
-    is taken over."""
+    """A separate network with the policy's vocabulary: a causal LM, or a one-score classifier, whose head is
+    used."""
     name = config.value_model
     network, missing = load_with_missing(config, name, base.device, AutoModelForSequenceClassification)
     backbone = Backbone(network.base_model)
@@ -204,7 +221,8 @@ def _value_checkpoint(config: PPOConfig, base: Backbone, tokenizer: Tokenizer) -
         load_head(head, name)
     elif isinstance(score, torch.nn.Linear) and "score.weight" not in missing:
         head.load_state_dict(pick_row(score, 0).state_dict())
-    need, have = (item.network.get_input_embeddings().num_embeddings for item in (base, backbone))
+    need = base.network.get_input_embeddings().num_embeddings
+    have = backbone.network.get_input_embeddings().num_embeddings
     if have < need:
         raise ValueError(
             f"value_model {name!r} has {have} embeddings, the policy {need}; they must share a tokenizer"
@@ -212,15 +230,14 @@ def _value_checkpoint(config: PPOConfig, base: Backbone, tokenizer: Tokenizer) -
     own = own_tokenizer(name, config.trust_remote_code)
     if own is not None and not same_vocabulary(tokenizer, own):
         raise ValueError(
-            f"value_model {name!r} has another vocabulary than the policy {config.model_name!r}, so that "
-            "ids would mean other "
-            "words; give a checkpoint of the same family, or leave value_model out"
+            f"value_model {name!r} has another vocabulary than the policy {config.model_name!r}, so ids "
+            "would mean other words; give a checkpoint of the same family, or leave value_model out"
         )
     return _on_network(config, backbone, head)
 
 
 def _on_network(config: PPOConfig, backbone: Backbone, head: torch.nn.Linear) -> ValueModel:
-    """A value model on a network of its own, trained through an adapter or in full."""
+    """A value model on a separate network, trained through an adapter or in full."""
     if config.lora_r == 0:
         backbone.network.float().requires_grad_(True)
         return ValueModel(backbone, None, head)
@@ -228,8 +245,8 @@ def _on_network(config: PPOConfig, backbone: Backbone, head: torch.nn.Linear) ->
 
 
 def _trainable_copy(config: PPOConfig, adapter_folder: str) -> Backbone:
-    """A second copy of the base, all weights trainable (float32, or small steps are lost), an adapter
-    merged in where named."""
+    """A second copy of the base with all weights trainable (in float32, or small steps are lost), and with an
+    adapter merged where one is named."""
     copied = Backbone(load_network(config, config.model_name, pick_device(config.device)))
     if adapter_folder:
         copied = merge_adapter(copied, adapter_folder)
@@ -238,24 +255,35 @@ def _trainable_copy(config: PPOConfig, adapter_folder: str) -> Backbone:
 
 
 def has_head(folder: str) -> bool:
-    """Whether the folder holds a role of this package with a scalar head, rather than a classifier of
+    """Whether the folder holds a reward or value model of this package, rather than a classifier of
     `transformers`."""
     return is_adapter(folder) or (Path(folder) / HEAD_FILE).is_file()
 
 
 def load_head(head: torch.nn.Linear, folder: str) -> None:
-    """Fill a scalar head from a saved role's folder."""
+    """Load a scalar head from a saved role's folder."""
     path = Path(folder) / HEAD_FILE
     if not path.is_file():
         raise ValueError(
-            f"{folder!r} has no {HEAD_FILE}: it is an adapter without a scalar head, not a reward or value "
-            "model"
+            f"{folder!r} has no {HEAD_FILE}: it is an adapter without a scalar head of proxima's; "
+            f"{_head_remedy(folder)}"
         )
     with explain_loading("head", folder):
         head.load_state_dict(load_file(path, device=str(head.weight.device)))
 
 
-def load_classifier(config: ModelSettings, name: str, device: torch.device) -> tuple[Any, Any, Any]:
+def _head_remedy(folder: str) -> str:
+    if adapter_task(folder) == "SEQ_CLS":
+        return (
+            "it is PEFT's adapter of a sequence classifier: merge it into its base (merge_and_unload), save "
+            "that with its tokenizer, and give the new folder"
+        )
+    return "give the folder of a reward model (proxima reward writes one) or of a value model"
+
+
+def load_classifier(
+    config: ModelSettings, name: str, device: torch.device
+) -> tuple[PreTrainedModel, Tokenizer, PretrainedConfig]:
     """A sequence classifier with all its labels, its own tokenizer, and its config as it was saved."""
     own = load_config(name, config.trust_remote_code)
     architectures = own.architectures or []
@@ -268,8 +296,7 @@ def load_classifier(config: ModelSettings, name: str, device: torch.device) -> t
         )
     if lacks_tokenizer(name):
         raise ValueError(
-            f"no tokenizer lies beside the classifier in {name!r}; save the one that it was trained with "
-            "there"
+            f"there is no tokenizer beside the classifier in {name!r}; save the one it was trained with there"
         )
     with explain_loading("tokenizer", name):
         tokenizer = AutoTokenizer.from_pretrained(
@@ -279,7 +306,7 @@ def load_classifier(config: ModelSettings, name: str, device: torch.device) -> t
     tokenizer.truncation_side = "left"
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
-        needs_pad = token_head(network) is None  # else padding never reaches the network
+        needs_pad = token_head(network) is None  # otherwise padding never reaches the network
         if needs_pad and len(tokenizer) > network.get_input_embeddings().num_embeddings:
             network.resize_token_embeddings(len(tokenizer))
     for settings in (network.config, network.config.get_text_config()):

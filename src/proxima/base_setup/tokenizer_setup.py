@@ -1,20 +1,23 @@
-"""The tokenizer. In: a model's name. Out: a tokenizer whose pad token is its own, never EOS."""
+"""Loads and compares tokenizers. A loaded tokenizer has a pad token of its own, never EOS."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from transformers import AutoTokenizer
 
 from proxima.base_setup.loading import explain_loading, model_path
 from proxima.core.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 PAD_TOKEN = "<|proxima_pad|>"
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer:
-    """Load it and, where it has no pad token or uses EOS as one, add a pad token.
+    """A tokenizer that pads on the left. Where it has no pad token or pads with EOS, one is added.
 
     (The network never reads its id.)
     """
@@ -27,8 +30,8 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer:
 
 
 def lacks_tokenizer(name: str) -> bool:
-    """Whether this is a folder without a tokenizer's files; `transformers` would make an empty tokenizer
-    of it."""
+    """Whether this is a folder without a tokenizer's files, from which `transformers` would make an empty
+    tokenizer."""
     folder = Path(model_path(name))
     return folder.is_dir() and not any(
         file.name.startswith(("tokeniz", "vocab")) or file.suffix == ".model" for file in folder.iterdir()
@@ -36,7 +39,7 @@ def lacks_tokenizer(name: str) -> bool:
 
 
 def own_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer | None:
-    """The tokenizer that lies beside a checkpoint's weights, as it was saved; None where there is none."""
+    """The tokenizer that was saved beside a checkpoint's weights; None where there is none."""
     if lacks_tokenizer(name):
         return None
     try:
@@ -46,7 +49,7 @@ def own_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer | Non
 
 
 def same_vocabulary(left: Tokenizer, right: Tokenizer) -> bool:
-    """Whether every id means the same token to both; a pad token that only one of them has does not count."""
+    """Whether every id is the same token in both; a pad token that only one of them has does not count."""
     mine, other = left.get_vocab(), right.get_vocab()
     for tokenizer, vocabulary, beside in ((left, mine, other), (right, other, mine)):
         if tokenizer.pad_token is not None and tokenizer.pad_token not in beside:
@@ -63,10 +66,10 @@ PROBES = (
 
 
 def same_tokenizer(left: Tokenizer, right: Tokenizer) -> bool:
-    """Whether both write texts as the same ids, so that one's ids can be read by the other's model.
+    """Whether both encode texts as the same ids, so that the ids of one can be read by the other's model.
 
-    Vocabulary and EOS are the same, and so are the ids of texts on which normalisers and pre-tokenisers
-    differ. An EOS that one of them appends does not count: a sampled response brings its own.
+    They must agree in vocabulary and EOS, and on texts for which normalisers and pre-tokenisers differ. An
+    EOS that one of them appends does not count: a sampled response has its own.
     """
     if left.eos_token_id != right.eos_token_id or not same_vocabulary(left, right):
         return False
@@ -79,7 +82,7 @@ def same_tokenizer(left: Tokenizer, right: Tokenizer) -> bool:
     return all(ids(left, text) == ids(right, text) for text in PROBES)
 
 
-def eos_token_ids(tokenizer: Tokenizer, network: Any) -> tuple[int, ...]:
+def eos_token_ids(tokenizer: Tokenizer, network: PreTrainedModel) -> tuple[int, ...]:
     """Every token that ends a response: the tokenizer's EOS and those of the model's generation settings."""
     found: set[int | None] = {tokenizer.eos_token_id}
     for config in (network.config, getattr(network, "generation_config", None)):

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from proxima.cli.command import Command
 from proxima.config import PPOConfig
-from proxima.core.terminal_text import is_whole, printable
+from proxima.core.terminal_text import is_encodable, printable
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Generate(Command):
         from proxima.data import open_rows, read_prompts
         from proxima.ppo_trainer import SequenceGenerator
 
-        if not is_whole(self.prompt):
+        if not is_encodable(self.prompt):
             raise ValueError("a prompt (--prompt) is not UTF-8 text")
         rows = open_rows(self.data, self.limit) if self.data else None
         config = dataclasses.replace(self.ppo, sft_adapter=self.adapter) if self.adapter else self.ppo

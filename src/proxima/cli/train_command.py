@@ -53,7 +53,7 @@ class Train(Command):
 
         processes = init_distributed(self.ppo.device, self.ppo.process_timeout)
         if processes.is_distributed:
-            way = "NCCL" if processes.direct else "gloo"
+            way = "NCCL" if processes.uses_nccl else "gloo"
             print(
                 f"{processes.world_size} processes ({way}), layers "
                 f"{'sharded' if self.ppo.shard_base else 'replicated'}"

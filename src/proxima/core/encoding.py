@@ -1,8 +1,5 @@
-"""Texts to ids and back.
-
-In: prompts and a tokenizer. Out: ids that an answer can follow, and what the tokenizer put before them; rows
-of ids as one padded tensor; the text after each id.
-"""
+"""Texts to ids and back: prompts that a response can follow (with the tokenizer's BOS, without its EOS), rows
+of ids as one padded tensor, and the text after each id."""
 
 from __future__ import annotations
 
@@ -14,19 +11,20 @@ from torch import Tensor
 
 from proxima.core.tokenizer import Tokenizer
 
-PROBE = "a"  # any text: what is added does not depend on it
+PROBE = "a"  # any text: the added ids do not depend on it
 
 
 class Added(NamedTuple):
-    """Ids that a tokenizer puts around every text: BOS before it, for example, or EOS after it."""
+    """Ids that a tokenizer adds to every text, such as BOS before it or EOS after it."""
 
     before: list[int]
     after: list[int]
 
 
 def added_ids(tokenizer: Tokenizer) -> Added:
-    """What this tokenizer adds to a text by itself."""
-    bare, whole = (tokenizer(PROBE, add_special_tokens=added)["input_ids"] for added in (False, True))
+    """The ids that this tokenizer adds to every text."""
+    bare = tokenizer(PROBE, add_special_tokens=False)["input_ids"]
+    whole = tokenizer(PROBE, add_special_tokens=True)["input_ids"]
     for start in range(len(whole) - len(bare) + 1):
         if bare and whole[start : start + len(bare)] == bare:
             return Added(whole[:start], whole[start + len(bare) :])
@@ -34,15 +32,13 @@ def added_ids(tokenizer: Tokenizer) -> Added:
 
 
 def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Ids of each prompt with what the tokenizer puts before it, and without what it puts after it.
+    """The ids of each prompt, with what the tokenizer adds before it and without what it adds after it.
 
-    An EOS there would stand between prompt and answer: after EOS a model begins another text.
+    An EOS would come between prompt and response, and after EOS a model starts another text.
     """
     rows: list[list[int]] = tokenizer(list(prompts), verbose=False)["input_ids"]
     special = set(tokenizer.all_special_ids)
-    if not any(
-        row and row[-1] in special for row in rows
-    ):  # no need to ask what is added, which takes a while
+    if not any(row and row[-1] in special for row in rows):  # skips `added_ids`, which takes a while
         return rows
     after = added_ids(tokenizer).after
     return [row[: -len(after)] if after and row[-len(after) :] == after else row for row in rows]

@@ -2,11 +2,11 @@
 
 
 class RewardFailure(RuntimeError):  # noqa: N818
-    """More rewards of a step failed than `max_reward_failures` allows: nothing was trained on it."""
+    """More rewards of a step failed than `max_reward_failures` allows; the step was not trained on."""
 
 
 class EngineFailure(RuntimeError):  # noqa: N818
-    """The engine that samples failed for good: nothing was trained on the step."""
+    """The rollout engine failed for good; the step was not trained on."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -18,4 +18,4 @@ class Interrupted(KeyboardInterrupt):
 
 
 class ProcessLost(RuntimeError):  # noqa: N818
-    """Another process of the run died, left or does not answer."""
+    """Another process of the run died, left or does not respond."""

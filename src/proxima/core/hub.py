@@ -1,8 +1,6 @@
-"""The Hugging Face Hub, or its absence. In: a name to load. Out: libraries that ask the Hub, or only their
-caches.
+"""Makes Hugging Face libraries use only their caches where the Hub cannot be reached.
 
-Left alone with a Hub that cannot be reached, they ask six times for every file: half a minute, and two log
-lines each time.
+Otherwise they would try six times for every file, which takes half a minute and logs two lines each time.
 """
 
 from __future__ import annotations
@@ -17,14 +15,14 @@ from pathlib import Path
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+){0,2}")
 """NAME, OWNER/NAME, and for a dataset OWNER/NAME/CONFIG."""
-FRESH = 60  # seconds for which an answer, or none, is believed
+FRESH = 60  # seconds for which a result is reused
 
 
 @contextmanager
 def hub_or_cache(name: str) -> Iterator[str]:
-    """Around whatever loads `name`.
+    """Put this around code that loads `name`.
 
-    Gives why the Hub cannot be reached; empty where it can be, or is not needed.
+    Yields why the Hub cannot be reached; empty where it can be or is not needed.
     """
     problem = unreachable() if HUB_ID.fullmatch(name) and not Path(name).exists() else ""
     switches = [
@@ -43,8 +41,7 @@ def hub_or_cache(name: str) -> Iterator[str]:
 
 
 def unreachable() -> str:
-    """Why the Hub does not answer; empty where it does, and where the user has set HF_HUB_OFFLINE, so that
-    it is not asked."""
+    """Why the Hub cannot be reached; empty where it can be, or where HF_HUB_OFFLINE is set."""
     from huggingface_hub import constants, is_offline_mode
 
     return "" if is_offline_mode() else _ask(constants.ENDPOINT, int(time.monotonic() // FRESH))

@@ -1,4 +1,4 @@
-"""Import paths of earlier versions: they still work, with a warning, until the next release."""
+"""Import paths of earlier versions: they work, with a deprecation warning, until the next release."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MOVED = {
 
 
 def new_name(old: str) -> str | None:
-    """Where a module of an earlier version is now; None where it did not move."""
+    """The current path of a module of an earlier version; None where it did not move."""
     package, _, rest = old.partition(".")
     top, _, inner = rest.partition(".")
     if package != "proxima" or top not in MOVED:
@@ -54,7 +54,7 @@ def new_name(old: str) -> str | None:
 
 
 class MovedLoader(Loader):
-    """Gives the module at its new place."""
+    """Loads the module from its new path."""
 
     def __init__(self, new: str):
         self.new = new
@@ -66,7 +66,7 @@ class MovedLoader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self.spec  # the import machinery has put the old name there
+        module.__spec__ = self.spec  # the import machinery has set the old one
 
 
 class MovedFinder(MetaPathFinder):
@@ -80,6 +80,6 @@ class MovedFinder(MetaPathFinder):
 
 
 def install() -> None:
-    """Once, when `proxima` is imported; before other finders, which may know the folder that a module
-    left."""
+    """Called once, when `proxima` is imported. It comes before other finders, which may still find a folder
+    under the old path."""
     sys.meta_path.insert(0, MovedFinder())

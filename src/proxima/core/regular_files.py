@@ -1,7 +1,6 @@
-"""Files that strangers made. In: a path. Out: the file, open; an error at once where it is a pipe or a
-device.
+"""Opens files from untrusted sources: an error at once for a pipe or a device.
 
-Opening a named pipe waits for whoever writes to it, perhaps for ever, and a device may never end.
+Opening a named pipe blocks until something writes to it, perhaps for ever, and a device may never end.
 """
 
 from __future__ import annotations
@@ -11,15 +10,12 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-OPEN_ALREADY = (
-    "/dev/fd/",
-    "/dev/stdin",
-    "/proc/self/fd/",
-)  # what a shell has opened for us, as in <(command)
+OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+"""Paths of what a shell has opened already, as in <(command)."""
 
 
 def open_file(path: str | Path) -> BinaryIO:
-    """A regular file, for reading. An OSError where it is none."""
+    """Open a regular file for reading; raises an OSError for anything else."""
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         if stat.S_ISDIR(os.fstat(number).st_mode):
@@ -38,7 +34,7 @@ def read_file(path: str | Path) -> bytes:
 
 
 def read_given(path: str | Path, most: int = -1) -> bytes:
-    """A file that the user named, or its first so many bytes: also what the shell has opened, `<(command)`
-    or /dev/stdin."""
+    """The content, or the first `most` bytes, of a file that the user named. `<(command)` and /dev/stdin work
+    too."""
     with open(path, "rb") if str(path).startswith(OPEN_ALREADY) else open_file(path) as file:
         return file.read(most)

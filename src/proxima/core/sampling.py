@@ -1,9 +1,9 @@
-"""Sampling that PPO can trust: kept sets, log-probabilities over them, and noise that belongs to the token.
+"""Reproducible sampling: kept sets (top-k, top-p), log-probabilities over them, counter-based noise.
 
-In: logits. Out: chosen tokens, the set they were chosen from, and log-probabilities renormalised over that
-    set.
+In: logits. Out: sampled tokens, the kept sets they were sampled from, and log-probabilities renormalised over
+these.
 
-The choice is Gumbel-max, argmax_v(logit_v / temperature + g_v), with g from a counter-based hash of (seed,
+Sampling is Gumbel-max, argmax_v(logit_v / temperature + g_v), with g from a counter-based hash of (seed,
 step, sequence, position, token id). What a sequence samples therefore does not depend on its batch slot,
 micro-batch, padding, process count or on resuming, and tiny numeric differences almost never flip a token.
 """
@@ -26,7 +26,7 @@ SALTS = (0x9E3779B9, 0x85EBCA6B)
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample, and the counters of its noise."""
+    """Sampling settings, and the counters of the noise."""
 
     max_new_tokens: int
     temperature: float
@@ -73,12 +73,12 @@ def gumbel_noise(draw_keys: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def sequence_keys(prompts: Sequence[Sequence[int]], seen: dict[bytes, int] | None = None) -> Tensor:
-    """One int64 per prompt, from its token ids and from how often the same prompt stood before it: order does
-    not matter.
+    """One int64 per prompt, from its token ids and the number of equal prompts before it; the order of
+    different prompts does not matter.
 
     Args:
-        seen: given to the calls for all parts of one set, it counts over the whole set, so that the keys do
-            not depend on how the set is cut.
+        seen: counts of equal prompts; passed to the calls for all parts of one set, it makes the keys
+            independent of how the set is split.
     """
     seen = {} if seen is None else seen
     keys = []
@@ -92,19 +92,20 @@ def sequence_keys(prompts: Sequence[Sequence[int]], seen: dict[bytes, int] | Non
 
 
 def shuffled_order(keys: Tensor, seed: int, step: int, epoch: int) -> Tensor:
-    """A permutation of the sequences by (seed, step, epoch) that follows the sequences, not their places."""
+    """A permutation by (seed, step, epoch) that depends on the sequences, not on their rows."""
     lanes = hash_words(keys.cpu(), seed, step, epoch, 0x5F3759DF)
     order = (lanes[:, 0] << 31) ^ lanes[:, 1]
     return torch.argsort(order, stable=True)
 
 
 def truncate(scaled: Tensor, top_k: int, top_p: float) -> KeptSet | None:
-    """The kept set of one position: the top_k best (0 = all), of these the fewest that hold top_p of the
-    mass.
+    """The kept set of one position: the top_k likeliest tokens (0 = all), of these the fewest with a
+    probability mass of top_p.
 
     Args:
         scaled: (B, V) logits over temperature.
-    Returns: ids (B, 1, K), or bits (B, 1, ceil(V/8)), or None when nothing is cut.
+
+    Returns: ids (B, 1, K), or bits (B, 1, ceil(V/8)), or None when nothing is truncated.
     """
     vocabulary = scaled.shape[-1]
     listed = 0 < top_k < vocabulary
@@ -120,25 +121,26 @@ def truncate(scaled: Tensor, top_k: int, top_p: float) -> KeptSet | None:
 
 
 def kept_shape(top_k: int, top_p: float, vocabulary: int) -> tuple[int, torch.dtype] | None:
-    """Size and type of a position's kept set as `truncate` gives it; None when nothing is cut."""
+    """Size and dtype of a position's kept set as `truncate` gives it; None when nothing is truncated."""
     if 0 < top_k < vocabulary:
         return top_k, torch.int32
     return (-(-vocabulary // 8), torch.uint8) if top_p < 1 else None
 
 
 def include_sampled(kept: KeptSet, token_ids: Tensor) -> tuple[KeptSet, Tensor]:
-    """The kept sets (M, 1, ...) with the chosen tokens (M,) in them, and which of these were outside (M,).
+    """The kept sets (M, 1, ...) with the sampled tokens (M,) added, and which of these were outside (M,).
 
-    For an engine that names no kept set. Where its rounding, or a policy that has moved since, let it choose
-    what the set computed here leaves out, the acting policy is the one over the set and that token: finite,
-    and its ratio starts at 1.
+    For an engine that returns no kept sets. Its rounding, or a policy update since, may let it sample a token
+    outside the set computed here. The acting policy is then the one over the set and that token: its
+    log-probability is finite, and its ratio starts at 1.
     """
     if kept.ids is not None:
         present = (kept.ids == token_ids[:, None, None]).any(-1, keepdim=True)  # (M, 1, 1)
         added = torch.where(present, -1, token_ids[:, None, None]).int()
         return KeptSet(ids=torch.cat([kept.ids, added], -1)), ~present.flatten()
     assert kept.bits is not None
-    place, bit = (token_ids // 8)[:, None, None], (1 << (token_ids % 8)).to(torch.uint8)[:, None, None]
+    place = (token_ids // 8)[:, None, None]
+    bit = (1 << (token_ids % 8)).to(torch.uint8)[:, None, None]
     here = kept.bits.gather(-1, place)
     return KeptSet(bits=kept.bits.scatter(-1, place, here | bit)), ((here & bit) == 0).flatten()
 
@@ -157,9 +159,9 @@ def unpack_bits(bits: Tensor, vocabulary: int) -> Tensor:
 
 
 def kept_logits(scaled: Tensor, kept: KeptSet | None) -> Tensor:
-    """The logits of the acting policy: (B, R, K) listed, or (B, R, V) with -inf where cut.
+    """The logits of the acting policy: (B, R, K) of the kept ids, or (B, R, V) with -inf for all others.
 
-    Padding keeps everything.
+    On padding nothing is truncated.
     """
     if kept is None:
         return scaled
@@ -197,8 +199,8 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, kept: KeptSet | None, temp
 
 
 def log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    """log softmax(logits / temperature), float32 or wider, without a wide copy of the logits where it can
-    be avoided."""
+    """log softmax(logits / temperature) in float32 or wider, without a float32 copy of the logits where
+    possible."""
     wide = logits.dtype if logits.dtype == torch.float64 else torch.float32
     return torch.log_softmax(logits if temperature == 1 else logits.to(wide) / temperature, -1, dtype=wide)
 
@@ -207,9 +209,12 @@ def score_tokens(
     logits: Tensor, ref_logits: Tensor, token_ids: Tensor, kept: KeptSet | None, temperature: float
 ) -> tuple[Tensor, ...]:
     """What a rollout records of each token (B, R): log-probability of policy and of reference, exact KL,
-    entropy of the acting policy, cost of truncation. Log-probabilities are logits of the same
-    distribution, so the formulas start from them."""
-    policy, reference = log_softmax(logits, temperature), log_softmax(ref_logits, temperature)
+    entropy of the acting policy, cost of truncation.
+
+    Log-probabilities are logits of the same distribution, so the formulas start from them.
+    """
+    policy = log_softmax(logits, temperature)
+    reference = log_softmax(ref_logits, temperature)
     places = token_ids.unsqueeze(-1)
     acting = (
         policy.gather(-1, places).squeeze(-1)
@@ -226,8 +231,8 @@ def score_tokens(
 
 
 def log_kept_mass(logits: Tensor, kept: KeptSet | None, temperature: float) -> Tensor:
-    """log of the probability that the untruncated policy gives to the kept set, (B, R); its negative is
-    truncation's cost."""
+    """log of the probability mass of the kept set under the untruncated policy, (B, R); its negative is the
+    cost of truncation."""
     scaled = at_least_float32(logits) / temperature
     if kept is None:
         return scaled.new_zeros(scaled.shape[:-1])

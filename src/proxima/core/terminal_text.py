@@ -1,9 +1,7 @@
-"""Text that strangers wrote: a model, a file, a run folder. In: any text. Out: the same, safe to print or to
-write as UTF-8.
+"""Makes untrusted text (from a model, a file, a run folder) safe to print, or to write as UTF-8.
 
 Terminals act on control characters: an escape sequence can clear the screen, rename the window or hide what
-follows. Everything that is printed and came from a file or a model goes through `visible` (one line) or
-`printable` (several).
+follows. All text from files and models is printed through `visible` (one line) or `printable` (several).
 """
 
 from __future__ import annotations
@@ -11,28 +9,25 @@ from __future__ import annotations
 import logging
 import unicodedata
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
-HIDDEN = {
-    "Cc",
-    "Cf",
-    "Cs",
-    "Co",
-    "Zl",
-    "Zp",
-}  # categories of characters that a terminal would act on or swallow
+HIDDEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+"""Unicode categories of characters that a terminal would act on or not show."""
 KEPT = "\n\t\u200c\u200d"  # in text of several lines; joiners are part of many scripts and of emoji
+
+JsonValue: TypeAlias = Any
+"""Nested lists and dicts of texts, numbers, booleans and None."""
 
 
 def visible(text: str, kept: str = "") -> str:
-    r"""Line breaks as \n, and so on: nothing that moves the cursor or hides."""
+    r"""With escapes (a line break as \n) for all characters that move the cursor or hide text."""
     if not any(unicodedata.category(letter) in HIDDEN for letter in text):
         return text
     return "".join(_shown(letter) if letter not in kept else letter for letter in text)
 
 
 def printable(text: str) -> str:
-    """Text of several lines; line breaks and tabs stay."""
+    """The same for text of several lines: line breaks and tabs are kept."""
     return visible(text, KEPT)
 
 
@@ -41,7 +36,7 @@ def _shown(letter: str) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """A message is one line, whatever is in it."""
+    """Formats every message as one line, whatever it contains."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's own name)
         record.message = visible(record.message)
@@ -49,16 +44,15 @@ class LineFormatter(logging.Formatter):
 
 
 def stderr_handler() -> logging.Handler:
-    """Warnings on stderr, as Python shows them where nobody has set up logging, but one line each."""
+    """Warnings on stderr, as Python shows them without logging set up, but one line each."""
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(LineFormatter())
     return handler
 
 
-def is_whole(value: Any) -> bool:
-    """Whether all texts in a value can be encoded: JSON can hold half of a surrogate pair, which UTF-8
-    cannot."""
+def is_encodable(value: JsonValue) -> bool:
+    """Whether UTF-8 can encode all texts in a value: JSON can hold half of a surrogate pair, UTF-8 cannot."""
     try:
         for text in _texts(value):
             text.encode()
@@ -67,12 +61,12 @@ def is_whole(value: Any) -> bool:
     return True
 
 
-def mended(text: str) -> str:
-    """The same with U+FFFD for each half of a surrogate pair."""
+def without_lone_surrogates(text: str) -> str:
+    """The text with U+FFFD for each unpaired half of a surrogate pair."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: JsonValue) -> Iterator[str]:
     """Every text in nested lists and dicts, keys included."""
     pending = [value]
     while pending:

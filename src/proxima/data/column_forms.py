@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from os.path import commonprefix
 
-from proxima.core.terminal_text import is_whole
+from proxima.core.terminal_text import is_encodable
 from proxima.data.chat_templates import Messages, Skip, check_messages, until_last
 from proxima.data.rows import BrokenData, Row
 
@@ -121,7 +121,7 @@ def side(row: Row, column: str) -> Side:
     value = row[column]
     if value is None:
         return ""
-    if not is_whole(value):
+    if not is_encodable(value):
         raise Skip("half of a surrogate pair in the text")
     return value if isinstance(value, str) else check_messages(value, column)
 

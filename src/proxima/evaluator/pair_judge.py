@@ -22,9 +22,9 @@ from typing import Any
 from proxima.config import RewardSpec
 from proxima.rewards.coroutines import run_async
 from proxima.rewards.function_reward import load_function
-from proxima.rewards.http_reward import EndpointReward, Unusable
+from proxima.rewards.http_reward import EndpointReward, UnusableReply
 from proxima.rewards.reward_options import check_options, keyword_options, typed
-from proxima.rewards.reward_outcome import Outcome, attempt
+from proxima.rewards.reward_outcome import Outcome, call_with_retries
 from proxima.rewards.reward_samples import Samples
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,10 @@ class PairJudge:
         return result
 
     def _try(self, pairs: Pairs) -> list[float]:
-        outcome = attempt(lambda: self._ask(pairs), len(pairs), self._attempts, f"judge {self.label}")
+        def warn(reason: str) -> None:
+            log.warning("judge %s failed and is tried again: %s", self.label, reason)
+
+        outcome = call_with_retries(lambda: self._ask(pairs), len(pairs), self._attempts, warn)
         if outcome.failures:
             self.last_failure = f"{self.label}: {outcome.reason}"
             log.warning(
@@ -94,13 +97,13 @@ class EndpointJudge(EndpointReward):
             entries = answer[kind]
             signs = kind != "preferences"  # `verdicts` is the older name of choices
         except (ValueError, TypeError, StopIteration, RecursionError):
-            raise Unusable(
+            raise UnusableReply(
                 'the reply is not JSON of the form {"choices": [...]} or {"preferences": [...]}'
             ) from None
         try:
             return read_preferences(entries, len(part), signs)
         except ValueError as error:
-            raise Unusable(str(error)) from None
+            raise UnusableReply(str(error)) from None
 
 
 def open_pair_judge(spec: RewardSpec) -> PairJudge | None:

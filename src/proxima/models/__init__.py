@@ -1,4 +1,4 @@
-"""The four roles on as few networks as can be: policy, frozen reference, value, reward.
+"""The four roles (policy, frozen reference, value, reward) on as few networks as possible.
 
 In: token ids and masks. Out: hidden states, logits, values, scores, samples; a role's weights in a folder.
 """

@@ -1,17 +1,17 @@
-"""`Backbone`: one network in memory, and the adapters on it. In: token ids and masks. Out: hidden states and
-logits.
+"""`Backbone`: one network in memory and the adapters on it. From token ids to hidden states and logits.
 
-Passes take the fast path (`proxima.runtime.engine`) where the network is one it knows, else `transformers`'
-own forward pass.
+Passes take the fast path (`proxima.runtime.engine`) where it supports the network; otherwise the reference
+path, which is `transformers`' own forward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from peft import PeftModel
@@ -28,14 +28,16 @@ from proxima.models.probe import probe
 from proxima.runtime.distributed.sharding import Lockstep, decoder_layers, shard_network
 from proxima.runtime.engine import Decoder, Generation, Layout, knows, supports, worth_compiling
 
+Result = TypeVar("Result")
+
 ADAPTED = (BaseTunerLayer, AuxiliaryTrainingWrapper)
-"""Modules that an adapter has a part in: LoRA layers, and whole modules or tokens that are trained with
+"""Modules that hold parts of an adapter: LoRA layers, and modules or tokens that are trained in full with
 them."""
 
 
 @dataclass
 class EngineSettings:
-    """How a backbone computes; results do not depend on it."""
+    """How a backbone computes. Results do not depend on it."""
 
     fast: bool = True
     compiled: bool = True
@@ -43,7 +45,7 @@ class EngineSettings:
 
 
 class Backbone:
-    """A pretrained network with any number of adapters, of which at most one is on at a time.
+    """A pretrained network with any number of adapters, of which at most one is active at a time.
 
     Dropout is off.
     """
@@ -56,7 +58,7 @@ class Backbone:
         self._known: bool | None = None
         self._passes: Passes | None = None
         self.adapts_head = False
-        """Whether an adapter has a part in what comes after the layers, such as the output embeddings."""
+        """Whether an adapter changes what comes after the layers, such as the output embeddings."""
         self._supported: bool | None = None
         self._parameters: dict[str, list[nn.Parameter]] = {}
         self._decoder: Decoder | None = None
@@ -73,14 +75,14 @@ class Backbone:
 
     @property
     def context_length(self) -> int | None:
-        """Most tokens the network can read; None where its architecture names no limit."""
+        """Most tokens that the network can read; None where its config names no limit."""
         limit = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
         return None if limit is None else limit - (self.passes.first_position or 0)
 
     # --- adapters ---
 
     def attach(self, peft: PeftModel) -> None:
-        """Take over a PeftModel that wraps this network; all its adapters start switched off."""
+        """Use a PeftModel that wraps this network; none of its adapters is active."""
         self.peft = peft
         self._supported = self._decoder = self._generation = None
         self._parameters.clear()
@@ -93,12 +95,11 @@ class Backbone:
         self._untie()
 
     def _untie(self) -> None:
-        """An adapter on one of two tied embeddings changes that one alone; merged into their one weight it
-        changes both."""
-        config, (one, other) = (
-            self.network.config,
-            (self.network.get_input_embeddings(), self.network.get_output_embeddings()),
-        )
+        """Untie input and output embeddings where an adapter is on one of them: merged into the shared weight
+        it would change both."""
+        config = self.network.config
+        one = self.network.get_input_embeddings()
+        other = self.network.get_output_embeddings()
         adapted = isinstance(one, BaseTunerLayer) != isinstance(other, BaseTunerLayer)
         if any(isinstance(layer, ModulesToSaveWrapper) for layer in (one, other)):
             config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = (
@@ -120,7 +121,7 @@ class Backbone:
 
     @contextmanager
     def using(self, adapter: str | None) -> Iterator[None]:
-        """Only this adapter is on inside the block; afterwards what was on before."""
+        """Only this adapter is active inside the block; afterwards the one that was before."""
         before = self._active
         if adapter != before:
             self._switch(adapter)
@@ -136,9 +137,11 @@ class Backbone:
         found: dict[int, nn.Parameter] = {}
         for layer in self.network.modules():
             if isinstance(layer, ADAPTED):
-                for item in (group[adapter] for group in _groups(layer) if adapter in group):
-                    own = [item] if isinstance(item, nn.Parameter) else list(item.parameters())
-                    found |= {id(parameter): parameter for parameter in own}
+                for group in _groups(layer):
+                    if adapter in group:
+                        item = group[adapter]
+                        own = [item] if isinstance(item, nn.Parameter) else list(item.parameters())
+                        found |= {id(parameter): parameter for parameter in own}
         self._parameters[adapter] = list(found.values())
         return self._parameters[adapter]
 
@@ -146,10 +149,9 @@ class Backbone:
 
     @property
     def decoder(self) -> Decoder | None:
-        """The fast path, made when first asked for; None where this network is not one it knows, or dropout
-        is on.
+        """The fast path, made at first use; None where it does not support this network, or dropout is on.
 
-        It reads whole weights, so a sharded network does without.
+        It reads full weights, so a sharded network cannot use it.
         """
         if not self.settings.fast or self.network.training or self.sharded:
             return None
@@ -171,30 +173,29 @@ class Backbone:
             self._generation = Generation(self.decoder)
         return self._generation
 
-    def forget_generation(self) -> None:
-        """Give back the memory that sampling holds from one call to the next."""
+    def release_generation(self) -> None:
+        """Free the memory that sampling keeps from one call to the next."""
         self._generation = None
 
     def hidden(self, ids: Tensor, layout: Layout, adapter: str | None) -> Tensor:
-        """Last hidden states (M, D) at the layout's places of padded ids (B, T), with one adapter on."""
+        """Last hidden states (M, D) at the layout's `read` positions of ids (B, T), with one adapter."""
         if self.decoder is not None:
             return self.decoder.hidden(ids, layout, adapter)
         with self.using(adapter):
-            return self.plain_hidden(ids, layout)
+            return self.reference_hidden(ids, layout)
 
     def head(self, hidden: Tensor, adapter: str | None) -> Tensor:
-        """Logits (M, V) of hidden states (M, D), with one adapter on."""
+        """Logits (M, V) of hidden states (M, D), with one adapter."""
         if self.known and not self.adapts_head:
             return self.network.get_output_embeddings()(hidden)
         with self.using(adapter) if self.adapts_head else nullcontext():
             return self.passes.logits(hidden)
 
-    # --- `transformers`' own forward pass ---
+    # --- the reference path: `transformers`' own forward pass ---
 
     @property
     def passes(self) -> Passes:
-        """How the network's own forward pass is called; found out when first asked for, before layers are
-        spread."""
+        """How the network's own forward pass is called; found out at first use, before sharding."""
         if self._passes is None:
             with self.using(None):
                 self._passes = Passes.known(self.network) if self.known else probe(self.network)
@@ -202,44 +203,46 @@ class Backbone:
 
     @property
     def known(self) -> bool:
-        """Whether this is an architecture that the fast path knows, whatever adapters are on it."""
+        """Whether the fast path knows this architecture, whatever adapters are on it."""
         if self._known is None:
             self._known = knows(self.network)
         return self._known
 
-    def plain_hidden(self, ids: Tensor, layout: Layout) -> Tensor:
-        """`hidden` with the adapter that is on. Sequences are moved to begin in the first column: with
-        padding in front some positions may look at nothing, and cuDNN's attention gives these, and so all
-        weights, gradients that are nan."""
+    def reference_hidden(self, ids: Tensor, layout: Layout) -> Tensor:
+        """`hidden` with the active adapter.
+
+        Sequences are moved to start in the first column. With left padding some positions attend to nothing;
+        cuDNN's attention gives these, and so all weights, nan gradients.
+        """
         cells = layout.rows, layout.positions
         moved = ids.new_zeros(len(layout.lengths), layout.longest)
+        moved[cells] = ids.flatten()[layout.source]
         mask = torch.zeros_like(moved, dtype=torch.bool)
-        moved[cells], mask[cells] = ids.flatten()[layout.source], True
+        mask[cells] = True
         self.begin_pass()
         hidden = self.passes.hidden(moved, mask)  # (B, longest, D)
         return hidden[layout.rows[layout.read], layout.positions[layout.read]]
 
     def checkpoint_layers(self) -> None:
-        """Compute each layer again in the backward pass instead of keeping its inside; for `transformers`'
-        own forward pass."""
+        """Gradient checkpointing on the reference path: each layer is recomputed in the backward pass."""
         for layer in decoder_layers(self.network):
-            layer.forward = _computed_again(layer.forward)
+            layer.forward = _checkpointed(layer.forward)
 
-    # --- layers over processes ---
+    # --- sharding ---
 
     @property
     def sharded(self) -> bool:
-        """Whether its layers are spread over processes."""
+        """Whether its layers are sharded over processes."""
         return self.lockstep is not None
 
     def shard(self, mesh: DeviceMesh, lockstep: Lockstep) -> None:
-        """Spread the layers over processes; adapters stay whole.
+        """Shard the layers over processes; adapters stay whole.
 
-        From then on every pass is one of all processes.
+        From then on all processes must join every pass.
         """
-        adapters = [
-            p for name in (self.peft.peft_config if self.peft else ()) for p in self.adapter_parameters(name)
-        ]
+        adapters: list[nn.Parameter] = []
+        for name in self.peft.peft_config if self.peft else ():
+            adapters += self.adapter_parameters(name)
         device = self.network.device if mesh.device_type == "cpu" else torch.device(mesh.device_type)
         shard_network(self.network, self.passes.trunk, mesh, adapters)
         for tensor in (*self.network.parameters(), *self.network.buffers()):
@@ -251,8 +254,8 @@ class Backbone:
         if self.lockstep is not None:
             self.lockstep.begin(self, self._active)
 
-    def single_token_pass(self, adapter: str | None, backward: bool) -> None:
-        """A pass that changes nothing, for the sake of the other processes."""
+    def dummy_pass(self, adapter: str | None, backward: bool) -> None:
+        """A pass of one token that changes nothing, so that other processes can run theirs."""
         ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         with self.using(adapter):
             hidden = self.passes.hidden(ids, ids == 0)
@@ -260,15 +263,15 @@ class Backbone:
                 (0 * hidden.sum()).backward()
 
 
-def _groups(layer: Any) -> list[Any]:
-    """The parts of a layer that belong to adapters, each by adapter."""
+def _groups(layer: BaseTunerLayer | AuxiliaryTrainingWrapper) -> list[Mapping[str, Any]]:
+    """The parts of a layer that belong to adapters, each a mapping by adapter name."""
     return [attrgetter(name)(layer) for name in layer.adapter_layer_names]
 
 
-def _computed_again(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*given: Any, **named: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*given, **named)
-        return checkpoint(forward, *given, use_reentrant=False, **named)
+def _checkpointed(forward: Callable[..., Result]) -> Callable[..., Result]:
+    recompute = partial(checkpoint, forward, use_reentrant=False)
+
+    def call(*args: Any, **kwargs: Any) -> Result:
+        return recompute(*args, **kwargs) if torch.is_grad_enabled() else forward(*args, **kwargs)
 
     return call

@@ -1,9 +1,7 @@
-"""`BaseModel`: what the four roles share. In: token ids and masks. Out: hidden states, logits, a role in a
-folder.
+"""`BaseModel`: what the four roles share: hidden states, logits, saving and loading.
 
-A role is the network with exactly one adapter switched on (or none). Roles that share a network must not
-overlap: a role's backward ends before another adapter is switched on, which `BaseModel.active` makes a `with`
-block.
+A role is the network with one adapter active (or none). Roles that share a network must not overlap: the
+backward pass of one ends before another's adapter is activated, so `BaseModel.active` is a `with` block.
 """
 
 from __future__ import annotations
@@ -33,10 +31,12 @@ from proxima.runtime.engine import pack
 
 
 class BaseModel:
-    """A role: a backbone, the adapter it switches on, and perhaps a scalar head."""
+    """A role: a backbone, its adapter or None, and its scalar head or None."""
 
     def __init__(self, backbone: Backbone, adapter: str | None = None, head: nn.Linear | None = None):
-        self.backbone, self.adapter, self.head = backbone, adapter, head
+        self.backbone = backbone
+        self.adapter = adapter
+        self.head = head
 
     @property
     def device(self) -> torch.device:
@@ -51,7 +51,7 @@ class BaseModel:
     def training(self) -> Iterator[None]:
         """Gradients reach this role's own weights inside the block.
 
-        (The fast path needs no adapter switched on.)
+        (The fast path takes the adapter by name; none needs to be active.)
         """
         if self.backbone.decoder is None:
             with self.active():
@@ -63,15 +63,14 @@ class BaseModel:
         yield
 
     def response_hidden(self, tokens: Tokens) -> Tensor:
-        """Hidden states (M, D) that chose each response token, sequence by sequence; no padding among
-        them."""
+        """Hidden states (M, D) that predict each response token, sequence by sequence, without padding."""
         layout = pack(tokens.prompt_sizes, tokens.sizes, tokens.prompt_ids.shape[1], self.device)
         return self.backbone.hidden(tokens.input_ids, layout, self.adapter)
 
     def response_logits(self, tokens: Tokens) -> Tensor:
-        """Logits (B, R, V) that chose each response token, 0 on padding.
+        """Logits (B, R, V) that predict each response token, 0 on padding.
 
-        All at once: for looking, not for training.
+        All at once: for inspection, not for training.
         """
         return unpack(self.logits(self.response_hidden(tokens)), tokens)
 
@@ -80,7 +79,7 @@ class BaseModel:
         return self.backbone.head(hidden, self.adapter)
 
     def parameters(self) -> list[nn.Parameter]:
-        """What training this role may change."""
+        """The trainable parameters of this role."""
         own = (
             self.backbone.adapter_parameters(self.adapter)
             if self.adapter
@@ -94,11 +93,10 @@ class BaseModel:
         return self.head(hidden.float()).squeeze(-1)
 
     def save(self, folder: str | Path, whole: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Path:
-        """Write the role: an adapter in PEFT's own format or the whole network, and the head; safetensors
-        only.
+        """Save the role as safetensors: an adapter in PEFT's format or the whole network, and the head.
 
         Args:
-            whole: gives the whole of a tensor, where it is sharded over processes.
+            whole: maps a tensor that is sharded over processes to its full value.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +115,7 @@ class BaseModel:
         return folder
 
     def load(self, folder: str | Path) -> None:
-        """Take over the weights of a role that `save` wrote; it must have the same shape."""
+        """Load the weights of a role that `save` wrote; shapes must agree."""
         folder = Path(folder)
         try:
             if self.adapter and self.backbone.peft is not None:
@@ -132,9 +130,9 @@ class BaseModel:
             raise ValueError(f"cannot load the weights in {folder}: {str(error).splitlines()[0]}") from error
 
 
-def scalar_head(size: int, deviation: float, device: torch.device) -> nn.Linear:
-    """A float32 linear map to one number: weights N(0, deviation), bias 0."""
+def scalar_head(size: int, std: float, device: torch.device) -> nn.Linear:
+    """A float32 linear map to one number: weights N(0, std^2), bias 0."""
     head = nn.Linear(size, 1)
-    nn.init.normal_(head.weight, std=deviation) if deviation else nn.init.zeros_(head.weight)
+    nn.init.normal_(head.weight, std=std) if std else nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head.to(device)

@@ -1,13 +1,11 @@
-"""`PolicyModel`: the model that PPO trains.
-
-In: prompts as ids. Out: sampled responses; logits for their log-probabilities.
-"""
+"""`PolicyModel`: the model that PPO trains. It samples responses and gives the logits of their tokens."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from proxima.core.sampling import Sampling, choose, hash_words, token_logprobs, truncate
 from proxima.core.types import KeptSet, Tokens
@@ -15,22 +13,22 @@ from proxima.models.base_model import BaseModel
 
 
 class PolicyModel(BaseModel):
-    """Base plus the policy's adapter, or a trainable copy of the base."""
+    """The base with the policy's adapter, or a trainable copy of the base."""
 
     @torch.no_grad()
     def generate(self, prompts: Tokens, sampling: Sampling) -> Tokens:
-        """Sample one response a prompt, until its first EOS or `max_new_tokens`.
+        """Sample one response per prompt, until its first EOS or `max_new_tokens`.
 
         Args:
-            prompts: its prompt side is read; its response side is replaced.
+            prompts: the prompts are read; the responses are replaced.
         """
         if self.backbone.generation is not None:
             return self.backbone.generation.generate(prompts, sampling, self.adapter)
-        return self.generate_plainly(prompts, sampling)
+        return self.generate_reference(prompts, sampling)
 
     @torch.no_grad()
-    def generate_plainly(self, prompts: Tokens, sampling: Sampling) -> Tokens:
-        """The same through `transformers`' own forward pass and cache, for any architecture."""
+    def generate_reference(self, prompts: Tokens, sampling: Sampling) -> Tokens:
+        """The same on the reference path (`transformers`' forward pass and cache), for any architecture."""
         if self.backbone.passes.decoding != "grouped":
             return self._sample(prompts, sampling)
         sizes = prompts.prompt_sizes
@@ -41,7 +39,10 @@ class PolicyModel(BaseModel):
     def _sample(self, prompts: Tokens, sampling: Sampling) -> Tokens:
         eos = torch.tensor(sampling.eos_ids, device=self.device, dtype=torch.long)
         running = torch.ones(len(prompts.prompts), dtype=torch.bool, device=self.device)
-        chosen, real, kept, logprobs = [], [], [], []
+        chosen: list[Tensor] = []
+        real: list[Tensor] = []
+        kept: list[KeptSet | None] = []
+        logprobs: list[Tensor] = []
         with self.active():
             steps = self.backbone.passes.steps(
                 prompts.prompt_ids, prompts.prompt_mask, self.backbone.begin_pass
@@ -67,12 +68,12 @@ class PolicyModel(BaseModel):
             response_ids=torch.stack(chosen, 1).masked_fill(~mask, 0),
             mask=mask,
             ended=~running,
-            kept=_join(kept),
+            kept=_stack_positions(kept),
             sampled_logprobs=torch.cat(logprobs, 1).masked_fill(~mask, 0),
         )
 
 
-def _join(kept: list[KeptSet | None]) -> KeptSet | None:
+def _stack_positions(kept: list[KeptSet | None]) -> KeptSet | None:
     """The kept sets of all positions: (B, R, ...)."""
     ids = [item.ids for item in kept if item is not None and item.ids is not None]
     bits = [item.bits for item in kept if item is not None and item.bits is not None]

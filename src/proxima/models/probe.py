@@ -1,9 +1,8 @@
-"""`probe`: a few tokens through a network, once, to learn how it must be called. In: a network. Out: its
-`Passes`, or why not.
+"""`probe`: runs a few tokens through a network, once, to find out how it must be called.
 
-The measure of everything is the network by itself: one sequence, no padding, no cache, no arguments but the
-ids. A network is refused by name where no way of calling it gives the same log-probabilities, for then PPO's
-ratios would mean nothing.
+The standard is the network called plainly: one sequence, no padding, no cache, no arguments but the ids. A
+network is refused by name where no way of calling it gives the same log-probabilities, since PPO's ratios
+would be meaningless.
 """
 
 from __future__ import annotations
@@ -11,25 +10,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from proxima.models.passes import Decoding, Passes, accepted, owner_of, read
+from proxima.models.passes import Decoding, Passes, accepted_arguments, logits_or_hidden, owner_of
 
-LONG, SHORT, AFTER = (
-    80,
-    5,
-    2,
-)  # tokens of two sequences (many layers work in chunks of 64), and of these read one at a time
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.utils import ModelOutput
+
+LONG = 80  # tokens of the first sequence; many layers work in chunks of 64
+SHORT = 5  # tokens of the second one
+DECODED = 2  # of these the tokens that are decoded one at a time
 SAME = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
-"""Two ways to compute the same logits differ by at most this share of their size."""
+"""Largest relative difference between two ways to compute the same logits."""
 REFUSED = {torch.float16: 0.5, torch.bfloat16: 0.5}
-"""Where rounding is coarse a network is refused only for what rounding cannot explain."""
+"""In half precision a network is refused only for differences that rounding cannot explain."""
 
 
-def refusal(network: Any, reason: str) -> ValueError:
+def refusal(network: PreTrainedModel, reason: str) -> ValueError:
     """An error that names the architecture."""
     return ValueError(
         f"the architecture {network.config.model_type} ({type(network).__name__}) cannot be trained: {reason}"
@@ -37,13 +39,13 @@ def refusal(network: Any, reason: str) -> ValueError:
 
 
 @torch.no_grad()
-def probe(network: Any) -> Passes:
-    """How to call this network; an error that names it where no way is right."""
+def probe(network: PreTrainedModel) -> Passes:
+    """How to call this network; raises an error that names it where no way is right."""
     long = probe_ids(network, LONG)
     rows = [long, long.flip(0)[:SHORT]]
     with _explained(network, "it does not run on token ids alone"):
-        trunk, own = _watched(network, rows[0])
-        expected = [own, _alone(network, rows[1])]
+        trunk, own = _find_trunk(network, rows[0])
+        expected = [own, _plain_logits(network, rows[1])]
     _check_shape(network, own, len(long))
     if not all(item.isfinite().any(-1).all() for item in expected):
         raise refusal(network, "its logits are not numbers")
@@ -52,36 +54,34 @@ def probe(network: Any) -> Passes:
     passes, noise = _scoring(network, trunk, rows, expected)
     if passes.owner is None:
         return passes
-    return passes.but(decoding=_decoding(passes, rows, expected, noise))
+    return replace(passes, decoding=_decoding(passes, rows, expected, noise))
 
 
-def probe_ids(network: Any, count: int) -> Tensor:
-    """Ordinary tokens: none that the config gives a meaning of its own."""
+def probe_ids(network: PreTrainedModel, count: int) -> Tensor:
+    """Ordinary tokens: none that the config names as special."""
     config = network.config.get_text_config()
     vocabulary = network.get_input_embeddings().weight.shape[0]
     values = {**network.config.to_dict(), **config.to_dict()}
     special = {value for name, value in values.items() if "token" in name and isinstance(value, int)}
     ordinary = [token for token in range(min(vocabulary, 4096)) if token not in special]
     if len(ordinary) < 2 * SHORT:
-        raise refusal(network, f"its vocabulary of {vocabulary} tokens is too small to look at")
+        raise refusal(network, f"its vocabulary of {vocabulary} tokens is too small to probe")
     limit = getattr(config, "max_position_embeddings", None) or 0
     count = min(count, limit // 2) if limit > 0 else count
-    return torch.tensor(
-        [ordinary[(7 * place + place // SHORT) % len(ordinary)] for place in range(count)],
-        device=network.device,
-    )
+    ids = [ordinary[(7 * place + place // SHORT) % len(ordinary)] for place in range(count)]
+    return torch.tensor(ids, device=network.device)
 
 
-def _watched(network: Any, ids: Tensor) -> tuple[nn.Module, Tensor]:
-    """The module that the network itself calls for hidden states (itself where it has no head), and its
-    logits (T, V)."""
+def _find_trunk(network: PreTrainedModel, ids: Tensor) -> tuple[nn.Module, Tensor]:
+    """The module that the network calls for hidden states (the network itself where it has no head), and the
+    network's logits (T, V)."""
     inside: list[nn.Module] = []
     found: list[tuple[nn.Module, Tensor]] = []
 
-    def enter(module: nn.Module, *_: Any) -> None:
+    def enter(module: nn.Module, *_: object) -> None:
         inside.append(module)
 
-    def leave(module: nn.Module, _: Any, output: Any) -> None:
+    def leave(module: nn.Module, _: object, output: object) -> None:
         inside.pop()
         first = output[0] if isinstance(output, (tuple, dict)) and len(output) else None
         if not inside and isinstance(first, Tensor) and first.dim() == 3:
@@ -91,7 +91,7 @@ def _watched(network: Any, ids: Tensor) -> tuple[nn.Module, Tensor]:
     handles = [part.register_forward_pre_hook(enter) for part in parts]
     handles += [part.register_forward_hook(leave) for part in parts]
     try:
-        output = _bare(network, ids)
+        output = _call_plainly(network, ids)
     finally:
         for handle in handles:
             handle.remove()
@@ -103,31 +103,31 @@ def _watched(network: Any, ids: Tensor) -> tuple[nn.Module, Tensor]:
     return trunks[0], output.logits[0]
 
 
-def _bare(network: Any, ids: Tensor) -> Any:
-    """The network by itself."""
-    return network(**accepted(network, {"input_ids": ids[None], "use_cache": False}))
+def _call_plainly(network: PreTrainedModel, ids: Tensor) -> ModelOutput:
+    """One sequence, with no arguments but its ids."""
+    return network(**accepted_arguments(network, {"input_ids": ids[None], "use_cache": False}))
 
 
-def _alone(network: Any, ids: Tensor) -> Tensor:
-    return read(_bare(network, ids))[0]
+def _plain_logits(network: PreTrainedModel, ids: Tensor) -> Tensor:
+    return logits_or_hidden(_call_plainly(network, ids))[0]
 
 
-def _check_shape(network: Any, own: Tensor, tokens: int) -> None:
+def _check_shape(network: PreTrainedModel, own: Tensor, tokens: int) -> None:
     if own.dim() != 2 or len(own) != tokens:
         raise refusal(
             network, f"for {tokens} tokens it gives logits of shape {tuple(own.shape)}, not one row per token"
         )
 
 
-def _check_repeatable(network: Any, ids: Tensor, own: Tensor) -> None:
-    if _gap(_alone(network, ids), own) > _refused(network):
+def _check_repeatable(network: PreTrainedModel, ids: Tensor, own: Tensor) -> None:
+    if _gap(_plain_logits(network, ids), own) > _refused(network):
         raise refusal(network, "the same tokens give other logits each time")
 
 
-def _check_causal(network: Any, ids: Tensor, own: Tensor) -> None:
-    """What it says at a token may not depend on later ones."""
+def _check_causal(network: PreTrainedModel, ids: Tensor, own: Tensor) -> None:
+    """What it predicts at a token must not depend on later tokens."""
     changed = torch.cat([ids[:SHORT], ids[SHORT:].flip(0)])
-    if _gap(_alone(network, changed)[:SHORT], own[:SHORT]) <= _refused(network):
+    if _gap(_plain_logits(network, changed)[:SHORT], own[:SHORT]) <= _refused(network):
         return
     hint = ""
     if getattr(network.config, "is_decoder", None) is False:
@@ -136,19 +136,20 @@ def _check_causal(network: Any, ids: Tensor, own: Tensor) -> None:
 
 
 def _scoring(
-    network: Any, trunk: nn.Module, rows: list[Tensor], expected: list[Tensor]
+    network: PreTrainedModel, trunk: nn.Module, rows: list[Tensor], expected: list[Tensor]
 ) -> tuple[Passes, float]:
-    """Hidden states of a batch, padded on the right, and the network's head on them; and what rounding makes
-    of its logits.
+    """How to score a right-padded batch through hidden states and the network's head, and the error that
+    rounding makes.
 
-    Positions are given where they may be: from 0, or from where networks begin that count their padding
-    token too."""
+    Positions are given where the network takes them: from 0, or after the pad id for networks that reserve
+    the positions up to it.
+    """
     owner, name = (None, "") if trunk is network else owner_of(network, trunk)
     ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    mask = torch.arange(ids.shape[1], device=ids.device) < torch.tensor(
-        [[len(row)] for row in rows], device=ids.device
-    )
-    gap, problem = math.inf, ""
+    sizes = torch.tensor([[len(row)] for row in rows], device=ids.device)
+    mask = torch.arange(ids.shape[1], device=ids.device) < sizes
+    gap = math.inf
+    problem = ""
     pad = getattr(network.config.get_text_config(), "pad_token_id", None)
     for first_position in (0, *([] if pad is None else [pad + 1]), None):
         try:
@@ -162,19 +163,19 @@ def _scoring(
             continue
         gap = _gap(logits, torch.cat(expected))
         if gap <= _refused(network):
-            return passes.but(width=hidden.shape[-1]), gap
+            return replace(passes, width=hidden.shape[-1]), gap
     why = problem if gap == math.inf else f"off by {gap:.2g} of their size"
-    raise refusal(network, f"its logits cannot be had from its last hidden states ({why})")
+    raise refusal(network, f"its logits cannot be computed from its last hidden states ({why})")
 
 
 def _decoding(passes: Passes, rows: list[Tensor], expected: list[Tensor], noise: float) -> Decoding:
-    """The fastest way to sample that gives the network's own logits, but for rounding."""
+    """The fastest way to sample that gives the network's own logits, up to rounding."""
     least = 200 * torch.finfo(passes.network.dtype).eps
     limit = min(_same(passes.network), max(least, 10 * noise))
     ways: tuple[Decoding, ...] = ("padded", "grouped")
     for way in ways:
         try:
-            if _sampling_gap(passes.but(decoding=way), rows, expected) <= limit:
+            if _sampling_gap(replace(passes, decoding=way), rows, expected) <= limit:
                 return way
         except (torch.cuda.OutOfMemoryError, MemoryError):
             raise
@@ -184,8 +185,8 @@ def _decoding(passes: Passes, rows: list[Tensor], expected: list[Tensor], noise:
 
 
 def _sampling_gap(passes: Passes, rows: list[Tensor], expected: list[Tensor]) -> float:
-    """How far the logits of tokens read one by one are from those of the whole sequences."""
-    prompts = [row[:-AFTER] for row in rows]
+    """How far the logits of tokens decoded one by one are from those of the whole sequences."""
+    prompts = [row[:-DECODED] for row in rows]
     together = passes.decoding == "padded"
     worst = 0.0
     for group in [[0, 1]] if together else [[0], [1]]:
@@ -195,29 +196,33 @@ def _sampling_gap(passes: Passes, rows: list[Tensor], expected: list[Tensor]) ->
         mask = torch.arange(widest, device=ids.device) >= widest - sizes
         steps = passes.steps(ids, mask)
         logits = [next(steps)]
-        for place in range(-AFTER, 0):
+        for place in range(-DECODED, 0):
             logits.append(steps.send(torch.stack([rows[row][place] for row in group])))
-        wanted = torch.stack([expected[row][-AFTER - 1 :] for row in group], 1)
+        wanted = torch.stack([expected[row][-DECODED - 1 :] for row in group], 1)
         worst = max(worst, _gap(torch.stack(logits), wanted))
     return worst
 
 
 def _gap(logits: Tensor, expected: Tensor) -> float:
-    """Root mean square of the difference over that of the expected, both centred: a share of their size."""
-    one, other = (item.double() for item in (logits, expected))
-    real = one.isfinite() & other.isfinite()
-    if one.shape != other.shape or not torch.equal(one.isfinite(), other.isfinite()):
+    """Relative root-mean-square difference of two sets of logits, each centred."""
+    real = logits.isfinite() & expected.isfinite()
+    if logits.shape != expected.shape or not torch.equal(logits.isfinite(), expected.isfinite()):
         return math.inf
-    one, other = (item.masked_fill(~real, 0) for item in (one, other))
-    one, other = (item - item.sum(-1, keepdim=True) / real.sum(-1, keepdim=True) for item in (one, other))
+
+    def centred(numbers: Tensor) -> Tensor:
+        finite = numbers.double().masked_fill(~real, 0)
+        return finite - finite.sum(-1, keepdim=True) / real.sum(-1, keepdim=True)
+
+    one = centred(logits)
+    other = centred(expected)
     return float(((one - other) * real).norm() / (other * real).norm().clamp(min=1e-12))
 
 
-def _same(network: Any) -> float:
+def _same(network: PreTrainedModel) -> float:
     return SAME.get(network.dtype, 1e-3)
 
 
-def _refused(network: Any) -> float:
+def _refused(network: PreTrainedModel) -> float:
     return REFUSED.get(network.dtype, _same(network))
 
 
@@ -226,7 +231,7 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def _explained(network: Any, reason: str) -> Iterator[None]:
+def _explained(network: PreTrainedModel, reason: str) -> Iterator[None]:
     try:
         yield
     except (torch.cuda.OutOfMemoryError, MemoryError):

@@ -1,7 +1,6 @@
-"""Response tokens without padding. In: hidden states (M, D) of a rollout's response tokens. Out: numbers,
-(M,) or (B, R).
+"""Packed response tokens: between hidden states (M, D) without padding and padded columns (B, R).
 
-Logits are the largest tensors of all: they are computed a chunk at a time.
+Logits are the largest tensors of all, so they are computed in chunks.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from proxima.core.types import Tokens
 from proxima.runtime.engine.layout import cells
 
-CHUNK = 1024  # response positions whose logits exist at once
+CHUNK = 1024  # response tokens whose logits are in memory at once
 
 
 def unpack(flat: Tensor, tokens: Tokens) -> Tensor:
-    """(M, ...) numbers of response tokens at their places in (B, R, ...), 0 on padding."""
+    """(M, ...) numbers of response tokens, as (B, R, ...), 0 on padding."""
     rows, width = tokens.mask.shape
     place = cells(tokens.sizes, width, flat.device)
     return (
@@ -29,18 +28,16 @@ def unpack(flat: Tensor, tokens: Tokens) -> Tensor:
 
 
 def flatten_column(column: Tensor, tokens: Tokens) -> Tensor:
-    """(B, R) numbers as (M,): the opposite of `unpack`."""
+    """(B, R) numbers as (M,): the inverse of `unpack`."""
     return column.flatten()[cells(tokens.sizes, tokens.mask.shape[1], column.device)]
 
 
 def by_chunks(
     function: Callable[..., tuple[Tensor, ...]], tokens: Tokens, *hidden: Tensor
 ) -> tuple[Tensor, ...]:
-    """function(hidden states..., ids, kept set) -> numbers (M,) each, over so few rows at once that their
-    logits stay small.
+    """function(hidden states..., ids, kept set) -> numbers (M,) each, applied in chunks to bound memory.
 
-    With gradients, logits are computed again in the backward pass: no more than a chunk of them exists at any
-    time.
+    With gradients, logits are recomputed in the backward pass: at most one chunk of them is in memory.
     """
     place = cells(tokens.sizes, tokens.mask.shape[1], hidden[0].device)
     ids = tokens.response_ids.flatten()[place]

@@ -1,14 +1,11 @@
-"""`RewardModel`, `ClassifierReward`: one score per sequence.
-
-In: token ids, EOS included. Out: scores (B,).
-"""
+"""`RewardModel` and `ClassifierReward`: from token ids, EOS included, to one score per sequence (B,)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +17,16 @@ from proxima.models.backbone import Backbone
 from proxima.models.base_model import BaseModel
 from proxima.runtime.engine import pack, pack_mask
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
 REPORT_FILE = "reward.json"
-NEAR_CHANCE = 0.55
+NEAR_CHANCE = 0.55  # held-out accuracy
 
 
 def reward_warning(folder: str) -> str:
-    """What a user should know before trusting the reward model in a folder; empty where there is nothing
-    to say."""
+    """What a user should know before trusting the reward model in a folder; empty where there is nothing to
+    warn of."""
     path = Path(folder) / REPORT_FILE
     try:
         accuracy = float(json.loads(read_file(path))["accuracy"])
@@ -41,12 +41,12 @@ def reward_warning(folder: str) -> str:
 
 
 class RewardModel(BaseModel):
-    """Base plus the reward adapter and a scalar head, read at the last real token."""
+    """The base with the reward adapter and a scalar head, read at the last real token."""
 
     def __init__(self, backbone: Backbone, adapter: str | None, head: nn.Linear, source: str):
         super().__init__(backbone, adapter, head)
         self.source = source
-        """Folder it was loaded from, or `untrained`."""
+        """The folder it was loaded from, or `untrained`."""
 
     def token_scores(self, tokens: Tokens) -> Tensor:
         """Scores (B,) of a rollout."""
@@ -63,12 +63,16 @@ class RewardModel(BaseModel):
 class ClassifierReward:
     """Any `AutoModelForSequenceClassification`: token ids in, one logit out.
 
-    A decoder that scores each token is read at the last token of each row, whatever its pad id; any other
-    network by its own forward pass.
+    A decoder that scores each token is read at the last token of each row, whatever its pad id. Any other
+    network is called through its own forward pass.
     """
 
     def __init__(
-        self, network: Any, tokenizer: Tokenizer, label: int | str | None = None, max_length: int = 0
+        self,
+        network: PreTrainedModel,
+        tokenizer: Tokenizer,
+        label: int | str | None = None,
+        max_length: int = 0,
     ):
         """
         Args:
@@ -76,19 +80,18 @@ class ClassifierReward:
             max_length: rows of more tokens are cut on the left; 0 = they fail, as does what the network
                 cannot read.
         """
-        self.network, self.tokenizer = network.eval().requires_grad_(False), tokenizer
+        self.network = network.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
         context = getattr(network.config.get_text_config(), "max_position_embeddings", None)
         known = (context, getattr(tokenizer, "model_max_length", None))
         self.limit = min((number for number in known if number is not None), default=None)
         if max_length and self.limit is not None and max_length > self.limit:
             raise ValueError(f"max_length ({max_length}) is more than the reward model's {self.limit} tokens")
-        self.label, self.max_length = pick_label(network.config, label), max_length
-        head = token_head(network)
-        self.decoder = (
-            None
-            if head is None
-            else RewardModel(Backbone(network.base_model), None, pick_row(head, self.label), "")
-        )
+        self.label = pick_label(network.config, label)
+        self.max_length = max_length
+        self.decoder: RewardModel | None = None
+        if (head := token_head(network)) is not None:
+            self.decoder = RewardModel(Backbone(network.base_model), None, pick_row(head, self.label), "")
 
     @torch.no_grad()
     def scores(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -101,16 +104,15 @@ class ClassifierReward:
         return scores
 
     def cut(self, row: list[int]) -> list[int]:
-        """The last `max_length` tokens, a BOS in front kept."""
+        """The last `max_length` tokens; a leading BOS is kept."""
         if not self.max_length or len(row) <= self.max_length:
             return row
         first = row[:1] if row[0] == self.tokenizer.bos_token_id else []
         return [*first, *row[len(row) - self.max_length + len(first) :]]
 
     def _forward(self, rows: list[list[int]]) -> Tensor:
-        mask = torch.arange(max(map(len, rows))) < torch.tensor(
-            [[len(row)] for row in rows]
-        )  # (B, T), padded on the right
+        sizes = torch.tensor([[len(row)] for row in rows])
+        mask = torch.arange(max(map(len, rows))) < sizes  # (B, T), padded on the right
         ids = torch.full(mask.shape, self.tokenizer.pad_token_id)
         ids[mask] = torch.tensor([token for row in rows for token in row])
         ids, mask = ids.to(self.network.device), mask.to(self.network.device)
@@ -120,35 +122,37 @@ class ClassifierReward:
 
 
 @torch.no_grad()
-def token_head(network: Any) -> nn.Linear | None:
-    """The head of a network that scores every token and reads the last one; None where its forward pass
-    does anything else."""
-    head, inner = getattr(network, "score", None), network.base_model
+def token_head(network: PreTrainedModel) -> nn.Linear | None:
+    """The head of a network that scores every token and reads the last one; None where its forward pass does
+    anything else."""
+    head = getattr(network, "score", None)
+    inner = network.base_model
     if not isinstance(head, nn.Linear) or inner is network:
         return None
     pad = network.config.get_text_config().pad_token_id
     ids = torch.tensor([[i for i in range(4) if i != pad]], device=network.device)
     try:
-        own, theirs = head(inner(input_ids=ids).last_hidden_state)[:, -1], network(input_ids=ids).logits
-    except (AttributeError, TypeError, ValueError):  # code of a stranger's
+        own = head(inner(input_ids=ids).last_hidden_state)[:, -1]
+        theirs = network(input_ids=ids).logits
+    except (AttributeError, TypeError, ValueError):  # a model's own code may do anything
         return None
     same = own.shape == theirs.shape and torch.allclose(own.float(), theirs.float(), rtol=1e-2, atol=1e-3)
     return head if same else None
 
 
 def pick_row(head: nn.Linear, index: int) -> nn.Linear:
-    """One output of a linear map, as a scalar head in float32."""
-    chosen = nn.utils.skip_init(
-        nn.Linear, head.in_features, 1, device=head.weight.device
-    )  # draws no random numbers
+    """One output of a linear layer, as a float32 scalar head."""
+    # `skip_init` draws no random numbers
+    chosen = nn.utils.skip_init(nn.Linear, head.in_features, 1, device=head.weight.device)
     chosen.weight.data.copy_(head.weight.data[index : index + 1])
     chosen.bias.data.copy_(torch.zeros(1) if head.bias is None else head.bias.data[index : index + 1])
     return chosen.requires_grad_(False)
 
 
-def pick_label(config: Any, label: int | str | None) -> int:
-    """Which logit is the score, or an error that names the labels."""
-    count, names = config.num_labels, {str(name): int(i) for i, name in config.id2label.items()}
+def pick_label(config: PretrainedConfig, label: int | str | None) -> int:
+    """The index of the logit that is the score; raises a ValueError that lists the labels."""
+    count: int = config.num_labels
+    names = {str(name): int(i) for i, name in config.id2label.items()}
     listed = ", ".join(f"{i} ({name})" for name, i in names.items())
     if label is None:
         if count != 1:

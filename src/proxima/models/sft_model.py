@@ -1,7 +1,4 @@
-"""`SFTModel`: the frozen reference of the KL.
-
-In: a rollout's tokens. Out: logits (B, R, V), never a gradient.
-"""
+"""`SFTModel`: the frozen reference model of the KL penalty. It gives logits, never gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from proxima.models.base_model import BaseModel
 
 
 class SFTModel(BaseModel):
-    """The base itself, or the base with the frozen adapter of supervised fine-tuning."""
+    """The base, alone or with the frozen adapter of supervised fine-tuning."""
 
     def parameters(self) -> list[torch.nn.Parameter]:
         return []

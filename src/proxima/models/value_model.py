@@ -1,7 +1,4 @@
-"""`ValueModel`: expected reward-to-go of a state.
-
-In: token ids. Out: V(s_t), read at the token before action t.
-"""
+"""`ValueModel`: the expected reward-to-go V(s_t) of a state, read at the token before action t."""
 
 from __future__ import annotations
 
@@ -14,18 +11,18 @@ from proxima.runtime.engine import pack_mask
 
 
 class ValueModel(BaseModel):
-    """Base plus the value adapter and a scalar head; or a head on the policy's trunk (`shares_policy`)."""
+    """Base with the value adapter and a scalar head; or a head on the policy's trunk (`shares_policy`)."""
 
     shares_policy = False
 
     def parameters(self) -> list[nn.Parameter]:
-        """With a shared trunk only the head: the trunk belongs to the policy's optimiser."""
+        """With a shared trunk only the head; the policy's optimiser trains the trunk."""
         if self.shares_policy and self.head is not None:
             return list(self.head.parameters())
         return super().parameters()
 
     def response_values(self, tokens: Tokens) -> Tensor:
-        """Values (B, R) of the states in which each response token was chosen."""
+        """Values (B, R) of the states before each response token."""
         return unpack(self.head_values(self.response_hidden(tokens)), tokens)
 
     def last_values(self, ids: Tensor, mask: Tensor) -> Tensor:

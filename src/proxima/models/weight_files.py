@@ -1,7 +1,4 @@
-"""Weights in a folder.
-
-In: an adapter or a network. Out: safetensors, as PEFT and `transformers` write them; and back.
-"""
+"""Saves and loads adapters and networks as safetensors, in the formats of PEFT and `transformers`."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from proxima.runtime.distributed.sharding import fill
+from proxima.runtime.distributed.sharding import copy_full_tensor
 
 HEAD_FILE = "head.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -24,13 +21,14 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def adapter_tensors(peft: PeftModel, adapter: str) -> dict[str, Tensor]:
-    """An adapter's weights as PEFT names them.
+    """An adapter's weights under PEFT's names.
 
-    Told where the base came from, PEFT would ask the Hub at every save whether the vocabulary has grown; ours
-    never does.
+    The base's name is hidden meanwhile: PEFT would ask the Hub at every save whether the vocabulary has
+    grown, which never happens here.
     """
     config = peft.peft_config[adapter]
-    name, config.base_model_name_or_path = config.base_model_name_or_path, None
+    name = config.base_model_name_or_path
+    config.base_model_name_or_path = None
     try:
         return get_peft_model_state_dict(peft, adapter_name=adapter)
     finally:
@@ -38,43 +36,44 @@ def adapter_tensors(peft: PeftModel, adapter: str) -> dict[str, Tensor]:
 
 
 def save_adapter(peft: PeftModel, adapter: str, folder: Path) -> None:
-    """One adapter straight into `folder` (PEFT itself would make a subfolder of the adapter's name)."""
+    """Save one adapter directly in `folder` (PEFT would make a subfolder named after the adapter)."""
     save_tensors(adapter_tensors(peft, adapter), folder / ADAPTER_FILE)
     config = peft.peft_config[adapter]
-    before, config.inference_mode = (config.inference_mode, config.target_modules), True
+    before = config.inference_mode, config.target_modules
+    config.inference_mode = True
     if isinstance(config.target_modules, set):
-        config.target_modules = sorted(config.target_modules)  # the same file in every process
+        config.target_modules = sorted(config.target_modules)  # the same file on every process
     config.save_pretrained(str(folder))
     config.inference_mode, config.target_modules = before
 
 
 def load_adapter_weights(peft: PeftModel, adapter: str, path: Path) -> None:
-    """Into an adapter that is there already, of the same shape."""
+    """Load weights into an existing adapter of the same shape."""
     fill_adapter(peft, adapter, load_file(path))
 
 
 @torch.no_grad()
 def fill_adapter(peft: PeftModel, adapter: str, state: dict[str, Tensor]) -> None:
-    """Exactly these weights, by the names under which they are saved (PEFT's loader takes some of them for
-    older ones, renames them, and leaves the adapter as it was)."""
+    """Set exactly these weights, by their saved names. (PEFT's loader mistakes some names for older ones,
+    renames them and leaves the adapter unchanged.)"""
     present = adapter_tensors(peft, adapter)
-    shapes = [{name: tuple(value.shape) for name, value in weights.items()} for weights in (state, present)]
-    if shapes[0] != shapes[1]:
-        odd = sorted(set(shapes[0].items()) ^ set(shapes[1].items()))[0][0]
+    given_shapes = {name: tuple(value.shape) for name, value in state.items()}
+    shapes = {name: tuple(value.shape) for name, value in present.items()}
+    if given_shapes != shapes:
+        odd = sorted(set(given_shapes.items()) ^ set(shapes.items()))[0][0]
         raise ValueError(f"it was made with other LoRA settings or for another model ({odd} differs)")
     for name, tensor in present.items():
         tensor.copy_(state[name])
 
 
 def load_sharded(network: nn.Module, path: Path) -> None:
-    """A network's file into weights of which each process holds a part."""
-    state, present = load_file(path), network.state_dict(keep_vars=True)
-    filled = {
-        id(present[name]) for name in state if name in present
-    }  # of tied weights only one is in the file
-    if odd := sorted(
-        {*(state.keys() - present.keys()), *(name for name in present if id(present[name]) not in filled)}
-    ):
+    """Load a network's file into weights that are sharded over processes."""
+    state = load_file(path)
+    present = network.state_dict(keep_vars=True)
+    filled = {id(present[name]) for name in state if name in present}  # the file has one of tied weights
+    unknown = state.keys() - present.keys()
+    missing = {name for name in present if id(present[name]) not in filled}
+    if odd := sorted(unknown | missing):
         raise ValueError(f"it was made for another model ({odd[0]} differs)")
     for name, value in state.items():
-        fill(present[name], value)
+        copy_full_tensor(present[name], value)

@@ -25,7 +25,7 @@ from proxima.ppo_trainer.process_shares import join_tokens, own_share
 from proxima.ppo_trainer.prompt_tokens import tokenize, without_responses
 from proxima.ppo_trainer.stopwatch import Stopwatch
 from proxima.runs.metrics import ROUNDING
-from proxima.runtime.vllm import Pending, VllmRollouts
+from proxima.runtime.vllm import PendingRollout, VllmRollouts
 from proxima.token_attribution import TokenAttributor
 from proxima.training import add_importance_weights
 
@@ -39,7 +39,7 @@ class Prefetch:
 
     step: int
     prompts: Tokens
-    pending: Pending
+    pending: PendingRollout
 
 
 class SequenceGenerator:
@@ -92,7 +92,7 @@ class SequenceGenerator:
         measured: dict[str, float] = {"policy_lag": self.policy_lag, "importance_truncated": 0.0}
         if self.rollouts is None:
             return rollout, {**measured, "engine_retries": 0}
-        measured["engine_retries"] = self.models.processes.total(self.rollouts.new_retries())
+        measured["engine_retries"] = self.models.processes.all_reduce_sum(self.rollouts.new_retries())
         rollout, measured["importance_truncated"] = add_importance_weights(
             rollout, self.config.importance_clip, is_old=self.policy_lag > 0
         )
@@ -113,7 +113,7 @@ class SequenceGenerator:
     def cancel(self) -> None:
         """Throw away what was begun ahead: it is sampled again when its step comes."""
         if self._prefetch is not None:
-            self._prefetch.pending.answers.cancel()
+            self._prefetch.pending.responses.cancel()
         self._prefetch = None
 
     def release(self) -> None:
@@ -145,7 +145,7 @@ class SequenceGenerator:
         own = own_share(tokens, processes)
         sampled = model.generate(own, sampling) if len(own.prompts) else own
         if model.backbone is not policy.backbone:
-            model.backbone.forget_generation()
+            model.backbone.release_generation()
         return join_tokens(tokens, sampled, processes) if processes.is_distributed else sampled
 
     def _begin(self, prompts: Prompts, step: int) -> Prefetch:
@@ -164,7 +164,7 @@ class SequenceGenerator:
             begun = self._begin(tokens, step)
         pending = begun.pending
         own = processes.on_all(lambda: rollouts.finish(pending))
-        self.policy_lag = int(rollouts.is_old(pending))
+        self.policy_lag = int(rollouts.is_stale(pending))
         return join_tokens(begun.prompts, own, processes) if processes.is_distributed else own
 
     def tokenize(self, prompts: Sequence[str], first: int = 0) -> tuple[list[str], list[list[int]], Tensor]:

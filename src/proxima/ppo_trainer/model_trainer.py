@@ -23,7 +23,7 @@ from proxima.core.tokenizer import Tokenizer
 from proxima.experience_buffer import BatchedData
 from proxima.models.response_tokens import by_chunks, flatten_column
 from proxima.runs.metrics import update_metrics
-from proxima.runtime.distributed.gradient_sync import add_gradients, clip_gradients
+from proxima.runtime.distributed.gradient_sync import all_reduce_gradients, clip_gradients
 from proxima.token_attribution.sa_pair_builder import ensure_tokens
 from proxima.training import approximate_kl, clipped, policy_loss, policy_ratio, value_loss
 
@@ -221,7 +221,7 @@ class ModelTrainer:
 
     def _clip(self, parameters: list[nn.Parameter]) -> Tensor:
         """Add up the shares of all processes, clip, and say how large the gradient was."""
-        add_gradients(parameters, self.models.processes)
+        all_reduce_gradients(parameters, self.models.processes)
         return clip_gradients(parameters, self.config.max_grad_norm or float("inf"), self.models.processes)
 
     def _micro_batches(self, batch: TokenPairs) -> Iterator[TokenPairs]:

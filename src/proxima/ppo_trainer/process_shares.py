@@ -27,10 +27,14 @@ def join_tokens(prompts: Tokens, own: Tokens, processes: Processes) -> Tokens:
         own: this process's rows with their responses; a process without rows learns from the others what
             responses have.
     """
-    total, width = len(prompts.prompts), processes.largest(own.mask.shape[1])
-    listed = processes.largest(0 if own.kept is None or own.kept.ids is None else own.kept.ids.shape[2])
-    packed = processes.largest(0 if own.kept is None or own.kept.bits is None else own.kept.bits.shape[2])
-    sampled = processes.largest(int(own.sampled_logprobs is not None))
+    total, width = len(prompts.prompts), processes.all_reduce_max(own.mask.shape[1])
+    listed = processes.all_reduce_max(
+        0 if own.kept is None or own.kept.ids is None else own.kept.ids.shape[2]
+    )
+    packed = processes.all_reduce_max(
+        0 if own.kept is None or own.kept.bits is None else own.kept.bits.shape[2]
+    )
+    sampled = processes.all_reduce_max(int(own.sampled_logprobs is not None))
 
     def joined(
         column: Tensor | None, fill: int = 0, *shape: int, dtype: torch.dtype = torch.float32

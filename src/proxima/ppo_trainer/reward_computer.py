@@ -26,7 +26,7 @@ from proxima.ppo_trainer.process_shares import own_share
 from proxima.reward_kl import shape_scores
 from proxima.rewards import Outcome, Samples, open_reward
 from proxima.rewards.model_reward import ClassifierSource, TrainedReward
-from proxima.rewards.reward_outcome import attempt
+from proxima.rewards.reward_outcome import call_with_retries
 from proxima.rewards.reward_sources import RewardSource
 from proxima.runtime.distributed.process_group import Processes
 
@@ -66,7 +66,7 @@ def join_scores(scores: Scores, shape: torch.Size, processes: Processes) -> Scor
     """The scores of a whole batch (B, R), from each process's own."""
     total, width = shape
     token = None
-    if processes.largest(int(scores.token is not None)):
+    if processes.all_reduce_max(int(scores.token is not None)):
         own = (
             torch.zeros(len(scores.sequence), 0, dtype=torch.float64)
             if scores.token is None
@@ -213,7 +213,7 @@ class RewardComputer:
         for source in self.classifiers.values():
             if source.ending is None:
                 source.restore(
-                    self.models.processes.on_main(partial(source.settled, Samples.of_tokens(tokens)))
+                    self.models.processes.on_main(partial(source.chosen_state, Samples.of_tokens(tokens)))
                 )
 
     def endings(self) -> Record:
@@ -243,7 +243,12 @@ class RewardComputer:
         return Scores(sequence, token if per_token else None, by_name)
 
     def _attempt(self, name: str, source: RewardSource, samples: Samples) -> Outcome:
-        outcome = attempt(lambda: source(samples), len(samples), source.attempts, f"reward {name}")
+        """A call that raises is tried as often as its source says, then its samples are nan."""
+
+        def warn(reason: str) -> None:
+            log.warning("reward %s failed and is tried again: %s", name, reason)
+
+        outcome = call_with_retries(lambda: source(samples), len(samples), source.attempts, warn)
         if outcome.failures:
             self.last_failure = f"{name}: {outcome.reason}"
             log.warning(

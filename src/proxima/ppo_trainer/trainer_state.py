@@ -28,7 +28,7 @@ from proxima.runs.checkpoint.checkpoint_tensors import (
     save_random_tensors,
     set_random_state,
 )
-from proxima.runtime.distributed.sharding import put_together
+from proxima.runtime.distributed.sharding import gather_full_tensors
 
 if TYPE_CHECKING:
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer
@@ -113,7 +113,7 @@ def put_state_together(trainer: PPOTrainer, optimizers: bool = True) -> Callable
             for state in each.state_dict()["state"].values()
             for tensor in state.values()
         ]
-    return put_together(tensors, trainer.models.processes)
+    return gather_full_tensors(tensors, trainer.models.processes)
 
 
 def agree(trainer: PPOTrainer) -> None:
@@ -122,7 +122,10 @@ def agree(trainer: PPOTrainer) -> None:
     processes, budget = trainer.models.processes, trainer.models.micro_batches
     if not processes.is_distributed:
         return
-    budget.size, budget.tokens = processes.smallest(budget.size), processes.smallest(budget.tokens)
+    budget.size, budget.tokens = (
+        processes.all_reduce_min(budget.size),
+        processes.all_reduce_min(budget.tokens),
+    )
     set_random_state(processes.on_main(lambda: {"torch": torch.get_rng_state().tolist(), **random_numbers()}))
 
 

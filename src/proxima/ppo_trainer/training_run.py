@@ -109,7 +109,7 @@ class TrainingRun:
 
     def stop_asked(self) -> bool:
         """Whether a signal came, to any process: all stop after the same step."""
-        self.signals.received = self.processes.largest(self.signals.received)
+        self.signals.received = self.processes.all_reduce_max(self.signals.received)
         return self.signals.received > 0
 
     def what_to_do(self) -> str:

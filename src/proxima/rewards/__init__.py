@@ -1,7 +1,7 @@
-"""Phase 3 of a PPO step: where scores come from, one file a kind of source.
+"""Reward sources (phase 3 of a PPO step): one file per kind of source.
 
-In: `Samples`, what was generated. Out: `Outcome`, a number a sequence or a number a token, nan where it
-    failed.
+In: `Samples`, the generated responses. Out: `Outcome`, one reward per sequence or per token, nan where it
+failed.
 """
 
 from proxima.rewards.reward_outcome import Outcome

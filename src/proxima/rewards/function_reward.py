@@ -1,8 +1,7 @@
-"""A Python function as a reward. In: `Samples`. Out: what the function returned for what it asked for, by
-parameter name.
+"""A Python function as a reward: it is called with what its parameters name.
 
 `f(prompts, completions)`, and any of `completion_ids`, `ended`, a column of the data set, an option of the
-spec; `async def` is awaited. It returns one number a sequence, or a list of numbers, one a response token.
+spec; `async def` is awaited. It returns one number per sequence, or a list of one number per token.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from proxima.rewards.reward_outcome import Outcome, read_rewards
 from proxima.rewards.reward_samples import Samples, columns_of
 
 OWN = ("prompts", "completions", "completion_ids", "ended")
+"""Parameters that are filled from `Samples`; all others are options or columns."""
 
 
 class FunctionReward:
@@ -29,7 +29,8 @@ class FunctionReward:
     attempts = 2
 
     def __init__(self, spec: RewardSpec, function: Callable[..., Any]):
-        self.function, self.label = function, spec.label
+        self.function = function
+        self.label = spec.label
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except (ValueError, TypeError):  # some builtins have no signature
@@ -50,7 +51,7 @@ class FunctionReward:
         self.reserved = {*OWN, *taken}
 
     def check(self, prompts: Sequence[str]) -> None:
-        """Every column that the function asks for is there, or an error that names it."""
+        """Raise a ValueError that names the column where one that the function takes is missing."""
         for name in self.needed + self.optional:
             missing = [i for i, prompt in enumerate(prompts) if name not in columns_of(prompt)]
             if missing and (name in self.needed or len(missing) < len(prompts)):
@@ -78,13 +79,16 @@ class FunctionReward:
 
 
 def _copied(items: Sequence[Any]) -> list[Any]:
-    """A list of the function's own: what it changes in it changes nothing else."""
+    """A copy that the function may change without changing anything else."""
     return [list(item) if isinstance(item, list) else item for item in items]
 
 
 def _by_position(spec: RewardSpec, parameters: list[inspect.Parameter]) -> tuple[tuple[str, ...], list[str]]:
-    """What goes by position and the parameters that take it: prompts and completions come first, whatever
-    they are called, unless the function names `completions` at another place; then all goes by name."""
+    """The arguments that are passed by position, and the parameters that take them.
+
+    Prompts and completions come first, whatever the parameters are called. A function that names
+    `completions` at another place gets everything by name.
+    """
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if "completions" in [p.name for p in parameters] and names[1:2] != ["completions"]:
@@ -97,7 +101,7 @@ def _by_position(spec: RewardSpec, parameters: list[inspect.Parameter]) -> tuple
 
 
 def load_function(source: str) -> Callable[..., Any]:
-    """`module:function`, looked up on the Python path and in the current folder."""
+    """`module:function`, imported from the Python path or the current folder."""
     module_name, _, function_name = source.partition(":")
     if module_name.endswith(".py"):
         name = Path(module_name).stem

@@ -1,8 +1,8 @@
-"""Reward models. In: `Samples`. Out: one score per sequence.
+"""Reward models as reward sources: one score per sequence.
 
-`TrainedReward` is the system's own: it scores token ids, EOS included, never re-tokenised text.
-`ClassifierSource` is any sequence classifier: it does the same where its tokenizer is the policy's, else it
-reads the text with its own.
+`TrainedReward` is a reward model of this package: it scores token ids, EOS included, never re-tokenised text.
+`ClassifierSource` is any sequence classifier: it does the same where its tokenizer is the policy's; otherwise
+it tokenises the text with its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from proxima.rewards.endings import CHOICES, HOW, Ending, compare_endings, recor
 from proxima.rewards.reward_outcome import Outcome, read_rewards
 from proxima.rewards.reward_samples import Samples, tokens_of
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 log = logging.getLogger(__name__)
 
 SAMPLED = Ending("append", "its tokenizer is the policy's, and a sampled EOS is part of the response")
@@ -40,7 +43,9 @@ class TrainedReward:
     attempts = 2
 
     def __init__(self, model: RewardModel, tokenizer: Tokenizer, micro_batches: MicroBatches):
-        self.model, self.tokenizer, self.micro_batches = model, tokenizer, micro_batches
+        self.model = model
+        self.tokenizer = tokenizer
+        self.micro_batches = micro_batches
         if model.source != "untrained" and (message := reward_warning(model.source)):
             warnings.warn(message, stacklevel=2)
 
@@ -49,17 +54,17 @@ class TrainedReward:
 
     @torch.no_grad()
     def __call__(self, samples: Samples) -> Outcome:
-        tokens = self._written(samples) if samples.tokens is None else samples.tokens
+        tokens = self._tokenized(samples) if samples.tokens is None else samples.tokens
 
-        def measured() -> list[Tensor]:
+        def score() -> list[Tensor]:
             return [self.model.token_scores(tokens.select(rows)) for rows in self.micro_batches.rows(tokens)]
 
-        scores = self.micro_batches.run(measured, tokens.longest)
+        scores = self.micro_batches.run(score, tokens.longest)
         return read_rewards(torch.cat(scores), samples.lengths)
 
-    def _written(self, samples: Samples) -> Tokens:
-        """Texts that nobody sampled, as the model was trained on them: prompt, completion, and EOS where
-        it ended."""
+    def _tokenized(self, samples: Samples) -> Tokens:
+        """Texts that were not sampled, as the model was trained on them: prompt, completion, and EOS where it
+        is finished."""
         rows: list[list[int]] = self.tokenizer(samples.completions, add_special_tokens=False)["input_ids"]
         end = self.tokenizer.eos_token_id
         rows = [
@@ -72,9 +77,8 @@ class TrainedReward:
 class ClassifierSource:
     """Any `AutoModelForSequenceClassification`, by folder or Hub id.
 
-    Where its tokenizer is the policy's it reads the sampled ids, else the text, written as ids by its own
-    tokenizer. `ending` says how a response that ended is ended for it; a response that was cut has no EOS
-    either way.
+    Where its tokenizer is the policy's it reads the sampled ids; otherwise it tokenises the text itself.
+    `ending` says whether a finished response ends with EOS for it; a response that was cut off never does.
     """
 
     attempts = 2
@@ -93,11 +97,11 @@ class ClassifierSource:
     ):
         """
         Args:
-            policy_tokenizer: what sampled ids were written with; None = the classifier's own.
+            policy_tokenizer: the one of the sampled ids; None = the classifier's own.
             label: index or name of the score among several labels.
             max_length: longer texts are cut on the left; 0 = a text that does not fit fails.
-            chat: write prompt and completion as user and assistant turns of the tokenizer's chat template.
-            eos: `append` = EOS follows a response that ended, `leave` = none does, `auto` = as the model was
+            chat: format prompt and completion as user and assistant turns of the tokenizer's chat template.
+            eos: `append` = EOS follows a finished response, `leave` = none does, `auto` = as the model was
                 trained.
         """
         if max_length < 0:
@@ -105,14 +109,7 @@ class ClassifierSource:
         if eos not in CHOICES:
             raise ValueError(f"eos ({eos!r}) of reward {source!r} must be one of {', '.join(CHOICES)}")
         network, tokenizer, saved = load_classifier(config, source, device)
-        if chat and not tokenizer.chat_template:
-            raise ValueError(
-                f"the tokenizer of reward {source!r} has no chat template; leave the option chat out"
-            )
-        if eos == "append" and tokenizer.eos_token_id is None:
-            raise ValueError(
-                f"the tokenizer of reward {source!r} has no EOS token to append; leave the option eos out"
-            )
+        _check_tokenizer(tokenizer, source, chat, eos)
         try:
             self.classifier = ClassifierReward(network, tokenizer, label, max_length)
         except ValueError as error:
@@ -120,31 +117,39 @@ class ClassifierSource:
         if self.classifier.decoder is not None:
             settings = EngineSettings(fast=config.engine != "plain", compiled=config.compile_layers)
             self.classifier.decoder.backbone.settings = settings
-        self.source, self.chat, self.eos, self.size = source, chat, eos, config.micro_batch_size
+        self.source = source
+        self.chat = chat
+        self.eos = eos
+        self.size = config.micro_batch_size
         self.reads_ids = not chat and (
             policy_tokenizer is None or same_tokenizer(policy_tokenizer, tokenizer)
         )
-        self.ending = (
-            Ending(eos, "the option says so")
-            if eos != "auto"
-            else recorded_ending(source, saved, tokenizer, chat)
-        )
-        if self.ending is None and self.reads_ids and policy_tokenizer is not None:
-            self.ending = SAMPLED
+        self.ending = self._known_ending(saved, tokenizer, policy_tokenizer)
         self._unread = unread_pad(saved, tokenizer)
-        self._said = False
+        self._ending_logged = False
 
     def check(self, prompts: Sequence[str]) -> None:
         """It needs no column."""
 
-    def settle(self, samples: Samples) -> Ending:
-        """How texts end: as it is known, or chosen by these samples; then the choice stays, and is said
-        once."""
+    def _known_ending(
+        self, saved: PretrainedConfig, tokenizer: Tokenizer, policy_tokenizer: Tokenizer | None
+    ) -> Ending | None:
+        """The ending that the option, the checkpoint or the policy's tokenizer decides; None where samples
+        must."""
+        if self.eos != "auto":
+            return Ending(self.eos, "the option says so")
+        recorded = recorded_ending(self.source, saved, tokenizer, self.chat)
+        if recorded is None and self.reads_ids and policy_tokenizer is not None:
+            return SAMPLED
+        return recorded
+
+    def choose_ending(self, samples: Samples) -> Ending:
+        """How texts end: as known, or chosen by these samples. The choice is kept, and logged once."""
         if self.ending is None and self.reads_ids and samples.tokens is not None:
             self.ending = SAMPLED
         if self.ending is None:
             self.ending = compare_endings(self._score_finished, samples)
-        if not self._said:
+        if not self._ending_logged:
             level = logging.WARNING if self.ending.is_guess else logging.INFO
             log.log(
                 level,
@@ -153,24 +158,22 @@ class ClassifierSource:
                 "the sampled ids" if self.reads_ids else "the text",
                 self.ending,
             )
-            self._said = True
+            self._ending_logged = True
         return self.ending
 
-    def settled(self, samples: Samples) -> dict[str, str] | None:
-        self.settle(samples)
+    def chosen_state(self, samples: Samples) -> dict[str, str] | None:
+        """The state after `choose_ending`."""
+        self.choose_ending(samples)
         return self.state()
 
     def state(self) -> dict[str, str] | None:
-        """The choice, as plain values; None before there is one."""
-        return (
-            None
-            if self.ending is None
-            else {"source": self.source, "how": self.ending.how, "why": self.ending.why}
-        )
+        """The chosen ending, as JSON; None before there is one."""
+        if self.ending is None:
+            return None
+        return {"source": self.source, "how": self.ending.how, "why": self.ending.why}
 
-    def restore(self, state: Any) -> None:
-        """Take over the choice that a run made for this very model; an option that the user gave holds
-        against it."""
+    def restore(self, state: object) -> None:
+        """Use the ending that a run chose for this same model, unless the user gave the option."""
         if (
             self.eos == "auto"
             and isinstance(state, dict)
@@ -180,7 +183,7 @@ class ClassifierSource:
             self.ending = Ending(state["how"], str(state.get("why")))
 
     def __call__(self, samples: Samples) -> Outcome:
-        ending = self.settle(samples)
+        ending = self.choose_ending(samples)
         if self.reads_ids and samples.tokens is not None:
             rows = self._id_rows(samples.tokens, ending.how)
         else:
@@ -198,7 +201,7 @@ class ClassifierSource:
         )
 
     def _id_rows(self, tokens: Tokens, how: str) -> list[list[int]]:
-        """Prompt and response as the policy saw them."""
+        """The ids of prompt and response as they were sampled."""
         rows = [ids[mask].tolist() for ids, mask in zip(tokens.input_ids, tokens.input_mask, strict=True)]
         for row, ended in zip(rows, tokens.ended.tolist(), strict=True):
             if ended and (how == "leave" or row[-1] == self._unread):
@@ -206,20 +209,21 @@ class ClassifierSource:
         return rows
 
     def _text_rows(self, samples: Samples, how: str) -> list[list[int]]:
-        """The texts, as ids of the classifier's own tokenizer."""
+        """The texts, tokenised by the classifier's own tokenizer."""
         texts = self._as_chats(samples) if self.chat else samples.full_texts
-        tokenizer, longest = self.classifier.tokenizer, self.classifier.max_length
-        way: dict[str, Any] = {"add_special_tokens": not self.chat}
+        tokenizer = self.classifier.tokenizer
+        longest = self.classifier.max_length
+        options: dict[str, Any] = {"add_special_tokens": not self.chat}
         if longest:
-            way |= {"truncation": True, "max_length": longest - (how == "append")}
-        rows: list[list[int]] = tokenizer(texts, **way)["input_ids"]
+            options |= {"truncation": True, "max_length": longest - (how == "append")}
+        rows: list[list[int]] = tokenizer(texts, **options)["input_ids"]
         end = tokenizer.eos_token_id
         if how == "append":
             for row, ended in zip(rows, samples.ended, strict=True):
                 if ended and row and row[-1] != end:
                     row.append(end)
                 elif not ended and row and row[-1] == end and self.classifier.decoder is not None:
-                    row.pop()  # the tokenizer's own
+                    row.pop()  # the EOS that the tokenizer added
         return rows
 
     def _as_chats(self, samples: Samples) -> list[str]:
@@ -228,3 +232,14 @@ class ClassifierSource:
             for prompt, completion in zip(samples.prompts, samples.completions, strict=True)
         ]
         return [self.classifier.tokenizer.apply_chat_template(turn, tokenize=False) for turn in turns]
+
+
+def _check_tokenizer(tokenizer: Tokenizer, source: str, chat: bool, eos: str) -> None:
+    if chat and not tokenizer.chat_template:
+        raise ValueError(
+            f"the tokenizer of reward {source!r} has no chat template; leave the option chat out"
+        )
+    if eos == "append" and tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"the tokenizer of reward {source!r} has no EOS token to append; leave the option eos out"
+        )

@@ -1,22 +1,19 @@
-"""Ready-made rewards, by plain name.
-
-In: their options, checked at once. Out: a pure function of responses, of stated range.
-"""
+"""Ready-made rewards, chosen by name: each checks its options and returns a pure function of the responses
+with a stated range."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-MATCH_CHARACTERS = 20_000  # a longer response is matched by its beginning
-MATCH_SECONDS = 1.0  # a pattern that needs longer on one response fails for it
+MATCH_CHARACTERS = 20_000  # of a longer response only the start is matched
+MATCH_SECONDS = 1.0  # a response on which the pattern takes longer fails
 
-Reward = Callable[..., list[Any]]
+RewardFunction = Callable[..., list[float] | list[float | None]]
 
 
-def length_band(*, low: int, high: int) -> Reward:
-    """0 to 1: 1 for `low` to `high` response tokens (EOS included), falling in a line to 0 at no token and
-    at twice `high`."""
+def length_band(*, low: int, high: int) -> RewardFunction:
+    """0 to 1: 1 for `low` to `high` response tokens (EOS included), falling linearly to 0 at no tokens and at
+    twice `high`."""
     if not 0 <= low <= high or high < 1:
         raise ValueError(f"length_band needs 0 <= low <= high and high >= 1, got low={low}, high={high}")
 
@@ -34,7 +31,7 @@ def in_band(length: int, low: int, high: int) -> float:
     return max(0.0, 1 - max(0, length - high) / high)
 
 
-def regex(*, pattern: str, mode: str = "search") -> Reward:
+def regex(*, pattern: str, mode: str = "search") -> RewardFunction:
     """1 where the pattern matches the response (`search`: anywhere; `fullmatch`: all of it), else 0."""
     import regex as engine  # as `re`, with a time limit
 
@@ -58,9 +55,8 @@ def regex(*, pattern: str, mode: str = "search") -> Reward:
     return score
 
 
-def repetition(*, n: int = 3) -> Reward:
-    """-1 to 0: minus the share of a response's n-grams of tokens that stood in it before; 0 below n
-    tokens."""
+def repetition(*, n: int = 3) -> RewardFunction:
+    """-1 to 0: minus the share of a response's token n-grams that repeat earlier ones; 0 below n tokens."""
     if n < 1:
         raise ValueError(f"the n of repetition ({n}) must be at least 1")
 
@@ -77,8 +73,8 @@ def repeated_share(ids: Sequence[int], n: int) -> float:
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def ends_with_eos() -> Reward:
-    """1 where the response ended by itself, 0 where it was cut off."""
+def ends_with_eos() -> RewardFunction:
+    """1 where the response is finished (it ends with EOS), 0 where it was cut off."""
 
     def score(prompts: Sequence[str], completions: Sequence[str], ended: Sequence[bool]) -> list[float]:
         return [float(end) for end in ended]
@@ -86,6 +82,6 @@ def ends_with_eos() -> Reward:
     return score
 
 
-READY_MADE: dict[str, Callable[..., Reward]] = {
+READY_MADE: dict[str, Callable[..., RewardFunction]] = {
     maker.__name__: maker for maker in (length_band, regex, repetition, ends_with_eos)
 }

@@ -1,49 +1,46 @@
-"""Options of a reward.
-
-In: what a spec gives, and the function that takes them. Out: the same, in their types, or an error.
-"""
+"""Options of a reward: checks what a spec gives against the types that the source takes."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 from proxima.config import RewardSpec
 from proxima.config.secrets import hide_options
 
 PLAIN = (int, float, str, bool, NoneType)
 
+OptionType: TypeAlias = Any
+"""An annotation as `get_type_hints` returns it; `typing.Any` where a parameter has none."""
+Options: TypeAlias = dict[str, Any]
+"""Values by name, as YAML or the command line gives them."""
 
-def keyword_options(function: Callable[..., Any]) -> dict[str, Any]:
-    """Name and type of every keyword-only parameter: the options of this package's own sources."""
+
+def keyword_options(function: Callable[..., object]) -> dict[str, OptionType]:
+    """Name and type of every keyword-only parameter: these are the options of this package's own sources."""
     keywords = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     return typed(function, [parameter.name for parameter in keywords])
 
 
-def typed(function: Callable[..., Any], names: list[str]) -> dict[str, Any]:
-    """The types of these parameters; Any where nothing is said or it cannot be read."""
+def typed(function: Callable[..., object], names: list[str]) -> dict[str, OptionType]:
+    """The types of these parameters; Any where there is no annotation or it cannot be read."""
     try:
-        target = (
-            function
-            if inspect.isroutine(function)
-            else getattr(function, "__init__" if inspect.isclass(function) else "__call__")
-        )
+        target: object = function
+        if not inspect.isroutine(function):
+            target = getattr(function, "__init__" if inspect.isclass(function) else "__call__")
         hints = get_type_hints(target)
     except Exception:  # a user's annotations may name anything
         hints = {}
     return {name: hints.get(name, Any) for name in names}
 
 
-def check_options(spec: RewardSpec, accepted: Mapping[str, Any], any_name: bool = False) -> dict[str, Any]:
-    """The options in their types, or an error that names those the source takes."""
+def check_options(spec: RewardSpec, accepted: Mapping[str, OptionType], any_name: bool = False) -> Options:
+    """The options, converted to their types; raises a ValueError that lists those the source takes."""
     spec.check_whole()
-    takes = (
-        f"it takes {', '.join(f'{name} ({_shown(kind)})' for name, kind in accepted.items())}"
-        if accepted
-        else "it takes none"
-    )
+    listed = ", ".join(f"{name} ({_type_name(kind)})" for name, kind in accepted.items())
+    takes = f"it takes {listed or 'none'}"
     for name in spec.options:
         if name not in accepted and not any_name:
             raise ValueError(f"reward {spec.label!r} has no option {name!r}; {takes}")
@@ -53,8 +50,8 @@ def check_options(spec: RewardSpec, accepted: Mapping[str, Any], any_name: bool 
     }
 
 
-def require_options(spec: RewardSpec, function: Callable[..., Any]) -> None:
-    """Every keyword-only parameter without a default is given."""
+def require_options(spec: RewardSpec, function: Callable[..., object]) -> None:
+    """Raise a ValueError where a keyword-only parameter without a default is not given."""
     for name, parameter in inspect.signature(function).parameters.items():
         if (
             parameter.kind is parameter.KEYWORD_ONLY
@@ -66,7 +63,7 @@ def require_options(spec: RewardSpec, function: Callable[..., Any]) -> None:
             )
 
 
-def _checked(spec: RewardSpec, name: str, value: Any, kind: Any, takes: str) -> Any:
+def _checked(spec: RewardSpec, name: str, value: object, kind: OptionType, takes: str) -> object:
     kinds = get_args(kind) or (kind,)
     if not all(item in PLAIN for item in kinds):
         return value
@@ -79,10 +76,12 @@ def _checked(spec: RewardSpec, name: str, value: Any, kind: Any, takes: str) -> 
     if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
         shown = hide_options({name: value})[name]
         raise ValueError(
-            f"option {name} ({shown!r}) of reward {spec.label!r} must be of type {_shown(kind)}; {takes}"
+            f"option {name} ({shown!r}) of reward {spec.label!r} must be of type {_type_name(kind)}; {takes}"
         )
-    return float(value) if float in kinds and not isinstance(value, str) and value is not None else value
+    return float(value) if float in kinds and isinstance(value, (int, float)) else value
 
 
-def _shown(kind: Any) -> str:
-    return "any" if kind is Any else getattr(kind, "__name__", str(kind)) if not get_args(kind) else str(kind)
+def _type_name(kind: OptionType) -> str:
+    if kind is Any:
+        return "any"
+    return str(kind) if get_args(kind) else getattr(kind, "__name__", str(kind))

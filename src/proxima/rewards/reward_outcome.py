@@ -1,31 +1,26 @@
-"""What a reward returned, read strictly.
-
-In: numbers, lists of numbers, None. Out: `Outcome`; nothing is ever imputed.
-"""
+"""What a reward returned, read strictly as an `Outcome`: all but finite numbers is nan."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
 
-log = logging.getLogger(__name__)
+from proxima.core.retries import RetryPolicy
 
 NAN = float("nan")
-LARGEST = 3.4e38  # above it float32, in which losses are computed, has no number
-LONGEST_REASON = 300  # characters
+LARGEST = 3.4e38  # float32, in which losses are computed, holds no larger number
+MAX_REASON = 300  # characters
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One reward of a batch."""
+    """One reward source's rewards of a batch."""
 
-    sequence: list[float]  # one per sequence: nan where it failed, 0 where the reward is per token
-    token: dict[int, list[float]]  # by sequence, one number per response token
-    reason: str = ""  # why the last of the failed ones failed
+    sequence: list[float]  # one reward per sequence: nan where it failed, 0 where rewards are per-token
+    token: dict[int, list[float]]  # per-token rewards, by sequence
+    reason: str = ""  # why the last failed sequence failed
 
     @classmethod
     def failed(cls, count: int, reason: str) -> Outcome:
@@ -33,7 +28,7 @@ class Outcome:
 
     @staticmethod
     def join(parts: Sequence[Outcome]) -> Outcome:
-        """Of the parts of a batch, in order."""
+        """The outcome of a batch from those of its parts, in order."""
         sequence: list[float] = []
         token: dict[int, list[float]] = {}
         for part in parts:
@@ -47,15 +42,33 @@ class Outcome:
 
     @property
     def totals(self) -> list[float]:
-        """One number per sequence: per-token rewards added up."""
+        """One number per sequence: per-token rewards are summed."""
         return [number + math.fsum(self.token.get(i, ())) for i, number in enumerate(self.sequence)]
 
 
-def read_rewards(returned: Any, lengths: Sequence[int], booleans: bool = True) -> Outcome:
-    """Each entry by itself: a finite number, or as many as the response has tokens; anything else is nan.
+def call_with_retries(
+    source: Callable[[], Outcome], count: int, attempts: int, on_retry: Callable[[str], None]
+) -> Outcome:
+    """The outcome of a user's reward or judge; all `count` entries are nan where every attempt raises.
 
     Args:
-        returned: list, tuple, array or tensor with one entry a sequence.
+        on_retry: called with the reason before each further attempt.
+    """
+    try:
+        return RetryPolicy(attempts).call(
+            source,
+            should_retry=lambda error: isinstance(error, (Exception, SystemExit)),
+            on_retry=lambda error: on_retry(in_one_line(error)),
+        )
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
+        return Outcome.failed(count, in_one_line(error))
+
+
+def read_rewards(returned: object, lengths: Sequence[int], booleans: bool = True) -> Outcome:
+    """Each entry by itself: a finite number, or one number per response token; anything else is nan.
+
+    Args:
+        returned: list, tuple, array or tensor with one entry per sequence.
         lengths: response tokens of each sequence.
         booleans: whether True and False are the numbers 1 and 0.
     """
@@ -64,9 +77,12 @@ def read_rewards(returned: Any, lengths: Sequence[int], booleans: bool = True) -
         raise ValueError(f"it returned a {type(returned).__name__}, not a list of {len(lengths)} numbers")
     if len(entries) != len(lengths):
         raise ValueError(f"it returned {len(entries)} rewards for {len(lengths)} sequences")
-    sequence, token, reason = [], {}, ""
+    sequence: list[float] = []
+    token: dict[int, list[float]] = {}
+    reason = ""
     for i, (entry, length) in enumerate(zip(entries, lengths, strict=True)):
-        number, row = NAN, entry.tolist() if hasattr(entry, "tolist") else entry
+        number = NAN
+        row = entry.tolist() if hasattr(entry, "tolist") else entry
         if isinstance(row, (list, tuple)):
             numbers = [_number(item, booleans) for item in row]
             if len(row) != length:
@@ -74,7 +90,8 @@ def read_rewards(returned: Any, lengths: Sequence[int], booleans: bool = True) -
             elif any(map(math.isnan, numbers)):
                 reason = "a token's reward is not a finite number"
             else:
-                number, token[i] = 0.0, numbers
+                number = 0.0
+                token[i] = numbers
         else:
             number = _number(row, booleans)
             reason = f"not a finite number but {_named(row)}" if math.isnan(number) else reason
@@ -82,7 +99,7 @@ def read_rewards(returned: Any, lengths: Sequence[int], booleans: bool = True) -
     return Outcome(sequence, token, reason)
 
 
-def _number(value: Any, booleans: bool) -> float:
+def _number(value: object, booleans: bool) -> float:
     """A finite number, or nan."""
     if not isinstance(value, Real) or (isinstance(value, bool) and not booleans):
         return NAN
@@ -93,30 +110,12 @@ def _number(value: Any, booleans: bool) -> float:
     return number if abs(number) <= LARGEST else NAN  # nan fails too
 
 
-def attempt(ask: Callable[[], Outcome], count: int, attempts: int, name: str) -> Outcome:
-    """What a reward or a judge answers. A call that raises is tried again, up to `attempts` calls in all;
-    then all `count` samples are nan.
-
-    Args:
-        name: who is asked, for the log.
-    """
-    outcome = Outcome.failed(count, "")
-    for number in range(1, attempts + 1):
-        try:
-            return ask()
-        except (Exception, SystemExit) as error:  # a user's code may raise anything
-            outcome = Outcome.failed(count, in_one_line(error))
-            if number < attempts:
-                log.warning("%s failed and is tried again: %s", name, outcome.reason)
-    return outcome
-
-
 def in_one_line(error: BaseException) -> str:
-    """What was raised, for a message: short, whatever a user's code wrote."""
+    """An error as one short line, whatever a user's code wrote into it."""
     words = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-    return words if len(words) <= LONGEST_REASON else f"{words[:LONGEST_REASON]} …"
+    return words if len(words) <= MAX_REASON else f"{words[:MAX_REASON]} …"
 
 
-def _named(value: Any) -> str:
-    """A failed entry for a message: short, and no text of a stranger's."""
+def _named(value: object) -> str:
+    """A failed entry for a message: short, without text from outside."""
     return str(value) if value is None or isinstance(value, (bool, float)) else f"a {type(value).__name__}"

@@ -1,13 +1,13 @@
-"""What a reward may read.
+"""`Samples`: what a reward may read of a batch: texts, token ids, whether responses are finished, columns.
 
-In: the tokens of a rollout, or plain texts. Out: `Samples`: texts, ids, ends and columns.
+They are made from the tokens of a rollout or from plain texts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -15,6 +15,9 @@ from proxima.core.encoding import encode_prompts, pad_rows
 from proxima.core.sampling import sequence_keys
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens
+
+Columns: TypeAlias = dict[str, Any]
+"""The values of a prompt's data columns, of any JSON type."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,8 @@ class Samples:
     prompts: list[str]  # may be `proxima.core.types.Prompt`, with columns
     completions: list[str]
     completion_ids: list[list[int]]  # response tokens, EOS included
-    ended: list[bool]  # whether the last of them is an EOS
-    tokens: Tokens | None = None  # None = the texts were never tokens
+    ended: list[bool]  # whether the last token is an EOS
+    tokens: Tokens | None = None  # None = made from texts
 
     @classmethod
     def of_tokens(cls, tokens: Tokens) -> Samples:
@@ -34,7 +37,7 @@ class Samples:
 
     @classmethod
     def of_texts(cls, prompts: Sequence[str], completions: Sequence[str], tokenizer: Tokenizer) -> Samples:
-        """Plain texts, tokenised by themselves; a text that nobody sampled counts as ended."""
+        """Plain texts, tokenised on their own. A text that was not sampled counts as finished."""
         completions = list(completions)
         rows = tokenizer(completions, add_special_tokens=False)["input_ids"] if completions else []
         return cls(list(prompts), completions, rows, [True] * len(completions))
@@ -53,28 +56,31 @@ class Samples:
         ]
 
     def columns(self) -> dict[str, list[Any]]:
-        """The columns that every prompt carries."""
+        """The columns that every prompt has."""
         rows = [columns_of(prompt) for prompt in self.prompts]
-        return (
-            {name: [row[name] for row in rows] for name in rows[0] if all(name in row for row in rows)}
-            if rows
-            else {}
-        )
+        names = [name for name in rows[0] if all(name in row for row in rows)] if rows else []
+        return {name: [row[name] for row in rows] for name in names}
 
     def part(self, start: int, stop: int) -> Samples:
-        """Some of them, in order, without the rollout behind."""
-        fields = (self.prompts, self.completions, self.completion_ids, self.ended)
-        return Samples(*(field[start:stop] for field in fields))  # type: ignore[arg-type]
+        """A slice, without the rollout's tokens."""
+        here = slice(start, stop)
+        return Samples(
+            self.prompts[here], self.completions[here], self.completion_ids[here], self.ended[here]
+        )
 
 
-def columns_of(prompt: str) -> dict[str, Any]:
+def columns_of(prompt: str) -> Columns:
     return getattr(prompt, "columns", {})
 
 
 def tokens_of(
-    prompts: list[str], completion_ids: list[list[int]], ended: list[bool], tokenizer: Tokenizer, device: Any
+    prompts: list[str],
+    completion_ids: list[list[int]],
+    ended: list[bool],
+    tokenizer: Tokenizer,
+    device: torch.device | str,
 ) -> Tokens:
-    """The record of a rollout from prompts and the ids that were sampled after them."""
+    """A rollout's record, from prompts and the ids that were sampled after them."""
     prompt_rows = encode_prompts(tokenizer, prompts)
     prompt_ids, prompt_mask = pad_rows(prompt_rows, left=True)
     response_ids, mask = pad_rows(completion_ids)

@@ -1,12 +1,11 @@
-"""A reward model behind HTTP. In: a model's folder or Hub id. Out: a server that speaks the form of
-`proxima.rewards.http_reward`.
+"""Serves a reward model, from a folder or the Hub, over HTTP, in the format of `proxima.rewards.http_reward`.
 
     POST /score   {"prompts": [...], "completions": [...]}  ->  {"rewards": [number or null, ...]}
     GET  /health  {"name": ..., "ready": true}
 
 `ended` in the request says which completions were finished (all, where it is left out): a model that was
-trained on texts with EOS reads one after these. With `completion_ids` too, those very ids are scored, where
-they are the model's own tokens.
+trained on texts with EOS reads one after these. With `completion_ids`, these ids are scored where they are
+the model's own tokens.
 """
 
 import asyncio
@@ -16,13 +15,15 @@ import math
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from itertools import compress
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from proxima.base_setup.loading import load_network, pick_device
 from proxima.base_setup.micro_batches import MicroBatches
 from proxima.base_setup.model_setup import has_head, load_reward
 from proxima.base_setup.tokenizer_setup import load_tokenizer
 from proxima.config import PPOConfig
+from proxima.core.terminal_text import is_encodable
 from proxima.core.tokenizer import Tokenizer
 from proxima.models import Backbone
 from proxima.rewards.http_reward import is_loopback
@@ -32,16 +33,20 @@ from proxima.rewards.reward_samples import Samples, tokens_of
 
 MAX_BODY_BYTES = 16 * 2**20
 MAX_SAMPLES = 1024
-MAX_CONNECTIONS = (
-    64  # for more, idle ones are closed; where none is idle, clients are told to come back later
-)
+MAX_CONNECTIONS = 64  # beyond it idle ones are closed; where none is idle, clients get 503
 LOADING_SECONDS = 5  # after which a client may ask again
 
-Scorer = Callable[[dict[str, Any]], list[float]]
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Request
+    from starlette.datastructures import Headers
+
+Batch: TypeAlias = dict[str, list[Any]]
+"""A checked request: columns of equal length, by name."""
+Scorer = Callable[[Batch], list[float]]
 
 
 class BadRequest(Exception):  # noqa: N818
-    """What a client sent cannot be scored."""
+    """A request that cannot be scored."""
 
     def __init__(self, status: int, reason: str):
         super().__init__(reason)
@@ -49,10 +54,12 @@ class BadRequest(Exception):  # noqa: N818
 
 
 class RewardServer:
-    """One model, one call at a time; it listens while the model is still loading and says so."""
+    """Serves one model, one call at a time. While the model loads, it replies 503."""
 
     def __init__(self, name: str, load: Callable[[], Scorer], token: str = ""):
-        self.name, self._load, self._token = name, load, token
+        self.name = name
+        self._load = load
+        self._token = token
         self._scorer: Scorer | None = None
         self._failure: Exception | None = None
 
@@ -60,7 +67,7 @@ class RewardServer:
     def ready(self) -> bool:
         return self._scorer is not None
 
-    def app(self) -> Any:
+    def app(self) -> "FastAPI":
         from fastapi import FastAPI, Request
         from fastapi.responses import JSONResponse
 
@@ -72,12 +79,12 @@ class RewardServer:
             return JSONResponse({"error": str(problem)}, problem.status)
 
         @app.get("/health")
-        async def health(request: Request) -> Any:
+        async def health(request: Request) -> JSONResponse:
             self._check_host(request.headers)
-            return {"name": self.name, "ready": self.ready}
+            return JSONResponse({"name": self.name, "ready": self.ready})
 
         @app.post("/score")
-        async def score(request: Request) -> Any:
+        async def score(request: Request) -> JSONResponse:
             self._check_host(request.headers)
             self._check_caller(request.headers)
             batch = read_batch(await _body(request))
@@ -85,12 +92,13 @@ class RewardServer:
                 return JSONResponse({"error": "still loading"}, 503, {"Retry-After": str(LOADING_SECONDS)})
             async with one_at_a_time:
                 rewards = await asyncio.to_thread(self._scorer, batch)
-            return {"rewards": [None if math.isnan(reward) else reward for reward in rewards]}
+            return JSONResponse({"rewards": [None if math.isnan(reward) else reward for reward in rewards]})
 
         return app
 
-    def _check_host(self, headers: Any) -> None:
-        """A web page whose own name resolves to this machine names itself in Host; a token it cannot have."""
+    def _check_host(self, headers: "Headers") -> None:
+        """Against DNS rebinding: a web page whose name resolves to this machine sends that name as Host. It
+        cannot have a token."""
         host = headers.get("host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if not self._token and not is_loopback(name):
@@ -98,15 +106,15 @@ class RewardServer:
                 403, "without a token (--token-env) this server answers to localhost and 127.0.0.1 only"
             )
 
-    def _check_caller(self, headers: Any) -> None:
+    def _check_caller(self, headers: "Headers") -> None:
         given = headers.get("authorization", "").encode()
         if self._token and not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
             raise BadRequest(401, "a bearer token is needed")
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            raise BadRequest(415, "send application/json")  # a web page cannot, without asking first
+            raise BadRequest(415, "send application/json")  # a web page cannot, without a CORS preflight
 
     def serve(self, host: str, port: int, announce: Callable[[str], None] = print) -> None:
-        """Listen until interrupted; raises what went wrong in loading."""
+        """Listen until interrupted; raises the error where loading fails."""
         from proxima.pages.web.connections import bounded_server
 
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -122,7 +130,8 @@ class RewardServer:
                 self._scorer = self._load()
                 announce("ready")
             except Exception as error:
-                self._failure, server.should_exit = error, True
+                self._failure = error
+                server.should_exit = True
 
         shown = f"[{host}]" if ":" in host else host
         announce(f"reward {self.name} at http://{shown}:{listener.getsockname()[1]}/score, loading")
@@ -133,7 +142,7 @@ class RewardServer:
 
 
 def check_exposure(host: str, token: str) -> None:
-    """Other machines may only reach a server that asks for a token."""
+    """Raise a ValueError where other machines could reach a server without a token."""
     if not is_loopback(host) and not token:
         raise ValueError(
             f"host {host!r} can be reached from other machines; name a token with --token-env, or use "
@@ -142,8 +151,8 @@ def check_exposure(host: str, token: str) -> None:
 
 
 def load_scorer(config: PPOConfig) -> Scorer:
-    """The config's one reward, a trained model of this package on its base or a classifier, alone in
-    memory."""
+    """Loads the config's one reward, without the other roles: a reward model of this package or a
+    classifier."""
     [spec] = config.rewards
     source, device = str(spec.source), pick_device(config.device)
     if not has_head(source):
@@ -156,7 +165,7 @@ def load_scorer(config: PPOConfig) -> Scorer:
     model = load_reward(config, Backbone(load_network(config, config.model_name, device)))
     trained = TrainedReward(model, tokenizer, MicroBatches.of(config))
 
-    def score(batch: dict[str, Any]) -> list[float]:
+    def score(batch: Batch) -> list[float]:
         if "completion_ids" not in batch:
             return trained(_samples(batch)).sequence
         if not _are_tokens(batch, tokenizer):
@@ -168,10 +177,8 @@ def load_scorer(config: PPOConfig) -> Scorer:
     return lambda batch: score_what_fits(score, batch, tokenizer, model.backbone.context_length)
 
 
-def score_what_fits(
-    score: Scorer, batch: dict[str, Any], tokenizer: Tokenizer, context: int | None
-) -> list[float]:
-    """The scores of the samples that the model can read; nan for longer ones, as a classifier gives it."""
+def score_what_fits(score: Scorer, batch: Batch, tokenizer: Tokenizer, context: int | None) -> list[float]:
+    """Scores of the samples that fit the model's context; nan for longer ones, as a classifier gives."""
     if "completion_ids" in batch:
         pairs = zip(
             tokenizer(batch["prompts"], verbose=False)["input_ids"], batch["completion_ids"], strict=True
@@ -180,19 +187,16 @@ def score_what_fits(
     else:
         samples = _samples(batch)
         rows = tokenizer(samples.full_texts, verbose=False)["input_ids"]
-        lengths = [
-            len(row) + ended for row, ended in zip(rows, samples.ended, strict=True)
-        ]  # a finished one gets an EOS
+        # a finished sample gets an EOS
+        lengths = [len(row) + ended for row, ended in zip(rows, samples.ended, strict=True)]
     fits = [context is None or length <= context for length in lengths]
-    kept = {
-        name: [item for item, fit in zip(column, fits, strict=True) if fit] for name, column in batch.items()
-    }
+    kept = {name: list(compress(column, fits)) for name, column in batch.items()}
     scores = iter(score(kept) if any(fits) else [])
     return [next(scores) if fit else math.nan for fit in fits]
 
 
-def read_batch(body: bytes) -> dict[str, Any]:
-    """The request, checked: texts, and ids where there are any."""
+def read_batch(body: bytes) -> Batch:
+    """A request's body, checked: texts, and ids where there are any."""
     try:
         batch = json.loads(body)
     except (ValueError, RecursionError):
@@ -202,33 +206,33 @@ def read_batch(body: bytes) -> dict[str, Any]:
     count = len(batch["prompts"]) if isinstance(batch.get("prompts"), list) else 0
     if not 0 < count <= MAX_SAMPLES:
         raise BadRequest(413 if count else 422, f"send 1 to {MAX_SAMPLES} prompts")
-    kinds: dict[str, Callable[[Any], bool]] = {
-        "prompts": lambda item: _is_text(item) and item != "",
-        "completions": _is_text,
-    }
+    checks: dict[str, Callable[[object], bool]] = {"prompts": _is_prompt, "completions": _is_text}
     if "completion_ids" in batch:
-        kinds["completion_ids"] = lambda item: (
-            isinstance(item, list) and all(type(token) is int for token in item)
-        )
+        checks["completion_ids"] = _is_id_list
     if "completion_ids" in batch or "ended" in batch:
-        kinds["ended"] = lambda item: isinstance(item, bool)
-    for name, is_right in kinds.items():
+        checks["ended"] = lambda item: isinstance(item, bool)
+    for name, is_valid in checks.items():
         items = batch.get(name)
-        if not isinstance(items, list) or len(items) != count or not all(map(is_right, items)):
-            raise BadRequest(422, f"{name} must be a list of {count}, as many as prompts, each of its kind")
-    return {name: batch[name] for name in kinds}
+        if not isinstance(items, list) or len(items) != count or not all(map(is_valid, items)):
+            raise BadRequest(422, f"{name} must be a list of {count} items of the right type, one per prompt")
+    return {name: batch[name] for name in checks}
 
 
-def _is_text(item: Any) -> bool:
-    """A text that has bytes: JSON can also hold half of a surrogate pair, which no tokenizer reads."""
-    try:
-        return isinstance(item, str) and item.encode() is not None
-    except UnicodeEncodeError:
-        return False
+def _is_text(item: object) -> bool:
+    """A text that UTF-8 can encode: JSON can also hold half of a surrogate pair, which no tokenizer reads."""
+    return isinstance(item, str) and is_encodable(item)
 
 
-def _are_tokens(batch: dict[str, Any], tokenizer: Tokenizer) -> bool:
-    """Whether the ids are this tokenizer's; those of another would be scored as other words."""
+def _is_prompt(item: object) -> bool:
+    return _is_text(item) and item != ""
+
+
+def _is_id_list(item: object) -> bool:
+    return isinstance(item, list) and all(type(token) is int for token in item)
+
+
+def _are_tokens(batch: Batch, tokenizer: Tokenizer) -> bool:
+    """Whether the ids are this tokenizer's; another one's would be scored as other words."""
     size = len(tokenizer)
     return all(
         all(0 <= token < size for token in ids) and tokenizer.decode(ids, skip_special_tokens=True) == text
@@ -236,29 +240,29 @@ def _are_tokens(batch: dict[str, Any], tokenizer: Tokenizer) -> bool:
     )
 
 
-def _sampled(batch: dict[str, Any], tokenizer: Tokenizer) -> Samples:
-    """With ids where these are the classifier's own tokens and end with its own EOS; else as text."""
-    ids, end = batch.get("completion_ids"), tokenizer.eos_token_id
-    own = ids is not None and _are_tokens(batch, tokenizer)
-    own = own and all(
-        row[-1:] == [end] for row, ended in zip(batch["completion_ids"], batch["ended"], strict=True) if ended
-    )
-    return _samples(batch, tokenizer if own else None)
+def _sampled(batch: Batch, tokenizer: Tokenizer) -> Samples:
+    """With ids where they are the classifier's own tokens and end with its own EOS; otherwise as text."""
+    use_ids = "completion_ids" in batch and _are_tokens(batch, tokenizer)
+    if use_ids:
+        finished = compress(batch["completion_ids"], batch["ended"])
+        use_ids = all(row[-1:] == [tokenizer.eos_token_id] for row in finished)
+    return _samples(batch, tokenizer if use_ids else None)
 
 
-def _samples(batch: dict[str, Any], tokenizer: Tokenizer | None = None) -> Samples:
+def _samples(batch: Batch, tokenizer: Tokenizer | None = None) -> Samples:
     """
     Args:
-        tokenizer: what wrote `completion_ids`; None = they are not used.
+        tokenizer: the one of `completion_ids`; None = they are not used.
     """
-    prompts, count = batch["prompts"], len(batch["prompts"])
-    ended = batch.get("ended", [True] * count)  # a text that nobody sampled counts as ended
+    prompts = batch["prompts"]
+    count = len(prompts)
+    ended = batch.get("ended", [True] * count)  # a text that was not sampled counts as finished
     if tokenizer is not None:
         return Samples.of_tokens(tokens_of(prompts, batch["completion_ids"], ended, tokenizer, "cpu"))
     return Samples(prompts, batch["completions"], [[] for _ in range(count)], ended)
 
 
-async def _body(request: Any) -> bytes:
+async def _body(request: "Request") -> bytes:
     from starlette.requests import ClientDisconnect
 
     received = bytearray()
@@ -268,5 +272,5 @@ async def _body(request: Any) -> bytes:
             if len(received) > MAX_BODY_BYTES:
                 raise BadRequest(413, f"the body is longer than {MAX_BODY_BYTES} bytes")
     except ClientDisconnect:
-        raise BadRequest(400, "the body did not come whole") from None
+        raise BadRequest(400, "the body is incomplete") from None
     return bytes(received)

@@ -1,6 +1,7 @@
-"""From a spec to a source.
+"""Opens reward sources: from a `RewardSpec` to what turns `Samples` into an `Outcome`.
 
-In: `RewardSpec`. Out: something that turns `Samples` into an `Outcome`, or an error at once.
+A new kind of reward is one file with a class like `RewardSource`, and one branch in `_open_without_model`
+(or, where it holds a model, in `open_reward`).
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from proxima.rewards.reward_samples import Samples
 
 
 class RewardSource(Protocol):
-    """What every kind of reward can do."""
+    """The interface of every kind of reward."""
 
     attempts: int
-    """How often a call that raises is tried."""
+    """How often a call is attempted before its samples count as failed."""
 
     def check(self, prompts: Sequence[str]) -> None:
         """Raise a ValueError where the prompts lack what the reward reads."""
@@ -36,9 +37,9 @@ class RewardSource(Protocol):
 
 
 def check_rewards(config: PPOConfig) -> None:
-    """Everything that can be wrong with the rewards and needs no model to be seen, before any is loaded."""
+    """Raise a ValueError for anything wrong with the rewards that can be found without loading a model."""
     for spec in config.rewards:
-        if _open_light(spec) is None:
+        if _open_without_model(spec) is None:
             check_options(spec, {} if has_head(str(spec.source)) else keyword_options(ClassifierSource))
 
 
@@ -51,18 +52,18 @@ def open_reward(
 ) -> RewardSource:
     """
     Args:
-        model: the system's own reward model, for the spec that names its folder; others share its device.
+        model: the trained reward model, for the spec that names its folder; other models share its device.
     """
     if spec.source == model.source:
         return TrainedReward(model, tokenizer, micro_batches or MicroBatches.of(config))
-    if light := _open_light(spec):
+    if light := _open_without_model(spec):
         return light
     options = check_options(spec, keyword_options(ClassifierSource))
     return ClassifierSource(str(spec.source), config, model.device, tokenizer, **options)
 
 
-def _open_light(spec: RewardSpec) -> RewardSource | None:
-    """The source, where it holds no model; None for a reward model."""
+def _open_without_model(spec: RewardSpec) -> RewardSource | None:
+    """The source where it holds no model; None for a reward model."""
     if spec.is_http:
         return EndpointReward(str(spec.source), **check_options(spec, keyword_options(EndpointReward)))
     if spec.is_function:

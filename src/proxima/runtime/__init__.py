@@ -1,2 +1,1 @@
-"""How passes are computed: the fast path (`engine`), several processes (`distributed`), rollouts on vLLM
-(`vllm`)."""
+"""How models are run: the fast path (`engine`), several processes (`distributed`), vLLM (`vllm`)."""

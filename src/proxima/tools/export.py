@@ -25,7 +25,7 @@ from proxima.base_setup.lora_setup import is_adapter, load_adapter
 from proxima.base_setup.tokenizer_setup import load_tokenizer
 from proxima.config import FinetuningConfig, PPOConfig
 from proxima.config.finetuning_config import settings_in
-from proxima.core.terminal_text import mended
+from proxima.core.terminal_text import without_lone_surrogates
 from proxima.models import Backbone
 from proxima.models.weight_files import HEAD_FILE
 from proxima.runs import Run
@@ -68,7 +68,7 @@ def export(
     ) as folder:  # so that `to` is whole or not there
         part = Path(folder) / "part"
         _write_weights(weights, part, replace(config, trust_remote_code=trust_remote_code), merge, dtype)
-        (part / "README.md").write_text(mended(card), encoding="utf-8")
+        (part / "README.md").write_text(without_lone_surrogates(card), encoding="utf-8")
         part.replace(to)
     return to
 

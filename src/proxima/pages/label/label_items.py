@@ -14,7 +14,7 @@ from typing import Any
 
 from proxima.base_setup import BaseSetup
 from proxima.config import PPOConfig
-from proxima.core.terminal_text import is_whole
+from proxima.core.terminal_text import is_encodable
 from proxima.data import BrokenData, open_rows
 from proxima.data.column_forms import flag_of
 from proxima.pages.label.label_store import Item
@@ -104,7 +104,7 @@ def read_items(path: str | Path, mode: str) -> list[Item]:
         for name in ("prompt", *names):
             if not isinstance(row, dict) or not isinstance(row.get(name), str):
                 raise ValueError(f"{rows.where(number)}: `{name}` is missing or not a text")
-            if not is_whole(row[name]):
+            if not is_encodable(row[name]):
                 raise ValueError(
                     f"{rows.where(number)}: `{name}` holds half of a surrogate pair; mend the text"
                 )

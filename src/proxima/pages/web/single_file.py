@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from proxima.core.terminal_text import mended
+from proxima.core.terminal_text import without_lone_surrogates
 from proxima.pages.web.guarded_app import SHARED
 
 DATA = "data"  # id of the element that holds the page's data
@@ -46,7 +46,7 @@ def make_page(title: str, body: str, script: str, style: str, data: Mapping[str,
         "data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    return mended(
+    return without_lone_surrogates(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from proxima.runtime.distributed.sharding import like
+from proxima.runtime.distributed.sharding import shard_like
 
 
 def save_optimizer(
@@ -33,7 +33,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
     state: dict[int, dict[str, torch.Tensor]] = {}
     for name, value in load_file(path).items():
         index, key = name.split(".", 1)
-        own = like(parameters[int(index)], value.clone())  # memory of its own, not a window into the file
+        own = shard_like(parameters[int(index)], value.clone())  # its own memory, not a view of the file
         state.setdefault(int(index), {})[key] = own
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 

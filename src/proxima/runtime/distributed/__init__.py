@@ -1,8 +1,7 @@
-"""Several processes as one. In: what each has of a batch. Out: the whole, the same on all. `torchrun` starts
-them.
+"""Data-parallel training over several processes, started by `torchrun`.
 
-`meeting` brings them together, `group` exchanges values, `gradients` gradients, `sharding` weights.
-Nothing heavy is imported here.
+`rendezvous` initialises the process group, `process_group` has the collectives, `gradient_sync` sums
+gradients, and `sharding` shards weights (FSDP2). Nothing heavy is imported here.
 """
 
 from proxima.runtime.distributed.launch import rank_and_count, started_by_torchrun

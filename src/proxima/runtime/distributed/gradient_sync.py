@@ -1,8 +1,7 @@
-"""Gradients over processes. In: each process's share of a minibatch's gradient. Out: the whole one, the same
-bits on all.
+"""Gradient synchronisation: the sum over all processes, with the same bits on each.
 
-Losses are divided by the whole minibatch's tokens before the backward pass, so shares are added, never
-averaged. Sharded weights (DTensor) are added up by FSDP in the backward pass itself and are left alone here.
+Losses are divided by the whole minibatch's tokens before the backward pass, so gradients are summed, never
+averaged. FSDP sums the gradients of sharded weights (DTensor) in the backward pass; they are skipped here.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from proxima.runtime.distributed.process_group import Processes
 
-BUCKET = 64 * 2**20  # bytes that travel at once
+BUCKET = 64 * 2**20  # bytes per all-reduce
 
 
-def add_gradients(parameters: list[nn.Parameter], processes: Processes) -> None:
-    """The gradient of each parameter becomes its sum over all processes; None stays None where it is so on
-    all."""
+def all_reduce_gradients(parameters: list[nn.Parameter], processes: Processes) -> None:
+    """Replace each gradient by its sum over all processes. One that is None on all processes stays None."""
     if not processes.is_distributed:
         return
     whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
@@ -33,16 +31,15 @@ def add_gradients(parameters: list[nn.Parameter], processes: Processes) -> None:
             parameter.grad = torch.zeros_like(parameter)
     for bucket in _buckets([parameter.grad for parameter in used if parameter.grad is not None]):
         flat = processes.all_reduce(torch.cat([gradient.flatten() for gradient in bucket]))
-        for gradient, summed in zip(
-            bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True
-        ):
+        sums = flat.split([gradient.numel() for gradient in bucket])
+        for gradient, summed in zip(bucket, sums, strict=True):
             gradient.copy_(summed.view_as(gradient))
 
 
 def clip_gradients(parameters: list[nn.Parameter], limit: float, processes: Processes) -> Tensor:
-    """Scale all gradients so that their norm is at most `limit`; the norm they had.
+    """Scale all gradients so that their norm is at most `limit`; returns the norm before.
 
-    The same formula as torch's own.
+    The formula is that of `torch.nn.utils.clip_grad_norm_`.
     """
     if not any(isinstance(parameter, DTensor) for parameter in parameters):
         return nn.utils.clip_grad_norm_(parameters, limit).detach()
@@ -61,7 +58,7 @@ def _squares(tensors: list[Tensor]) -> Tensor:
 
 
 def _buckets(gradients: list[Tensor]) -> list[list[Tensor]]:
-    """Groups of one type, each within the bound (a larger tensor is a group by itself)."""
+    """Groups of one dtype of at most `BUCKET` bytes each; a larger tensor is a group of its own."""
     groups: list[list[Tensor]] = []
     left = 0
     for gradient in gradients:

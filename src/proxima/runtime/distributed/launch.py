@@ -1,4 +1,4 @@
-"""Who started this process. In: the environment. Out: its number among how many, and by what."""
+"""How this process was launched: its rank and world size, and whether by `torchrun`, from the environment."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ def started_by_torchrun() -> bool:
 
 
 def rank_and_count() -> tuple[int, int]:
-    """Of this process, as whatever started it says; (0, 1) where nothing did."""
+    """Rank and world size of this process, as its launcher says; (0, 1) without a launcher."""
     needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    return (
-        (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-        if all(map(os.environ.get, needed))
-        else (0, 1)
-    )
+    if not all(map(os.environ.get, needed)):
+        return 0, 1
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

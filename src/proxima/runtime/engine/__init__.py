@@ -1,10 +1,11 @@
-"""Under stages 1 to 7: the fast path through a decoder. No padding, fused weights, static cache, CUDA graphs;
-equal to the reference path by test.
+"""The fast path: passes through a decoder without padding, with fused weights, static cache, CUDA graphs.
 
-In: a `transformers` network with its adapters, whose own live weights it reads. Out: hidden states, and
-sampled responses. A pass: `layout` (where tokens lie), `architecture` and `weights` (what is multiplied),
-`decoder` (the layers) with `products`, `functions` and `attention`; `graphed_passes` and `graphs` on a GPU.
-Sampling: `generation`, on the buffers of `slots`.
+In: a `transformers` network with its adapters, whose live weights it reads. Out: hidden states and sampled
+responses, equal to those of the reference path by test.
+
+A pass: `layout` (where tokens lie), `architecture` and `layer_weights` (what is multiplied), `decoder` (the
+layers) with `lora_products`, `layer_functions` and `packed_attention`; on a GPU `graphed_passes` and
+`cuda_graphs`. Sampling: `generation`, on the buffers of `generation_slots`.
 """
 
 from proxima.runtime.engine.architecture import knows, supports

@@ -1,26 +1,33 @@
-"""Which networks the decoder computes, and where each keeps its parts. In: a network. Out: its layers, their
-modules and shape.
+"""Which networks the decoder supports, and where each keeps its layers and modules.
 
 Two families: GPT-2, and those built like Llama.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from peft.tuners.lora import LoraLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from proxima.runtime.engine.layer_functions import ACTIVATIONS, Norm, Shape
+from proxima.runtime.engine.layer_functions import ACTIVATIONS, DecoderShape, Norm
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LLAMA_LIKE = ("llama", "qwen2", "qwen3", "mistral")
 
+DecoderLayer: TypeAlias = Any
+"""A layer, or a module in it; their attributes depend on the architecture."""
+LinearModule: TypeAlias = "nn.Linear | Conv1D | LoraLayer"
+"""A projection of a layer, with or without adapters."""
 
-def supports(network: Any) -> bool:
-    """Whether this is an architecture, with settings and adapters, that the decoder computes as
-    `transformers` does."""
+
+def supports(network: PreTrainedModel) -> bool:
+    """Whether the decoder computes this architecture, with its settings and adapters, as `transformers`
+    does."""
     if any(isinstance(module, AuxiliaryTrainingWrapper) for module in network.modules()):
         return False
     layers = [module for module in network.modules() if isinstance(module, LoraLayer)]
@@ -28,10 +35,10 @@ def supports(network: Any) -> bool:
     return knows(network) and not adapted_head and not any(_is_special(layer) for layer in layers)
 
 
-def knows(network: Any) -> bool:
-    """Whether this is an architecture, with settings, that the decoder computes; adapters aside."""
+def knows(network: PreTrainedModel) -> bool:
+    """Whether the decoder computes this architecture with its settings; adapters aside."""
     config = network.config.get_text_config()
-    if config is not network.config:  # the language model is a part of something larger
+    if config is not network.config:  # the language model is part of a larger network
         return False
     if config.model_type == "gpt2":
         usual = not config.scale_attn_by_inverse_layer_idx and not config.add_cross_attention
@@ -46,8 +53,8 @@ def knows(network: Any) -> bool:
     return usual
 
 
-def _is_special(layer: Any) -> bool:
-    """An adapter that is more than down, up and scale, or on something else than a linear map."""
+def _is_special(layer: LoraLayer) -> bool:
+    """An adapter that is not plain LoRA (down, up and scale), or not on a linear layer."""
     return bool(
         any(getattr(layer, "use_dora", {}).values())
         or any(getattr(layer, "lora_bias", {}).values())
@@ -57,19 +64,20 @@ def _is_special(layer: Any) -> bool:
 
 
 class Architecture:
-    """A network's parts by one set of names; all of them are the network's own, live."""
+    """A network's parts under common names; all of them are the network's own live modules."""
 
-    def __init__(self, network: Any):
-        self.network, self.inner = network, network.base_model
+    def __init__(self, network: PreTrainedModel):
+        self.network = network
+        self.inner = network.base_model
         self.config = network.config.get_text_config()
         self.is_gpt2 = self.config.model_type == "gpt2"
         self.layers = self.inner.h if self.is_gpt2 else self.inner.layers
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> DecoderShape:
         config = self.config
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return Shape(
+        return DecoderShape(
             heads=config.num_attention_heads,
             kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
             head_size=size,
@@ -78,11 +86,12 @@ class Architecture:
             activation=config.activation_function if self.is_gpt2 else "",
         )
 
-    def members(self, layer: Any) -> tuple[list[Any], ...]:
-        """The modules of each projection, in the order of `weights.Loras`."""
+    def members(self, layer: DecoderLayer) -> tuple[list[LinearModule], ...]:
+        """The modules of each projection, in the order of `layer_weights.Loras`."""
         if self.is_gpt2:
             return [layer.attn.c_attn], [layer.attn.c_proj], [layer.mlp.c_fc], [layer.mlp.c_proj]
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
+        mlp = layer.mlp
         return (
             [attention.q_proj, attention.k_proj, attention.v_proj],
             [attention.o_proj],
@@ -90,14 +99,14 @@ class Architecture:
             [mlp.down_proj],
         )
 
-    def norms(self, layer: Any) -> tuple[Norm, Norm]:
-        """Before attention and before the MLP."""
+    def norms(self, layer: DecoderLayer) -> tuple[Norm, Norm]:
+        """The norms before attention and before the MLP."""
         if self.is_gpt2:
             return _norm(layer.ln_1), _norm(layer.ln_2)
         return _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
 
-    def head_norms(self, layer: Any) -> list[Tensor | None]:
-        """Of queries and keys, where there are any."""
+    def head_norms(self, layer: DecoderLayer) -> list[Tensor | None]:
+        """The weights of the norms of queries and keys, where there are any."""
         attention = layer.attn if self.is_gpt2 else layer.self_attn
         found = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
         return [None if norm is None else norm.weight for norm in found]
@@ -119,5 +128,5 @@ class Architecture:
         return self.network.get_output_embeddings()(hidden)
 
 
-def _norm(module: Any) -> Norm:
+def _norm(module: DecoderLayer) -> Norm:
     return Norm(module.weight, getattr(module, "bias", None))

@@ -1,16 +1,15 @@
-"""`GraphedPass`: a forward pass and its backward as two CUDA graphs. In: ids laid end to end. Out: hidden
-states; gradients.
+"""`GraphedPass`: a forward pass and its backward pass as two CUDA graphs.
 
-At this size a GPU waits for Python, not the other way round; a graph costs Python one call. Shapes are fixed:
-short batches are filled up with tokens that nobody reads, so every product has the same shape at every call,
-and a sequence's hidden states are the same bits whatever stands beside it, in scoring and in training alike.
+For small models the GPU waits for Python; a graph costs Python one call. Shapes are fixed: short batches are
+filled up with padding tokens that are never read, so every product has the same shape at every call. A
+sequence's hidden states are then the same bits whatever is batched with it, in scoring and in training alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -18,23 +17,27 @@ from torch import Tensor
 
 from proxima.runtime.engine.layout import TILE, Layout, tile_table
 
-_forwards = [
-    0
-]  # replays of any pass: they share memory, so a backward is only good right after its own forward
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
 
+_forwards = [0]
+"""Replays of any pass so far. Passes share memory: a backward pass must directly follow its forward."""
+
+Pool: TypeAlias = "_POOL_HANDLE | None"
+"""Handle of a CUDA graph's memory pool."""
 Pass = Callable[[Tensor, Layout], Tensor]
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What a pass has room for."""
+class PassCapacity:
+    """The largest batch that a graph can run."""
 
     tokens: int
     sequences: int
     longest: int
     reads: int
 
-    def holds(self, layout: Layout) -> bool:
+    def fits(self, layout: Layout) -> bool:
         return (
             layout.total <= self.tokens
             and len(layout.lengths) <= self.sequences
@@ -42,49 +45,48 @@ class Sizes:
             and len(layout.read) <= self.reads
         )
 
-    def grown(self, layout: Layout) -> Sizes:
-        """Room for this layout too, in coarse steps, and for the sequences that fill it up."""
-        tokens, longest = (
-            max(self.tokens, _up(layout.total, 256)),
-            max(self.longest, _up(layout.longest, 128)),
-        )
-        sequences = _up(len(layout.lengths), 8) + _up(tokens, longest) // longest
-        return Sizes(
-            tokens, max(self.sequences, sequences), longest, max(self.reads, _up(len(layout.read), 128))
+    def grow(self, layout: Layout) -> PassCapacity:
+        """A capacity for this layout too, in coarse steps, with the sequences of padding that fill it up."""
+        tokens = max(self.tokens, _round_up(layout.total, 256))
+        longest = max(self.longest, _round_up(layout.longest, 128))
+        sequences = _round_up(len(layout.lengths), 8) + _round_up(tokens, longest) // longest
+        return PassCapacity(
+            tokens, max(self.sequences, sequences), longest, max(self.reads, _round_up(len(layout.read), 128))
         )
 
     @property
     def tiles(self) -> int:
-        """Most tiles of attention these can be cut into."""
+        """Most attention tiles that such a batch has."""
         return self.tokens // TILE + self.sequences
 
 
-class Gradients(NamedTuple):
-    """Where a backward leaves what it found."""
+class GradientBuffers(NamedTuple):
+    """Where a backward pass leaves gradients."""
 
     of: dict[Tensor, Tensor]
+    """The gradient buffer of each parameter."""
     sinks: list[Tensor]
-    """What it adds to."""
+    """Buffers of whole projections, to which the backward pass adds."""
     collect: Callable[[], None]
-    """From the sinks to the gradients."""
+    """Copies from the sinks to the gradients."""
 
 
 class GraphedPass:
-    """One adapter's pass. A backward must follow its own forward directly, for both use the same memory."""
+    """One adapter's pass. A backward pass must directly follow its forward pass: they share memory."""
 
-    def __init__(self, run: Pass, gradients: Gradients, sizes: Sizes, device: torch.device, pool: Any):
+    def __init__(
+        self, run: Pass, gradients: GradientBuffers, sizes: PassCapacity, device: torch.device, pool: Pool
+    ):
         """
         Args:
-            run: (ids (N,), layout) -> hidden states (M, D); it reads parameters where they lie, and its
-            backward adds to sinks.
-            pool: memory shared with other passes; they never run at the same time.
+            run: (ids (N,), layout) -> hidden states (M, D); it reads parameters in place, and its backward
+                pass adds to the sinks.
+            pool: memory shared with other passes, which never run at the same time.
         """
-        self.sizes, self.parameters, self.gradients, self.device = (
-            sizes,
-            list(gradients.of),
-            gradients,
-            device,
-        )
+        self.sizes = sizes
+        self.parameters = list(gradients.of)
+        self.gradients = gradients
+        self.device = device
         self._inputs = torch.zeros(2 * sizes.tokens + sizes.reads, dtype=torch.long, device=device)
         self._source, self._positions, self._read = self._inputs.split(
             [sizes.tokens, sizes.tokens, sizes.reads]
@@ -101,10 +103,10 @@ class GraphedPass:
             tiles.view(-1, 3),
             (sizes.longest,),
         )
-        self._run = run  # what it holds must live as long as the graphs that read it
+        self._run = run  # keeps alive what the graphs read
         self._capture(run, pool)
 
-    def _capture(self, run: Pass, pool: Any) -> None:
+    def _capture(self, run: Pass, pool: Pool) -> None:
         self._fill_sizes((self.sizes.longest,) * (self.sizes.tokens // self.sizes.longest))
         if not self.parameters:
             self._capture_forward(run, pool)
@@ -120,7 +122,7 @@ class GraphedPass:
                 self.gradients.collect()
         torch.cuda.current_stream().wait_stream(side)
         del out
-        torch.cuda.empty_cache()  # what warming up took; the graphs have memory of their own
+        torch.cuda.empty_cache()  # the memory of warming up; graphs have their own
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.enable_grad():
             with torch.cuda.graph(self._forward, pool=pool):
@@ -134,7 +136,7 @@ class GraphedPass:
             parameter.requires_grad_(False)
 
     @torch.no_grad()
-    def _capture_forward(self, run: Pass, pool: Any) -> None:
+    def _capture_forward(self, run: Pass, pool: Pool) -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -145,11 +147,11 @@ class GraphedPass:
             self._out = run(self._ids, self._layout)
 
     @property
-    def pool(self) -> Any:
+    def pool(self) -> Pool:
         return self._forward.pool()
 
     def __call__(self, ids: Tensor, layout: Layout) -> Tensor:
-        """Hidden states (M, D); with gradients on, backward adds to the parameters' `grad`."""
+        """Hidden states (M, D); with gradients on, the backward pass adds to the parameters' `grad`."""
         self._fill(ids, layout)
         if torch.is_grad_enabled() and self.parameters:
             return _Replayed.apply(self, len(layout.read), self._anchor())
@@ -187,9 +189,9 @@ class GraphedPass:
         self._fill_sizes(layout.lengths)
 
     def _fill_sizes(self, lengths: tuple[int, ...]) -> None:
-        """Where sequences begin; what is left over becomes sequences of tokens that nobody reads, then
-        empty ones."""
-        left, longest = self.sizes.tokens - sum(lengths), self.sizes.longest
+        """Write where sequences start. The rest becomes sequences of padding tokens, then empty ones."""
+        left = self.sizes.tokens - sum(lengths)
+        longest = self.sizes.longest
         filled = [*lengths, *(min(longest, left - done) for done in range(0, left, longest))]
         starts = np.full(self.sizes.sequences + 1, self.sizes.tokens, dtype=np.int32)
         starts[: len(filled)] = np.cumsum([0, *filled[:-1]])
@@ -211,5 +213,5 @@ class _Replayed(torch.autograd.Function):
         return None, None, None
 
 
-def _up(number: int, step: int) -> int:
+def _round_up(number: int, step: int) -> int:
     return -(-number // step) * step

@@ -1,4 +1,4 @@
-"""`Clock`: how long decode steps take. In: laps. Out: seconds a step."""
+"""`StepTimer`: measures seconds per decode step."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
+Timestamp: TypeAlias = "float | torch.cuda.Event"
 
-class Clock:
-    """Seconds of a decode step, by the device's own clock: reading it waits, stopping it does not."""
+
+class StepTimer:
+    """Times groups of decode steps by the device's own clock. Only reading the result synchronises."""
 
     def __init__(self, on_gpu: bool):
         self.on_gpu = on_gpu
-        self._laps: list[tuple[Any, Any, int]] = []
+        self._laps: list[tuple[Timestamp, Timestamp, int]] = []
 
     @contextmanager
     def lap(self, steps: int) -> Iterator[int]:
@@ -25,7 +27,7 @@ class Clock:
         yield steps
         self._laps = [*self._laps[-99:], (start, self._now(), steps)]
 
-    def _now(self) -> Any:
+    def _now(self) -> Timestamp:
         if not self.on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -33,12 +35,17 @@ class Clock:
         return event
 
     def seconds(self) -> float:
-        """The median over the last laps; nan where there was none."""
+        """Seconds per step, the median over the last laps; nan without any."""
         if self.on_gpu:
             torch.cuda.synchronize()
-        laps = [
-            ((a.elapsed_time(b) / 1000 if self.on_gpu else b - a), steps)
-            for a, b, steps in self._laps
-            if steps
-        ]
-        return median(spent / steps for spent, steps in laps) if laps else math.nan
+        laps = [_elapsed(start, end) / steps for start, end, steps in self._laps if steps]
+        return median(laps) if laps else math.nan
+
+
+def _elapsed(start: Timestamp, end: Timestamp) -> float:
+    """Seconds."""
+    if isinstance(start, torch.cuda.Event):
+        assert isinstance(end, torch.cuda.Event)
+        return start.elapsed_time(end) / 1000
+    assert isinstance(end, float)
+    return end - start

@@ -1,15 +1,15 @@
 """`Decoder`: a decoder-only network over the live weights of a `transformers` model, without padding.
 
-In: ids laid end to end, and an adapter's name. Out: hidden states where they are wanted. A layer is products
-(`products.py`), attention, and four small functions between them (`functions.py`). Adapters stay float32 and
-are cast when they are loaded, so products run in the base's type while gradients and optimiser states stay
-float32.
+In: packed ids and an adapter's name. Out: hidden states at the positions that are read. A layer is matrix
+products (`lora_products.py`), attention, and four small functions between them (`layer_functions.py`).
+Adapters stay float32 and are cast when they are loaded: products run in the base's dtype, gradients and
+optimiser states stay float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,25 +18,29 @@ from torch.utils.checkpoint import checkpoint
 from proxima.runtime.engine.architecture import Architecture
 from proxima.runtime.engine.graphed_passes import GraphedPasses
 from proxima.runtime.engine.layer_functions import Functions, add_then_norm, can_compile, with_train_kernels
-from proxima.runtime.engine.layer_weights import Loras, are_trained, read_block, read_loras
+from proxima.runtime.engine.layer_weights import Loras, read_block, read_loras, trains_base_weights
 from proxima.runtime.engine.layout import Layout
 from proxima.runtime.engine.lora_products import load_lora, product
 from proxima.runtime.engine.packed_attention import packed_attention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Decoder:
-    """Reads the weights of a network once; adapters are looked up by name, and loaded, at every call."""
+    """Reads the weights of a network once; an adapter is looked up by name and loaded at every call."""
 
-    def __init__(self, network: Any, compiled: bool = False):
+    def __init__(self, network: PreTrainedModel, compiled: bool = False):
         """
         Args:
             compiled: let torch compile the functions between products, where it can.
         """
         self.architecture = Architecture(network)
-        self.shape, self.is_gpt2 = self.architecture.shape, self.architecture.is_gpt2
-        self.trained = are_trained(self.architecture)
+        self.shape = self.architecture.shape
+        self.is_gpt2 = self.architecture.is_gpt2
+        self.trained = trains_base_weights(self.architecture)
         self.blocks = [
             read_block(self.architecture, layer, self.trained) for layer in self.architecture.layers
         ]
@@ -54,7 +58,7 @@ class Decoder:
 
     @property
     def weight(self) -> Tensor:
-        """One of its weights, whose type and device are those of all."""
+        """One of its weights, for the dtype and device of all."""
         return self.blocks[0].norm.weight
 
     @property
@@ -63,13 +67,13 @@ class Decoder:
 
     @property
     def graphed(self) -> bool:
-        """Whether passes run as CUDA graphs: with adapters on half-precision weights on a GPU."""
+        """Whether passes run as CUDA graphs: adapters on half-precision weights on a GPU."""
         return self.weight.is_cuda and self.half and not self.trained
 
     # --- passes ---
 
     def hidden(self, ids: Tensor, layout: Layout, adapter: str | None) -> Tensor:
-        """Normed last hidden states (M, hidden) at the layout's `read` places.
+        """Normalised last hidden states (M, hidden) at the layout's `read` positions.
 
         Args:
             ids: (B, T), padded in any way; the layout says which are real.
@@ -88,12 +92,12 @@ class Decoder:
         read: Tensor | None = None,
         functions: Functions | None = None,
     ) -> Tensor:
-        """Normed last hidden states (N, hidden) of (N,) ids, or (M, hidden) of those in `read`; of the
-        adapter that is loaded.
+        """Normalised last hidden states (N, hidden) of (N,) ids, or (M, hidden) of those in `read`, with the
+        loaded adapter.
 
         Args:
-            loras: the parameters that gradients go to.
-            attend: (layer, q, k, v) -> attended; by default each sequence of the layout to itself.
+            loras: the parameters that receive gradients.
+            attend: (layer, q, k, v) -> attended; by default each sequence of the layout attends to itself.
         """
         functions = functions or self.functions
         x, cos, sin = self.architecture.embed(flat, layout.positions)
@@ -112,16 +116,17 @@ class Decoder:
         return normed
 
     def _layer(
-        self, number: int, x: Tensor, normed: Tensor, lora: Loras, cos: Any, sin: Any, attend: Attend,
-        functions: Functions, read: Tensor | None,
+        self, number: int, x: Tensor, normed: Tensor, lora: Loras, cos: Tensor | None, sin: Tensor | None,
+        attend: Attend, functions: Functions, read: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """The residual stream after this layer, and its norm as the next layer wants it; of all tokens, or
-        those in `read`."""
-        block, shape = self.blocks[number], self.shape
+        """The residual stream after this layer, and its norm as the next layer reads it; of all tokens, or
+        of those in `read`."""
+        block = self.blocks[number]
+        shape = self.shape
         qkv = product(normed, block.qkv, lora.qkv)
         q, k, v = functions.split_heads(qkv, block.qkv.sizes, block.q_norm, block.k_norm, cos, sin, shape)
         attended = attend(number, q, k, v).flatten(1)
-        if read is not None:  # the last layer's other outputs are nobody's input
+        if read is not None:  # no layer reads the other outputs of the last one
             x, attended = x[read], attended[read]
         out = product(attended, block.out, lora.out)
         x, normed = functions.add_and_norm(x, out, block.mlp_norm, block.up.padding, shape.eps)
@@ -144,7 +149,7 @@ class Decoder:
     # --- adapters ---
 
     def loras(self, adapter: str | None) -> list[Loras]:
-        """The adapter's live parameters, layer by layer; nothing where there is none."""
+        """The adapter's live parameters, layer by layer; empty `Loras` without an adapter."""
         if adapter is None:
             return [Loras()] * len(self.blocks)
         if adapter not in self.known_loras:
@@ -154,7 +159,7 @@ class Decoder:
         return self.known_loras[adapter]
 
     def load(self, adapter: str | None) -> None:
-        """Put an adapter's weights, as they are now, where the products read them."""
+        """Copy an adapter's current weights to where the products read them."""
         for block, loras in zip(self.blocks, self.loras(adapter), strict=True):
             for projection, lora in zip(block.projections, loras, strict=True):
                 load_lora(projection, lora)

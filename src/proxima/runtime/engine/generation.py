@@ -1,25 +1,23 @@
-"""`Generation`: sampling with a static cache. In: prompts, an adapter's name. Out: responses, and from what
-they were chosen.
+"""`Generation`: sampling with a static KV cache. In: prompts, an adapter's name. Out: responses, kept sets.
 
-Prompts are read once, laid end to end; then one token a running sequence and step. A step works on fixed
-buffers only, so on a GPU it is captured in a CUDA graph, one for each number of slots in `BUCKETS`. A slot
-whose sequence has ended is given to the next waiting prompt; when none waits, the running sequences move
-together into fewer slots. What a sequence samples does not depend on its slot, so none of this can be seen in
-the results.
+Prompts are prefilled once, packed end to end; then each step decodes one token per running sequence. A step
+works on fixed buffers only, so on a GPU it is captured as a CUDA graph, one for each number of slots in
+`BUCKETS`. The slot of a finished sequence goes to the next waiting prompt (continuous batching); when none
+waits, running sequences are compacted into fewer slots. What a sequence samples does not depend on its slot,
+so none of this changes the results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from proxima.core.sampling import Sampling, choose, fold, hash_words, token_logprobs, truncate
 from proxima.core.types import Tokens
-from proxima.runtime.engine.decode_clock import Clock
+from proxima.runtime.engine.decode_clock import StepTimer
 from proxima.runtime.engine.decoder import Decoder
 from proxima.runtime.engine.generation_slots import Drawn, Outputs, Slots, new_outputs, new_slots
 from proxima.runtime.engine.layer_functions import with_decode_kernels
@@ -27,18 +25,18 @@ from proxima.runtime.engine.layout import Layout, cut, pack
 from proxima.runtime.engine.packed_attention import cached_attention, packed_attention
 
 BUCKETS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-STRIDE = 8  # steps on a GPU between looks at which sequences have ended
-PREFILL_TOKENS = 32_768  # prompt tokens read at once
-CACHE_STEP = 64  # the cache grows in steps of so many tokens
-REFILL = 0.25  # share of the slots that must be free before new prompts are read
+STRIDE = 8  # steps on a GPU between checks for finished sequences
+PREFILL_TOKENS = 32_768  # prompt tokens prefilled at once
+CACHE_STEP = 64  # tokens by which the cache grows
+REFILL = 0.25  # share of the slots that must be free before new prompts are prefilled
 
 _NONE = torch.zeros(0, dtype=torch.long)
-_NOWHERE = Layout(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, ())
+_EMPTY_LAYOUT = Layout(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, ())
 
 
 @dataclass(frozen=True)
-class Work:
-    """What one call of `generate` works on."""
+class GenerationBatch:
+    """The prompts and buffers of one `generate` call."""
 
     prompts: Tokens
     sampling: Sampling
@@ -48,66 +46,69 @@ class Work:
 
 
 class Generation:
-    """Holds the cache, the buffers and the graphs from one call to the next."""
+    """Keeps the cache, the buffers and the graphs from one call to the next."""
 
     def __init__(self, decoder: Decoder, max_slots: int = 256):
-        self.decoder, self.max_slots = decoder, max_slots
+        self.decoder = decoder
+        self.max_slots = max_slots
         self.on_gpu = decoder.weight.is_cuda
-        self.clock = Clock(self.on_gpu)
+        self.clock = StepTimer(self.on_gpu)
         self.replays = self.eager_steps = 0
-        """Decode steps by graph and without one since the start."""
+        """Decode steps with and without a graph since the start."""
         self._slots: Slots | None = None
         self._outputs: Outputs | None = None
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._made_for: Any = None
+        self._made_for: tuple[Sampling, str | None] | None = None
         self._kernel = _decode_kernel(decoder) if self.on_gpu else None
-        by_hand = self._kernel is not None and not decoder.is_gpt2
-        self._functions = with_decode_kernels(decoder.functions) if by_hand else decoder.functions
-        self._silent = decoder.loras(None)  # no gradients are wanted
+        has_kernels = self._kernel is not None and not decoder.is_gpt2
+        self._functions = with_decode_kernels(decoder.functions) if has_kernels else decoder.functions
+        self._no_loras = decoder.loras(None)  # sampling needs no gradients
         self._pick: Callable[..., Drawn] = torch.compile(pick, dynamic=True) if decoder.compiled else pick
 
     @torch.no_grad()
     def generate(self, prompts: Tokens, sampling: Sampling, adapter: str | None) -> Tokens:
-        """One response a prompt, until its first EOS or `max_new_tokens`."""
-        work = self._prepare(prompts, sampling, adapter)
-        slots, nobody = work.slots, len(prompts.prompts)
-        slots.empty(nobody)
+        """One response per prompt, until its first EOS or `max_new_tokens`."""
+        batch = self._prepare(prompts, sampling, adapter)
+        slots = batch.slots
+        unused_row = len(prompts.prompts)
+        slots.reset(unused_row)
         sizes = prompts.prompt_sizes.tolist()
         waiting = list(range(len(sizes)))
         used = self._bucket(min(len(sizes), slots.count))
         free = list(range(min(used, slots.count)))
-        left = 0  # steps until the youngest sequence must have ended
+        left = 0  # steps until the newest sequence has reached max_new_tokens
         while True:
             if waiting and free:
-                taken, waiting = waiting[: len(free)], waiting[len(free) :]
+                taken = waiting[: len(free)]
+                waiting = waiting[len(free) :]
                 for group in cut([sizes[row] for row in taken], PREFILL_TOKENS):
-                    self._prefill(work, [taken[i] for i in group], free[: len(group)])
+                    self._prefill(batch, [taken[i] for i in group], free[: len(group)])
                     free = free[len(group) :]
                 left = sampling.max_new_tokens - 1
             with self.clock.lap(min(STRIDE, left) if self.on_gpu else 1) as steps:
                 for _ in range(steps):
-                    self._step(work, used)
+                    self._step(batch, used)
             left -= steps
             alive = slots.running[:used].nonzero().flatten().tolist()
             if not alive and not waiting:
-                return work.outputs.collect(prompts)
+                return batch.outputs.collect(prompts)
             if waiting:
                 idle = sorted(set(range(used)) - set(alive))
                 free = idle if len(idle) >= REFILL * used or not alive else []
             elif (fewer := self._bucket(len(alive))) < used and (self.on_gpu or fewer <= 0.75 * used):
-                slots.move_together(alive, nobody)
+                slots.compact(alive, unused_row)
                 used = fewer
 
     # --- buffers ---
 
     def _bucket(self, count: int) -> int:
-        """Slots for so many sequences: on a GPU one of few sizes, so that few graphs serve all."""
+        """Slots for this many sequences: on a GPU one of a few sizes, so that few graphs are needed."""
         if not self.on_gpu:
             return count
         return next((size for size in BUCKETS if size >= count), count)
 
-    def _prepare(self, prompts: Tokens, sampling: Sampling, adapter: str | None) -> Work:
-        """Buffers large enough, outputs emptied, the adapter's weights as they are now."""
+    def _prepare(self, prompts: Tokens, sampling: Sampling, adapter: str | None) -> GenerationBatch:
+        """Make the buffers large enough, reset the outputs, load the adapter's current weights."""
         count, device = len(prompts.prompts), prompts.keys.device
         need = int(prompts.prompt_sizes.max()) + sampling.max_new_tokens
         slots, outputs = self._slots, self._outputs
@@ -115,25 +116,26 @@ class Generation:
         if slots is None or slots.count < capacity or slots.size < need or slots.tokens.device != device:
             self._graphs.clear()
             capacity = max(capacity, slots.count if slots else 0)
-            slots = self._slots = None  # the old cache goes first
+            slots = self._slots = None  # frees the old cache first
             slots = self._slots = new_slots(
                 capacity, -(-need // CACHE_STEP) * CACHE_STEP, self.decoder, device
             )
-        setup = (replace(sampling, seed=0, step=0), adapter)  # what a graph has taken in
+        setup = (replace(sampling, seed=0, step=0), adapter)  # what a captured graph depends on
         if outputs is None or outputs.ids.shape[0] <= count or setup != self._made_for:
             self._graphs.clear()
             vocabulary = self.decoder.architecture.network.get_output_embeddings().weight.shape[0]
             outputs = self._outputs = new_outputs(count, sampling, vocabulary, device)
             self._made_for = setup
-        outputs.empty()
+        outputs.reset()
         self.decoder.load(adapter)
-        return Work(prompts, sampling, hash_words(prompts.keys, sampling.seed, sampling.step), slots, outputs)
+        lanes = hash_words(prompts.keys, sampling.seed, sampling.step)
+        return GenerationBatch(prompts, sampling, lanes, slots, outputs)
 
     # --- steps ---
 
-    def _prefill(self, work: Work, rows: list[int], where: list[int]) -> None:
-        """Read these prompts into these slots and choose their first tokens."""
-        prompts, slots = work.prompts, work.slots
+    def _prefill(self, batch: GenerationBatch, rows: list[int], where: list[int]) -> None:
+        """Prefill these prompts into these slots and sample their first tokens."""
+        prompts, slots = batch.prompts, batch.slots
         device = prompts.keys.device
         chosen, places = torch.tensor(rows), torch.tensor(where)
         lengths = prompts.prompt_sizes[chosen]
@@ -148,29 +150,29 @@ class Generation:
             return packed_attention(q, k, v, layout, self.decoder.shape.scale)
 
         states = self.decoder.run(
-            ids.flatten()[layout.source], layout, self._silent, attend, read=layout.read
+            ids.flatten()[layout.source], layout, self._no_loras, attend, read=layout.read
         )
         start = torch.zeros(len(rows), dtype=torch.long, device=device)
         row = chosen.to(device)
         running = torch.ones(len(rows), dtype=torch.bool, device=device)
-        drawn, going = self._draw(work, states, work.lanes[row], row, start, running)
-        values = (drawn, lengths.to(device).int(), start + 1, row, work.lanes[row], going)
+        drawn, going = self._draw(batch, states, batch.lanes[row], row, start, running)
+        values = (drawn, lengths.to(device).int(), start + 1, row, batch.lanes[row], going)
         for buffer, value in zip(slots.per_slot(), values, strict=True):
             buffer[slot] = value
 
-    def _step(self, work: Work, n: int) -> None:
-        """One decode step of the first n slots: by graph on a GPU, which is captured when first asked for."""
+    def _step(self, batch: GenerationBatch, n: int) -> None:
+        """One decode step of the first n slots; on a GPU by a graph, captured at first use."""
         if not self.on_gpu:
-            self._step_eagerly(work, n)
+            self._step_eagerly(batch, n)
             self.eager_steps += 1
             return
         if n not in self._graphs:
-            self._graphs[n] = self._capture(work, n)
+            self._graphs[n] = self._capture(batch, n)
         self._graphs[n].replay()
         self.replays += 1
 
-    def _step_eagerly(self, work: Work, n: int) -> None:
-        slots, scale = work.slots, self.decoder.shape.scale
+    def _step_eagerly(self, batch: GenerationBatch, n: int) -> None:
+        slots, scale = batch.slots, self.decoder.shape.scale
         tokens, lengths = slots.tokens[:n], slots.lengths[:n]
         now = lengths + 1
         place = slots.base[:n] + lengths
@@ -183,33 +185,39 @@ class Generation:
             values.flatten(0, 1).index_copy_(0, place, v)
             return cached_attention(q, keys, values, now, slots.starts[:, : n + 1], scale)
 
-        here = replace(_NOWHERE, positions=lengths)
-        states = self.decoder.run(tokens, here, self._silent, attend, functions=self._functions)
+        here = replace(_EMPTY_LAYOUT, positions=lengths)
+        states = self.decoder.run(tokens, here, self._no_loras, attend, functions=self._functions)
         columns, running = slots.columns[:n], slots.running[:n]
-        drawn, going = self._draw(work, states, slots.lanes[:n], slots.rows[:n], columns, running)
+        drawn, going = self._draw(batch, states, slots.lanes[:n], slots.rows[:n], columns, running)
         tokens.copy_(drawn)
         lengths.add_(running.int())
         columns.add_(running.long())
         running.copy_(going)
 
     def _draw(
-        self, work: Work, states: Tensor, lanes: Tensor, rows: Tensor, columns: Tensor, running: Tensor
+        self,
+        batch: GenerationBatch,
+        states: Tensor,
+        lanes: Tensor,
+        rows: Tensor,
+        columns: Tensor,
+        running: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The next tokens (n,), written to the outputs, and which sequences go on."""
-        sampling = work.sampling
+        """Samples the next tokens (n,) and writes them to the outputs; also which sequences continue."""
+        sampling = batch.sampling
         logits = self.decoder.head(states)
         drawn = self._pick(logits, lanes, columns, sampling.temperature, sampling.top_k, sampling.top_p)
-        return drawn[0], work.outputs.write(drawn, rows, columns, running, sampling.max_new_tokens)
+        return drawn[0], batch.outputs.write(drawn, rows, columns, running, sampling.max_new_tokens)
 
-    def _capture(self, work: Work, n: int) -> torch.cuda.CUDAGraph:
-        """Record a step; the state that warming up changes is put back."""
-        buffers = (*work.slots.per_slot(), *work.outputs.parts())
+    def _capture(self, batch: GenerationBatch, n: int) -> torch.cuda.CUDAGraph:
+        """Capture a step; the state that warming up changes is restored."""
+        buffers = (*batch.slots.per_slot(), *batch.outputs.parts())
         saved = [buffer.clone() for buffer in buffers]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self._step_eagerly(work, n)
+                self._step_eagerly(batch, n)
                 self.eager_steps += 1
         torch.cuda.current_stream().wait_stream(stream)
         for buffer, value in zip(buffers, saved, strict=True):
@@ -217,14 +225,14 @@ class Generation:
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
         with torch.cuda.graph(graph, pool=pool):
-            self._step_eagerly(work, n)
+            self._step_eagerly(batch, n)
         return graph
 
 
 def pick(
     logits: Tensor, lanes: Tensor, columns: Tensor, temperature: float, top_k: int, top_p: float
 ) -> Drawn:
-    """Tokens (n,), their log-probabilities and the sets they were chosen from."""
+    """Sampled tokens (n,), their log-probabilities and their kept sets."""
     scaled = logits.float() / temperature
     kept = truncate(scaled, top_k, top_p)
     token = choose(scaled, kept, fold(lanes, columns))
@@ -232,7 +240,7 @@ def pick(
 
 
 def _decode_kernel(decoder: Decoder) -> Callable[..., Tensor] | None:
-    """The Triton kernel, where Triton is installed and the shapes fit."""
+    """The Triton kernel where Triton is installed and supports these shapes."""
     try:
         from proxima.runtime.engine.kernels.decode_kernels import decode_attention, fits
     except ImportError:

@@ -1,8 +1,7 @@
-"""The buffers of generation. In: sizes. Out: `Slots`, the running sequences and their cache; `Outputs`, what
-was sampled.
+"""The buffers of generation: `Slots` (running sequences and their KV cache) and `Outputs` (what was sampled).
 
-Both stay where they are from one step to the next, so that a step can be a CUDA graph. C slots, S cache
-tokens, B prompts, R response tokens.
+Both keep their addresses from step to step, so that a step can be a CUDA graph. C slots, S cache tokens, B
+prompts, R response tokens.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from proxima.core.types import KeptSet, Tokens
 from proxima.runtime.engine.decoder import Decoder
 
 Drawn = tuple[Tensor, Tensor, KeptSet | None]
-"""Tokens (n,), their log-probabilities, and the sets they were chosen from."""
+"""Sampled tokens (n,), their log-probabilities and their kept sets."""
 
 
 @dataclass
 class Slots:
-    """The state of a step, of which the first `n` slots are in use."""
+    """The state of decoding; a step uses the first `n` slots."""
 
     tokens: Tensor  # (C,) last token of each sequence
     lengths: Tensor  # (C,) int32, tokens in its cache
-    columns: Tensor  # (C,) responses written
+    columns: Tensor  # (C,) response tokens written
     rows: Tensor  # (C,) row of the batch
     lanes: Tensor  # (C, 2) hash of seed, step and sequence
     running: Tensor  # (C,) bool
-    keys: list[Tensor]  # a layer: (C, S, Hkv, D)
+    keys: list[Tensor]  # per layer: (C, S, Hkv, D)
     values: list[Tensor]
     starts: Tensor  # (2, C + 1) int32
-    base: Tensor  # (C,) first cache place of each slot
+    base: Tensor  # (C,) first cache position of each slot
 
     @property
     def count(self) -> int:
@@ -46,18 +45,18 @@ class Slots:
     def per_slot(self) -> list[Tensor]:
         return [self.tokens, self.lengths, self.columns, self.rows, self.lanes, self.running]
 
-    def empty(self, nobody: int) -> None:
-        """No sequence anywhere; `nobody` is the row that nobody reads."""
+    def reset(self, unused_row: int) -> None:
+        """Empty all slots. `unused_row` is the output row that is never read."""
         self.running.zero_()
-        self.rows.fill_(nobody)
+        self.rows.fill_(unused_row)
 
-    def move_together(self, alive: list[int], nobody: int) -> None:
-        """The running sequences into the first slots."""
+    def compact(self, alive: list[int], unused_row: int) -> None:
+        """Move the running sequences into the first slots."""
         old = torch.tensor(alive, device=self.tokens.device)
         for buffer in (*self.per_slot(), *self.keys, *self.values):
             buffer[: len(alive)] = buffer[old]
         self.running[len(alive) :] = False
-        self.rows[len(alive) :] = nobody
+        self.rows[len(alive) :] = unused_row
 
 
 def new_slots(count: int, size: int, decoder: Decoder, device: torch.device) -> Slots:
@@ -87,12 +86,12 @@ def new_slots(count: int, size: int, decoder: Decoder, device: torch.device) -> 
 
 @dataclass
 class Outputs:
-    """What was sampled, one row a prompt and one more that takes what nobody reads."""
+    """What was sampled: one row per prompt, and one more for what is never read."""
 
     ids: Tensor  # (B + 1, R)
     logprobs: Tensor  # (B + 1, R) float32, by the engine's own arithmetic
     kept: KeptSet | None
-    eos: Tensor  # (E,) what ends a response; here because a graph reads it where it lies
+    eos: Tensor  # (E,) ids that end a response; here because a graph reads them in place
 
     def parts(self) -> list[Tensor]:
         kept = (
@@ -102,12 +101,12 @@ class Outputs:
         )
         return [self.ids, self.logprobs, *kept]
 
-    def empty(self) -> None:
+    def reset(self) -> None:
         for part in self.parts():
             part.fill_(-1 if part.dtype == torch.int32 else 0)
 
     def write(self, drawn: Drawn, rows: Tensor, columns: Tensor, running: Tensor, limit: int) -> Tensor:
-        """Put what was drawn for running sequences into its place; which of them go on."""
+        """Write what was sampled for running sequences; returns which of them continue."""
         token, logprob, kept = drawn
         responses = self.ids.shape[1]
         nowhere = self.ids.numel() - 1  # in the last row
@@ -121,7 +120,7 @@ class Outputs:
         return running & ~(token.unsqueeze(1) == self.eos).any(1) & (columns + 1 < limit)
 
     def collect(self, prompts: Tokens) -> Tokens:
-        """The batch with its responses, cut to the longest."""
+        """The batch with its responses, trimmed to the longest."""
         count = len(prompts.prompts)
         ids = self.ids[:count]
         is_end = torch.isin(ids, self.eos)
@@ -139,7 +138,8 @@ class Outputs:
 
 
 def new_outputs(count: int, sampling: Sampling, vocabulary: int, device: torch.device) -> Outputs:
-    shape, kept = (count + 1, sampling.max_new_tokens), None
+    shape = (count + 1, sampling.max_new_tokens)
+    kept = None
     if (kept_set := kept_shape(sampling.top_k, sampling.top_p, vocabulary)) is not None:
         size, dtype = kept_set
         sets = torch.zeros(*shape, size, dtype=dtype, device=device)

@@ -1,8 +1,7 @@
-"""`GraphedPasses`: a decoder's passes as CUDA graphs, one an adapter. In: ids, a layout, an adapter's name.
-Out: hidden states.
+"""`GraphedPasses`: a decoder's passes as CUDA graphs, one per adapter.
 
-For adapters on half-precision weights on a GPU. Gradients are added up in sinks, matrices of a whole
-projection, and only then go to the parameters.
+For adapters on half-precision weights on a GPU. Gradients are accumulated in sinks, one pair of matrices per
+projection, and then copied to the parameters.
 """
 
 from __future__ import annotations
@@ -13,27 +12,27 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from proxima.runtime.engine.cuda_graphs import Gradients, GraphedPass, Sizes
-from proxima.runtime.engine.layer_weights import Loras
+from proxima.runtime.engine.cuda_graphs import GradientBuffers, GraphedPass, PassCapacity
+from proxima.runtime.engine.layer_weights import Block, Loras
 from proxima.runtime.engine.layout import Layout
-from proxima.runtime.engine.lora_products import Lora, Projection, copier, windows
+from proxima.runtime.engine.lora_products import Lora, Projection, adapter_views, batched_copy
 
 if TYPE_CHECKING:
     from proxima.runtime.engine.decoder import Decoder
 
 
 class GraphedPasses:
-    """Captured when first asked for, and anew when a batch does not fit any more."""
+    """Captures a pass at first use, and again when a batch exceeds its capacity."""
 
     def __init__(self, decoder: Decoder):
         self.decoder = decoder
         self._passes: dict[str | None, GraphedPass] = {}
-        self._sizes = Sizes(0, 0, 0, 0)
+        self._sizes = PassCapacity(0, 0, 0, 0)
 
     def __call__(self, ids: Tensor, layout: Layout, adapter: str | None) -> Tensor:
-        """Hidden states (M, D) at the layout's `read` places of padded ids (B, T)."""
-        if not self._sizes.holds(layout):
-            self._sizes = self._sizes.grown(layout)
+        """Hidden states (M, D) at the layout's `read` positions of padded ids (B, T)."""
+        if not self._sizes.fits(layout):
+            self._sizes = self._sizes.grow(layout)
             self._passes.clear()
         if adapter not in self._passes:
             self._passes[adapter] = self._capture(layout, adapter)
@@ -41,21 +40,13 @@ class GraphedPasses:
 
     def _capture(self, layout: Layout, adapter: str | None) -> GraphedPass:
         decoder = self.decoder
-        given = decoder.loras(adapter) if adapter is not None else self._silent_loras()
-        loras = [
-            Loras(
-                *(
-                    group and _with_sinks(group, part)
-                    for group, part in zip(lora, block.projections, strict=True)
-                )
-            )
-            for lora, block in zip(given, decoder.blocks, strict=True)
-        ]
+        given = decoder.loras(adapter) if adapter is not None else self._placeholder_loras()
+        loras = [_loras_with_sinks(lora, block) for lora, block in zip(given, decoder.blocks, strict=True)]
         groups = [group for lora in loras for group in lora if group is not None]
-        found = [window for group in groups for window in windows(group, *group.sinks)]
+        found = [window for group in groups for window in adapter_views(group, *group.sinks)]
         kept = {weight: torch.zeros_like(weight) for weight, _, _ in found}
-        collect = copier([(window, kept[weight], scale) for weight, window, scale in found])
-        gradients = Gradients(kept, [sink for group in groups for sink in group.sinks], collect)
+        collect = batched_copy([(window, kept[weight], scale) for weight, window, scale in found])
+        gradients = GradientBuffers(kept, [sink for group in groups for sink in group.sinks], collect)
         load = self._loader(adapter)
 
         def run(flat: Tensor, layout: Layout) -> Tensor:
@@ -66,38 +57,39 @@ class GraphedPasses:
         return GraphedPass(run, gradients, self._sizes, layout.read.device, pool)
 
     def _loader(self, adapter: str | None) -> Callable[[], None]:
-        """`Decoder.load` for a graph: all matrices in one launch, where Triton is there."""
+        """`Decoder.load` for a graph: all matrices in one launch, where Triton is installed."""
         decoder = self.decoder
         projections = [part for block in decoder.blocks for part in block.projections]
         groups = [group for loras in decoder.loras(adapter) for group in loras]
         if adapter is None or not all(groups) or not all(part.uniform for part in projections):
             return lambda: decoder.load(adapter)
-        return copier(
-            [
-                copy
-                for part, group in zip(projections, groups, strict=True)
-                if group is not None and part.down is not None
-                for copy in windows(group, part.down, part.weights[0][:, part.inputs :])
-            ]
-        )
+        copies = []
+        for part, group in zip(projections, groups, strict=True):
+            if group is not None and part.down is not None:
+                copies += adapter_views(group, part.down, part.weights[0][:, part.inputs :])
+        return batched_copy(copies)
 
-    def _silent_loras(self) -> list[Loras]:
-        """For a role without an adapter: parameters that are never loaded, so that it runs the same code
+    def _placeholder_loras(self) -> list[Loras]:
+        """For a role without an adapter: zero parameters that are never loaded, so that it runs the same code
         as the others."""
         if not self.decoder.known_loras:
             return self.decoder.loras(None)
         like = next(iter(self.decoder.known_loras.values()))
 
-        def silent(lora: Lora | None) -> Lora | None:
-            if lora is None:
-                return None
-            down, up = (
-                tuple(nn.Parameter(torch.zeros_like(weight)) for weight in side)
-                for side in (lora.down, lora.up)
-            )
-            return Lora(down, up, lora.scales)
+        return [Loras(*map(_placeholder, loras)) for loras in like]
 
-        return [Loras(*(silent(group) for group in loras)) for loras in like]
+
+def _placeholder(lora: Lora | None) -> Lora | None:
+    if lora is None:
+        return None
+    down = tuple(nn.Parameter(torch.zeros_like(weight)) for weight in lora.down)
+    up = tuple(nn.Parameter(torch.zeros_like(weight)) for weight in lora.up)
+    return Lora(down, up, lora.scales)
+
+
+def _loras_with_sinks(loras: Loras, block: Block) -> Loras:
+    pairs = zip(loras, block.projections, strict=True)
+    return Loras(*(lora and _with_sinks(lora, projection) for lora, projection in pairs))
 
 
 def _with_sinks(lora: Lora, p: Projection) -> Lora:

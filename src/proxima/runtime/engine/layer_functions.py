@@ -1,6 +1,6 @@
-"""The functions of a layer between its products. In: a product's outputs. Out: the next product's inputs.
+"""The functions of a layer between its matrix products: norms, heads, rotary positions, activations.
 
-Plain torch, compiled on a GPU; `kernels/` has some of them by hand.
+Plain torch, compiled on a GPU; `kernels/` has some of them in Triton.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Norm(NamedTuple):
+    """A layer norm, or an RMS norm where there is no bias."""
+
     weight: Tensor
     bias: Tensor | None
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What they need to know beside weights."""
+class DecoderShape:
+    """The sizes and constants of a decoder's layers."""
 
     heads: int
     kv_heads: int
@@ -54,20 +56,19 @@ def normalize(x: Tensor, norm: Norm, eps: float) -> Tensor:
 
 
 def first_norm(x: Tensor, norm: Norm, padding: int, eps: float) -> Tensor:
-    """(N, D) -> normed (N, D + padding), with padding for an adapter's inner values beside it."""
+    """(N, D) -> normalised (N, D + padding); an adapter's inner values go into the padding."""
     normed = normalize(x, norm, eps)
     return torch.cat([normed, normed.new_zeros(len(x), padding)], -1) if padding else normed
 
 
 def add_and_norm(x: Tensor, change: Tensor, norm: Norm, padding: int, eps: float) -> tuple[Tensor, Tensor]:
-    """The residual stream after a change, and its norm as `first_norm` gives it."""
+    """The residual stream after adding a change, and its norm as `first_norm` gives it."""
     x = x + change
     return x, first_norm(x, norm, padding, eps)
 
 
 def add_then_norm(norm_function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The same in two steps, for training: only the sum is kept for the backward pass, not both of its
-    parts."""
+    """The same in two steps, for training: the backward pass keeps only the sum, not both addends."""
 
     def both(x: Tensor, change: Tensor, norm: Norm, padding: int, eps: float) -> tuple[Tensor, Tensor]:
         x = x + change
@@ -78,9 +79,9 @@ def add_then_norm(norm_function: Callable[..., Tensor]) -> Callable[..., tuple[T
 
 def split_heads(
     qkv: Tensor, sizes: tuple[int, ...], q_norm: Tensor | None, k_norm: Tensor | None, cos: Tensor | None,
-    sin: Tensor | None, shape: Shape,
+    sin: Tensor | None, shape: DecoderShape,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(N, q + k + v) -> queries (N, H, D), keys and values (N, Hkv, D); normed and rotated where the
+    """(N, q + k + v) -> queries (N, H, D), keys and values (N, Hkv, D); normalised and rotated where the
     architecture does so."""
     q, k, v = (part.unflatten(-1, (-1, shape.head_size)) for part in qkv.split(sizes, -1))
     if q_norm is not None and k_norm is not None:
@@ -91,7 +92,7 @@ def split_heads(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions on (N, H, D) with (N, D) angles."""
+    """Rotary position embedding of (N, H, D) with (N, D) angles."""
     first, second = x.chunk(2, -1)
     return x * cos.unsqueeze(1) + torch.cat((-second, first), -1) * sin.unsqueeze(1)
 
@@ -105,38 +106,36 @@ def activate(wide: Tensor, sizes: tuple[int, ...], activation: str) -> Tensor:
 
 
 class Functions(NamedTuple):
-    """The four, compiled or not, or other code that gives the same."""
+    """The four functions: plain, compiled, or kernels that give the same."""
 
     first_norm: Callable[..., Tensor] = first_norm
     add_and_norm: Callable[..., tuple[Tensor, Tensor]] = add_and_norm
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = split_heads
     activate: Callable[..., Tensor] = activate
-    gate: Gate | None = None  # instead of `activate`, as one with the product after it
+    gate: Gate | None = None  # replaces `activate`, fused with the product after it
 
     def compiled(self, dynamic: bool) -> Functions:
-        """Backward passes compute again what is between a function's inputs and outputs: it is cheap, and
-        memory is not."""
+        """The same, compiled. Backward passes recompute what lies between a function's inputs and outputs:
+        that is cheap, memory is not."""
         torch._functorch.config.activation_memory_budget = 0.0
-        warnings.filterwarnings(
-            "ignore", message=r"\s*Online softmax is disabled"
-        )  # torch on its own choice, nothing to mend
-        made: Any = [torch.compile(_copy_of(function), dynamic=dynamic) for function in self[:4]]
+        # torch reports its own choice; there is nothing to fix
+        warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
+        made: list[Any] = [torch.compile(_copy_of(function), dynamic=dynamic) for function in self[:4]]
         return Functions(*made)
 
 
-def with_train_kernels(functions: Functions, shape: Shape) -> Functions:
-    """The same with Triton kernels, where there is Triton; for weights that are not trained, and gated
-    MLPs."""
+def with_train_kernels(functions: Functions, shape: DecoderShape) -> Functions:
+    """The same with Triton kernels, where Triton is installed; for frozen weights and gated MLPs."""
     try:
         from proxima.runtime.engine.kernels import gate_kernels, head_kernels
     except ImportError:
         return functions
-    functions = functions._replace(gate=Gate(gate_kernels.gate, gate_kernels.ungate))
+    functions = functions._replace(gate=Gate(gate_kernels.gate, gate_kernels.gate_backward))
     return functions._replace(split_heads=head_kernels.split_heads) if head_kernels.fits(shape) else functions
 
 
 def with_decode_kernels(functions: Functions) -> Functions:
-    """The same for few tokens: by hand, for compiled ones are made for many."""
+    """The same with kernels for few tokens; compiled functions are made for many."""
     from proxima.runtime.engine.kernels.decode_kernels import add_and_rms_norm
     from proxima.runtime.engine.kernels.gate_kernels import gate
 
@@ -151,12 +150,12 @@ tenths of a second per step there, about a tenth at 100 M, which 400 steps repay
 
 
 def worth_compiling(parameters: int) -> bool:
-    """Whether a network of this size is likely to gain in one run what compiling costs at its start."""
+    """Whether a network of this size is likely to regain in one run what compiling costs at its start."""
     return parameters >= COMPILED_FROM
 
 
 def can_compile(device: torch.device) -> bool:
-    """Whether torch compiles here; without a compiler one line says so."""
+    """Whether torch can compile here; if not, one warning says why."""
     try:
         torch.compile(_probe, dynamic=False)(torch.ones(8, device=device))
         return True
@@ -170,7 +169,7 @@ def _probe(x: Tensor) -> Tensor:
 
 
 def _copy_of(function: Any) -> Callable[..., Any]:
-    """The same function as another object: compiled apart, for other shapes."""
+    """The same function as another object, so that it is compiled separately, for other shapes."""
     return FunctionType(
         function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__
     )

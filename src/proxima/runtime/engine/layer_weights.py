@@ -1,24 +1,23 @@
-"""A layer's weights as the products read them. In: a layer's modules. Out: `Block`, and the `Loras` of an
-adapter on it.
+"""A layer's weights as the products read them: `Block`, and the `Loras` of an adapter on it.
 
-Weights that are multiplied with the same input lie in one tensor; the model's own parameters become windows
-on it, so there is no second copy. Weights that are trained themselves stay where they are.
+Weights that multiply the same input are fused into one tensor. The model's own parameters become views of it,
+so there is no second copy. Weights that are themselves trained stay where they are.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from peft.tuners.lora import LoraLayer
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from proxima.runtime.engine.architecture import Architecture
+from proxima.runtime.engine.architecture import Architecture, DecoderLayer, LinearModule
 from proxima.runtime.engine.layer_functions import Norm
 from proxima.runtime.engine.lora_products import Lora, Projection
 
-PADDING_STEP = 8  # inner sizes are multiples of this, for the alignment that fast products want
+PADDING_STEP = 8  # inner sizes are multiples of this: fast products need the alignment
 
 
 class Block(NamedTuple):
@@ -30,7 +29,7 @@ class Block(NamedTuple):
     k_norm: Tensor | None
     out: Projection
     mlp_norm: Norm
-    up: Projection  # gate and up, or one wide layer
+    up: Projection  # gate and up, or the one up projection
     down: Projection
 
     @property
@@ -48,13 +47,13 @@ class Loras(NamedTuple):
     down: Lora | None = None
 
 
-def are_trained(architecture: Architecture) -> bool:
-    """Whether the layers' own weights are trained, and not adapters on them."""
+def trains_base_weights(architecture: Architecture) -> bool:
+    """Whether the layers' own weights are trained, rather than adapters on them."""
     members = [module for group in architecture.members(architecture.layers[0]) for module in group]
     return any(_base(module).weight.requires_grad for module in members)
 
 
-def read_block(architecture: Architecture, layer: Any, trained: bool) -> Block:
+def read_block(architecture: Architecture, layer: DecoderLayer, trained: bool) -> Block:
     qkv, out, up, down = architecture.members(layer)
     norm, mlp_norm = architecture.norms(layer)
     q_norm, k_norm = architecture.head_norms(layer)
@@ -70,7 +69,13 @@ def read_block(architecture: Architecture, layer: Any, trained: bool) -> Block:
     )
 
 
-def _projection(modules: list[Any], trained: bool, split: int = 1) -> Projection:
+def _projection(modules: list[LinearModule], trained: bool, split: int = 1) -> Projection:
+    """One fused projection.
+
+    Args:
+        trained: whether the weights are trained; they are not fused then.
+        split: parts of a single module's output (GPT-2's queries, keys and values).
+    """
     bases = [_base(module) for module in modules]
     weights = [_matrix(base) for base in bases]
     sizes = tuple(len(weight) for weight in weights)
@@ -80,31 +85,28 @@ def _projection(modules: list[Any], trained: bool, split: int = 1) -> Projection
     if trained:
         return Projection(tuple(weights), tuple(base.bias for base in bases), shown, inputs, None)
     names = {name for module in modules if isinstance(module, LoraLayer) for name in module.lora_A}
-    ranks = {
-        tuple(len(module.lora_A[name].weight) if _has(module, name) else 0 for module in modules)
-        for name in names
-    }
+    ranks = {tuple(_rank(module, name) for module in modules) for name in names}
     padding = -(-max(map(sum, ranks), default=0) // PADDING_STEP) * PADDING_STEP
     whole = weights[0].new_zeros(sum(sizes), inputs + padding)
     for base, weight, window in zip(bases, weights, whole[:, :inputs].split(sizes), strict=True):
         window.copy_(weight.detach())
-        base.weight.data = (
-            window.t() if isinstance(base, Conv1D) else window
-        )  # from now on: there is no second copy
+        base.weight.data = window.t() if isinstance(base, Conv1D) else window  # frees the old copy
     bias = None if not given else torch.cat([bias.detach() for bias in given])
     down = whole.new_zeros(padding, inputs) if padding else None
     return Projection((whole,), (bias,), shown, inputs, down, uniform=len(ranks) <= 1)
 
 
-def read_loras(architecture: Architecture, layer: Any, adapter: str) -> Loras:
+def read_loras(architecture: Architecture, layer: DecoderLayer, adapter: str) -> Loras:
     """The adapter's live parameters."""
     return Loras(*(_lora(group, adapter) for group in architecture.members(layer)))
 
 
-def _lora(modules: list[Any], adapter: str) -> Lora | None:
+def _lora(modules: list[LinearModule], adapter: str) -> Lora | None:
     if not any(_has(module, adapter) for module in modules):
         return None
-    down, up, scales = [], [], []
+    down: list[Tensor] = []
+    up: list[Tensor] = []
+    scales: list[float] = []
     for module in modules:
         if _has(module, adapter):
             down.append(module.lora_A[adapter].weight)
@@ -119,17 +121,21 @@ def _lora(modules: list[Any], adapter: str) -> Lora | None:
 
 
 @torch.enable_grad()
-def _matrix(base: Any) -> Tensor:
-    """(out, in).
+def _matrix(base: nn.Linear | Conv1D) -> Tensor:
+    """The weight as (out, in).
 
-    A view that is made without gradients passes none on, ever: a trained matrix would stay as it was.
+    Gradients are on: a view made without them never passes any on, and a trained matrix would not change.
     """
     return base.weight.t() if isinstance(base, Conv1D) else base.weight
 
 
-def _base(module: Any) -> Any:
+def _base(module: LinearModule) -> nn.Linear | Conv1D:
     return module.get_base_layer() if isinstance(module, LoraLayer) else module
 
 
-def _has(module: Any, adapter: str) -> bool:
+def _has(module: LinearModule, adapter: str) -> TypeGuard[LoraLayer]:
     return isinstance(module, LoraLayer) and adapter in module.lora_A
+
+
+def _rank(module: LinearModule, adapter: str) -> int:
+    return len(module.lora_A[adapter].weight) if _has(module, adapter) else 0

@@ -1,6 +1,6 @@
-"""Sequences laid end to end. In: lengths. Out: where every token lies, with no padding between.
+"""Packed sequences: where each token lies when sequences are laid end to end without padding.
 
-N = all real tokens of the batch, M = the positions whose hidden states are wanted.
+N = all real tokens of the batch, M = the positions whose hidden states are read.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tokens of B sequences lie in one row of N, and which M of them are read out."""
+    """Where the tokens of B sequences lie in one row of N, and which M of them are read."""
 
-    source: Tensor  # (N,) int64, the token's place in the flattened (B, T) input
+    source: Tensor  # (N,) int64, the token's index in the flattened (B, T) input
     rows: Tensor  # (N,) int64, its sequence
     positions: Tensor  # (N,) int64, its position in the sequence
     starts: Tensor  # (B + 1,) int32, where sequences begin
-    read: Tensor  # (M,) int64, the wanted places among the N
+    read: Tensor  # (M,) int64, the positions read among the N
     tiles: Tensor  # (T, 3) int32, see `tile_table`
     lengths: tuple[int, ...]  # B, on the host
 
@@ -38,13 +38,13 @@ class Layout:
 def pack(
     prompts: Tensor, responses: Tensor | None, width: int, device: torch.device, read_last: bool = False
 ) -> Layout:
-    """Prompts padded on the left to `width`, responses on the right; what chose each response token is read
-    out.
+    """Prompts padded on the left to `width`, responses on the right; the position before each response token
+    is read.
 
     Args:
-        prompts: (B,) lengths, on the CPU: nothing here waits for the device.
+        prompts: (B,) lengths, on the CPU, so that nothing here waits for the device.
         responses: the same; None for prompts alone.
-        read_last: read out the last token of each sequence instead.
+        read_last: read the last token of each sequence instead.
     """
     lengths = prompts if responses is None else prompts + responses
     columns = width if responses is None else width + int(responses.max())
@@ -59,7 +59,7 @@ def pack(
 
 
 def pack_mask(mask: Tensor) -> Layout:
-    """Any padding; the last real token of each sequence is read out. Waits for the device once."""
+    """For any padding; the last real token of each sequence is read. Waits for the device once."""
     here = mask.cpu()
     lengths = here.sum(1)
     rows, positions, starts = _ragged(lengths)
@@ -69,14 +69,14 @@ def pack_mask(mask: Tensor) -> Layout:
 
 
 def cells(responses: Tensor, width: int, device: torch.device) -> Tensor:
-    """(M,) places of the response tokens in the flattened (B, width) response columns."""
+    """(M,) indices of the response tokens in the flattened (B, width) response columns."""
     which, step, _ = _ragged(responses)
     return _send(which * width + step, device)
 
 
 def cut(lengths: Sequence[int], tokens: int, rows: float = math.inf) -> list[list[int]]:
-    """Sequences by number, in order, in groups of at most so many tokens and rows; a longer one is a group
-    by itself."""
+    """Indices of sequences, in order, in groups of at most `tokens` tokens and `rows` rows; a longer sequence
+    is a group of its own."""
     groups: list[list[int]] = []
     left = 0
     for row, length in enumerate(lengths):
@@ -88,15 +88,15 @@ def cut(lengths: Sequence[int], tokens: int, rows: float = math.inf) -> list[lis
     return groups
 
 
-TILE = 64  # tokens of a tile of attention
+TILE = 64  # tokens per attention tile
 
 
 def tile_table(lengths: Sequence[int], rows: int = 0) -> np.ndarray:
-    """(T, 3) int32: first token of a tile, where its sequence starts and ends; the tiles with most before
-    them come first.
+    """(T, 3) int32: first token of a tile, where its sequence starts and ends. Tiles that attend to the most
+    tokens come first.
 
     Args:
-        rows: fill up to so many rows with empty tiles.
+        rows: pad with empty tiles to this many rows.
     """
     sizes = np.asarray(lengths, dtype=np.int32)
     ends = np.cumsum(sizes, dtype=np.int32)
@@ -104,16 +104,15 @@ def tile_table(lengths: Sequence[int], rows: int = 0) -> np.ndarray:
     which = np.repeat(np.arange(len(sizes)), counts)
     step = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
     starts = (ends - sizes)[which]
-    table = np.stack([starts + TILE * step, starts, ends[which]], 1).astype(np.int32)[
-        np.argsort(-step, kind="stable")
-    ]
+    table = np.stack([starts + TILE * step, starts, ends[which]], 1).astype(np.int32)
+    table = table[np.argsort(-step, kind="stable")]
     return np.concatenate([table, np.zeros((max(0, rows - len(table)), 3), dtype=np.int32)])
 
 
 def _ragged(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows and positions of every element, and where rows start.
+    """Row and position of every element, and where rows start.
 
-    (numpy: torch's threads cost more than this work.)
+    (In numpy: starting torch's threads costs more than this work.)
     """
     sizes = lengths.numpy()
     starts = np.concatenate([[0], np.cumsum(sizes)])

@@ -1,9 +1,8 @@
-"""Matrix products with a LoRA adapter folded in. In: inputs (N, in). Out: outputs (N, out) and, backward,
-adapter gradients.
+"""Matrix products with a LoRA adapter folded in: (N, in) -> (N, out), and the adapter's gradients.
 
-Written out, y = x W' + s (x A') B' reads and writes y twice. Here A x is appended to x and s B to W, so that
-one product does both, and the backward product of the inputs yields the adapter's inner gradient for free.
-Only the adapter is ever trained.
+Computed as y = x W' + s (x A') B', y is read and written twice. Here A x is appended to x and s B to W, so
+that one product does both, and the backward product for the inputs also yields the gradient of the adapter's
+inner values. Only the adapter is trained.
 """
 
 from __future__ import annotations
@@ -17,29 +16,27 @@ from torch.nn.functional import linear
 
 
 class Lora(NamedTuple):
-    """One adapter's live parameters on the members of a projection (all float32); a member without one has
+    """One adapter's live parameters on the modules of a projection (all float32); a module without one has
     rank 0."""
 
     down: tuple[Tensor, ...]  # (r, in) each
     up: tuple[Tensor, ...]  # (out, r) each
     scales: tuple[float, ...]
-    sinks: tuple[
-        Tensor, ...
-    ] = ()  # (padding, in) and (sum out, padding) where gradients are added up; empty = autograd does it
+    sinks: tuple[Tensor, ...] = ()
+    """(padding, in) and (sum out, padding), to which gradients are added; empty = autograd does it."""
 
 
 class Projection(NamedTuple):
-    """Linear maps of one input: in one tensor padded for an adapter, or one each where they are trained
-    themselves."""
+    """Linear layers of one input: fused into one tensor with padding for an adapter, or separate where they
+    are themselves trained."""
 
     weights: tuple[Tensor, ...]  # one (sum out, in + padding), or (out, in) each
     biases: tuple[Tensor | None, ...]
-    sizes: tuple[int, ...]  # outputs of each member
+    sizes: tuple[int, ...]  # outputs of each layer
     inputs: int
-    down: Tensor | None  # (padding, in), the loaded adapter's A in the base's type; None without padding
-    uniform: bool = (
-        True  # every adapter here has the same ranks, so none leaves anything behind in another's place
-    )
+    down: Tensor | None  # (padding, in), the loaded adapter's A in the base's dtype; None without padding
+    uniform: bool = True
+    """Every adapter here has the same ranks, so that loading one overwrites all of another."""
 
     @property
     def padding(self) -> int:
@@ -50,22 +47,24 @@ class Projection(NamedTuple):
 NO_LORA = Lora((), (), ())
 
 
-def windows(lora: Lora, down: Tensor, up: Tensor) -> list[tuple[Tensor, Tensor, float]]:
-    """Each of an adapter's matrices, its window in the matrices of the whole projection, (padding, in) and
-    (sum out, padding), and the factor it has there."""
-    found, row, rank = [], 0, 0
+def adapter_views(lora: Lora, down: Tensor, up: Tensor) -> list[tuple[Tensor, Tensor, float]]:
+    """Each of an adapter's matrices, its view in the matrices of the whole projection, (padding, in) and
+    (sum out, padding), and its scale there."""
+    found = []
+    row = rank = 0
     for one_down, one_up, scale in zip(lora.down, lora.up, lora.scales, strict=True):
         rows, inner = one_up.shape
         if inner:
             found.append((one_down, down[rank : rank + inner], 1.0))
             found.append((one_up, up[row : row + rows, rank : rank + inner], scale))
-        row, rank = row + rows, rank + inner
+        row += rows
+        rank += inner
     return found
 
 
-def copier(copies: list[tuple[Tensor, Tensor, float]]) -> Callable[[], None]:
-    """A call that puts each source, times its factor, into its target; in one launch, where there is
-    Triton."""
+def batched_copy(copies: list[tuple[Tensor, Tensor, float]]) -> Callable[[], None]:
+    """A function that copies each source, times its factor, to its target; in one launch where Triton is
+    installed."""
     try:
         from proxima.runtime.engine.kernels.copy_kernels import Copies
     except ImportError:
@@ -81,31 +80,31 @@ def _copy(copies: list[tuple[Tensor, Tensor, float]]) -> None:
 
 @torch.no_grad()
 def load_lora(p: Projection, lora: Lora | None) -> None:
-    """Put an adapter's weights, as they are now, where the products read them; None = no adapter."""
+    """Copy an adapter's current weights to where the products read them; None = no adapter."""
     if p.down is None:
         return
     if lora is None or not p.uniform:
         p.weights[0][:, p.inputs :].zero_()
     if lora is not None:
-        _copy(windows(lora, p.down, p.weights[0][:, p.inputs :]))
+        _copy(adapter_views(lora, p.down, p.weights[0][:, p.inputs :]))
 
 
 class Gate(NamedTuple):
-    """A gated inside of an MLP as one with the product that follows it."""
+    """A gated activation, fused with the product that follows it."""
 
-    open: Callable[[Tensor], Tensor]  # (N, 2 in) -> (N, in)
-    shut: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    """(N, 2 in), and the output's gradient as d + d_inner @ down -> what `open` gave, and the gradient of
-    its input."""
+    forward: Callable[[Tensor], Tensor]  # (N, 2 in) -> (N, in)
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    """(N, 2 in), and the output's gradient as d + d_inner @ down -> the output of `forward`, and the gradient
+    of its input."""
 
 
 def product(x: Tensor, p: Projection, lora: Lora | None, gate: Gate | None = None) -> Tensor:
-    """(N, in), or (N, in + padding) with anything in the last columns -> (N, sum out). The adapter must be
+    """(N, in), or (N, in + padding) with any values in the last columns -> (N, sum out). The adapter must be
     loaded.
 
     Args:
-        lora: its parameters, for gradients; None = there is no adapter here.
-        gate: x is what this opens, (N, 2 in).
+        lora: its parameters, for gradients; None = no adapter here.
+        gate: applied to x, which is (N, 2 in) then.
     """
     if p.down is None:
         parts = [linear(x, weight, bias) for weight, bias in zip(p.weights, p.biases, strict=True)]
@@ -113,14 +112,14 @@ def product(x: Tensor, p: Projection, lora: Lora | None, gate: Gate | None = Non
     if torch.is_grad_enabled():
         lora = lora or NO_LORA
         return _LoraProduct.apply(x, p, lora, gate, *lora.down, *lora.up)
-    return _forward(gate.open(x) if gate else x, p)[0]
+    return _forward(gate.forward(x) if gate else x, p)[0]
 
 
 def _forward(x: Tensor, p: Projection) -> tuple[Tensor, Tensor]:
     """Outputs (N, sum out), and the adapter's inner values (N, padding)."""
     weight, bias, down = p.weights[0], p.biases[0], p.down
     assert down is not None
-    if x.shape[1] > p.inputs:  # padding lies beside the inputs: one product does both
+    if x.shape[1] > p.inputs:  # the padding follows the inputs: one product does both
         inner = x.data[:, p.inputs :]
         torch.mm(x.data[:, : p.inputs], down.t(), out=inner)
         return linear(x.data, weight, bias), inner
@@ -134,8 +133,9 @@ class _LoraProduct(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, p: Projection, lora: Lora, gate: Gate | None, *_parameters: Tensor
     ) -> Tensor:
-        y, inner = _forward(gate.open(x) if gate else x, p)
-        ctx.p, ctx.lora, ctx.gate, ctx.beside = p, lora, gate, gate is None and x.shape[1] > p.inputs
+        y, inner = _forward(gate.forward(x) if gate else x, p)
+        ctx.p, ctx.lora, ctx.gate = p, lora, gate
+        ctx.is_padded = gate is None and x.shape[1] > p.inputs
         ctx.save_for_backward(x.data, inner)
         return y
 
@@ -145,14 +145,14 @@ class _LoraProduct(torch.autograd.Function):
         x, inner = ctx.saved_tensors
         dy = dy.contiguous()
         dx = None
-        if ctx.beside and ctx.needs_input_grad[0]:
+        if ctx.is_padded and ctx.needs_input_grad[0]:
             dx = torch.mm(dy, p.weights[0])  # (N, in + padding)
             d_inner = dx[:, p.inputs :]
             dx[:, : p.inputs].addmm_(d_inner, p.down)
         else:
             d_inner = torch.mm(dy, p.weights[0][:, p.inputs :])
             if ctx.gate:
-                x, dx = ctx.gate.shut(x, torch.mm(dy, p.weights[0][:, : p.inputs]), d_inner, p.down)
+                x, dx = ctx.gate.backward(x, torch.mm(dy, p.weights[0][:, : p.inputs]), d_inner, p.down)
             elif ctx.needs_input_grad[0]:
                 dx = torch.mm(dy, p.weights[0][:, : p.inputs]).addmm_(d_inner, p.down)
         if not lora.up:
@@ -162,23 +162,25 @@ class _LoraProduct(torch.autograd.Function):
             _add_product(lora.sinks[1], dy.t(), inner)
             return dx, None, None, None, *[None] * (2 * len(lora.up))
         d_down, d_up = torch.mm(d_inner.t(), x[:, : p.inputs]), torch.mm(dy.t(), inner)
-        downs, ups, row, rank = [], [], 0, 0
+        downs: list[Tensor] = []
+        ups: list[Tensor] = []
+        row = rank = 0
         for up, scale in zip(lora.up, lora.scales, strict=True):
             rows, size = up.shape
             downs.append(d_down[rank : rank + size].float())
             ups.append(scale * d_up[row : row + rows, rank : rank + size].float())
-            row, rank = row + rows, rank + size
+            row += rows
+            rank += size
         return dx, None, None, None, *downs, *ups
 
 
 def _add_product(sink: Tensor, left: Tensor, right: Tensor) -> None:
-    """sink += left @ right, in the sink's own type."""
-    if WIDENS:
+    """sink += left @ right, in the sink's dtype."""
+    if ADDMM_TAKES_OUT_DTYPE:
         torch.addmm(sink, left, right, out_dtype=sink.dtype, out=sink)
     else:
         sink.add_(torch.mm(left, right))
 
 
-WIDENS = (
-    "dtype_out" in torch.ops.aten.addmm.overloads()
-)  # products of half-precision matrices can be added to float32 ones
+ADDMM_TAKES_OUT_DTYPE = "dtype_out" in torch.ops.aten.addmm.overloads()
+"""Whether products of half-precision matrices can be added to a float32 one."""

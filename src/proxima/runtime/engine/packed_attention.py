@@ -1,7 +1,4 @@
-"""Causal attention without padding, and one step of it against a cache.
-
-In: queries, keys, values. Out: attended values.
-"""
+"""Causal attention over packed sequences, and one decode step of it against a KV cache."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: flo
 
 @cache
 def _tiled(size: int) -> Callable[..., Tensor] | None:
-    """The Triton kernels, where there is Triton and heads have a size they are made for."""
+    """The Triton kernels where Triton is installed and they support the head size."""
     try:
         from proxima.runtime.engine.kernels.attention_kernels import TiledAttention
     except ImportError:
@@ -49,7 +46,7 @@ def _tiled(size: int) -> Callable[..., Tensor] | None:
 
 
 class _Flash(torch.autograd.Function):
-    """Flash attention whose backward adds in a fixed order, so that a run can be repeated to the bit."""
+    """Flash attention with a deterministic backward pass, so that runs are bit-exactly repeatable."""
 
     @staticmethod
     def forward(
@@ -92,11 +89,11 @@ def _deterministic() -> Iterator[None]:
 def cached_attention(
     q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, starts: Tensor, scale: float
 ) -> Tensor:
-    """One query a sequence against its cache.
+    """One query per sequence against its cache.
 
     Args:
         q: (B, H, D).
-        keys, values: (B, S, Hkv, D), of which each sequence's first `lengths` count.
+        keys, values: (B, S, Hkv, D), of which the first `lengths` tokens of each sequence are valid.
         lengths: (B,) int32.
         starts: (2, B + 1) int32, the first query and the first key of each sequence.
     """
@@ -108,9 +105,7 @@ def cached_attention(
         )[0]  # fmt: skip
     seen = torch.arange(size, device=q.device) < lengths.unsqueeze(1)  # (B, S)
     k4, v4 = keys.transpose(1, 2), values.transpose(1, 2)
-    groups = (
-        q.shape[1] // k4.shape[1]
-    )  # queries that share a key head stand side by side: nothing is repeated
+    groups = q.shape[1] // k4.shape[1]  # queries that share a key head are adjacent: no keys are repeated
     grouped = q.view(rows, k4.shape[1], groups, -1)
     return scaled_dot_product_attention(grouped, k4, v4, seen[:, None, None], scale=scale).reshape(q.shape)
 

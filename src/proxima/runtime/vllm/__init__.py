@@ -1,7 +1,9 @@
-"""Phase 1 of a PPO step on vLLM: in this process, or on servers. In: prompts as ids, and the policy as a
-version in a folder.
-Out: sampled responses with the engine's own log-probabilities, checked before they are used."""
+"""Rollouts on vLLM (phase 1 of a PPO step), in the training process or on servers.
 
-from proxima.runtime.vllm.vllm_rollouts import Pending, VllmRollouts
+The policy is handed over as a saved version. Responses come back with vLLM's own log-probabilities and are
+checked before they are used.
+"""
 
-__all__ = ["Pending", "VllmRollouts"]
+from proxima.runtime.vllm.vllm_rollouts import PendingRollout, VllmRollouts
+
+__all__ = ["PendingRollout", "VllmRollouts"]

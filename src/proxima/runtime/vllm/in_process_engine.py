@@ -1,7 +1,7 @@
-"""`InProcess`: vLLM inside the training process. In: jobs. Out: answers, as futures that are done.
+"""`InProcessEngine`: vLLM inside the training process.
 
-It holds a base of its own beside the training side's. Every row of a batch has the adapter: rows without one
-would get that of the last slot.
+It holds its own copy of the base beside the training side's. Every row of a batch uses the adapter: vLLM
+would give a row without one that of the last slot.
 """
 
 from __future__ import annotations
@@ -11,33 +11,43 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import numpy
 import torch
 
 from proxima.core.errors import EngineFailure
-from proxima.runtime.vllm.rollout_job import Answer, Job, Probe, Version, WrongAnswer, read_answer
+from proxima.runtime.vllm.rollout_job import (
+    InvalidResponse,
+    PolicyVersion,
+    RolloutJob,
+    SampledResponse,
+    WeightCheck,
+    parse_response,
+)
+
+if TYPE_CHECKING:
+    from vllm import LLM, CompletionOutput, RequestOutput, SamplingParams
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
 CPU_CACHE = (64 << 20, 4 << 30)  # least and most bytes of the KV cache on a CPU
 
 
-_running: list[ref[Any]] = []
+_running: list[ref[LLM]] = []
 
 
 def _stop_others() -> None:
-    """One engine a process: vLLM's groups are the process's, and an engine that goes later takes them from
-    all others."""
+    """Stop earlier engines. vLLM's process groups are global: an engine that is closed later would take them
+    from the new one."""
     while _running:
         if (engine := _running.pop()()) is not None:
             engine.llm_engine.engine_core.shutdown()
 
 
-class InProcess:
-    """One vLLM engine, the only one of the process: a newer one stops it. A new version is an adapter
-    under a new id, or all weights loaded again."""
+class InProcessEngine:
+    """The only vLLM engine of the process: a newer one stops it. A new version is an adapter under a new id,
+    or all weights reloaded."""
 
     retries = 0
 
@@ -46,115 +56,74 @@ class InProcess:
         model: str,
         device: torch.device,
         dtype: torch.dtype,
-        rank: int,
-        memory: float,
+        lora_rank: int,
+        gpu_memory: float,
         context: int,
-        cache: int,
-        trust: bool,
+        cache_bytes: int,
+        trust_remote_code: bool,
     ):
         """
         Args:
             model: folder or Hub id of the base.
-            rank: of the adapters; 0 = all weights.
-            memory: share of the GPU's memory.
+            lora_rank: of the adapters; 0 = all weights are trained.
+            gpu_memory: share of the GPU's memory.
             context: tokens of the longest sequence.
-            cache: bytes that its keys and values take.
-            trust: run code that comes with the model.
+            cache_bytes: of the longest sequence's keys and values.
+            trust_remote_code: run code that comes with the model.
         """
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        settings: dict[str, Any] = {"gpu_memory_utilization": memory}
+        settings = {"gpu_memory_utilization": gpu_memory, **_lora_settings(lora_rank)}
         if device.type == "cpu":
             torch._dynamo.config.disable = True  # compiling vLLM's small functions takes longer than they do
-            settings |= {
-                "enforce_eager": True,
-                "kv_cache_memory_bytes": min(max(8 * cache, CPU_CACHE[0]), CPU_CACHE[1]),
-            }
-            # cutting a long prompt in two, it winds a row's generator back, which generators on a CPU cannot
-            # do
-            settings |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, context)}
-        if rank:
-            settings |= {
-                "enable_lora": True,
-                "max_lora_rank": slots_for(rank),
-                "max_loras": 1,
-                "max_cpu_loras": 2,
-            }
-        try:
-            from vllm import LLM
-        except ImportError as error:
-            raise ValueError(
-                f"engine vllm needs the package vllm here ({error}): pip install 'vllm>=0.30', or give "
-                "engine_urls"
-            ) from None
-        _stop_others()
-        with _random_state_kept(device):
-            try:
-                self._llm = LLM(
-                    model,
-                    dtype=str(dtype).removeprefix("torch."),
-                    trust_remote_code=trust,
-                    skip_tokenizer_init=True,
-                    logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
-                    seed=0,
-                    disable_log_stats=True,
-                    use_tqdm_on_load=False,
-                    **settings,
-                )
-            except Exception as error:  # it raises anything
-                raise ValueError(f"vLLM cannot start with {model!r}: {_last_line(error)}") from error
+            settings |= _cpu_settings(context, cache_bytes)
+        self._llm = _start(model, device, dtype, trust_remote_code, settings)
         _running.append(ref(self._llm))
-        self._device, self._newest = device, 0
+        self._device = device
+        self._newest = 0
 
-    def use(self, version: Version, probe: Probe) -> None:
-        """Take over a version and prove it, before anything is sampled from it."""
+    def load(self, version: PolicyVersion, check: WeightCheck) -> None:
+        """Load a version and check it, before anything is sampled from it."""
         if version.number == self._newest:
             return
         if not version.adapter:
             self._reload(version)
-        sampled = self._params(None, prompt_logprobs=0, max_tokens=1, top_k=1, seed=0)
-        reply = self._run([probe.ids], [sampled], version)[0]
-        found = [
-            place[token].logprob
-            for place, token in zip(reply.prompt_logprobs[1:], probe.ids[1:], strict=True)
-        ]
+        params = self._params(None, prompt_logprobs=0, max_tokens=1, top_k=1, seed=0)
+        reply = self._run([check.ids], [params], version)[0]
+        places = reply.prompt_logprobs[1:]
+        found = [place[token].logprob for place, token in zip(places, check.ids[1:], strict=True)]
         try:
-            probe.check(found, _logprobs(reply.outputs[0])[0])
-        except WrongAnswer as error:
+            check.check(found, _logprobs(reply.outputs[0])[0])
+        except InvalidResponse as error:
             raise EngineFailure(
-                f"vLLM did not take over version {version.number} of the policy: {error}"
+                f"vLLM did not load version {version.number} of the policy: {error}"
             ) from None
         self._newest = version.number
 
-    def _reload(self, version: Version) -> None:
+    def _reload(self, version: PolicyVersion) -> None:
         try:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(version.folder)})
             self._llm.reset_prefix_cache()  # it holds what the old weights computed
         except Exception as error:
-            raise EngineFailure(
-                f"vLLM could not load the policy's weights again: {_last_line(error)}"
-            ) from error
+            raise EngineFailure(f"vLLM could not reload the policy's weights: {_last_line(error)}") from error
 
-    def sample(self, job: Job, version: Version) -> Future[list[Answer]]:
-        given = [self._params(job, seed=seed) for seed in job.seeds]
-        replies = self._run(job.rows, given, version)
-        done: Future[list[Answer]] = Future()
+    def sample(self, job: RolloutJob, version: PolicyVersion) -> Future[list[SampledResponse]]:
+        params = [self._params(job, seed=seed) for seed in job.seeds]
+        outputs = [reply.outputs[0] for reply in self._run(job.rows, params, version)]
+        done: Future[list[SampledResponse]] = Future()
         try:
             done.set_result(
-                [
-                    read_answer(list(item.outputs[0].token_ids), _logprobs(item.outputs[0]), job)
-                    for item in replies
-                ]
+                [parse_response(list(output.token_ids), _logprobs(output), job) for output in outputs]
             )
-        except WrongAnswer as error:
-            raise EngineFailure(f"vLLM answered wrongly: {error}") from None
+        except InvalidResponse as error:
+            raise EngineFailure(f"vLLM returned an invalid response: {error}") from None
         return done
 
-    def drop(self, version: Version) -> None:
+    def unload(self, version: PolicyVersion) -> None:
         if version.adapter:
             self._llm.llm_engine.remove_lora(version.number)
 
-    def _params(self, job: Job | None, **more: Any) -> Any:
+    def _params(self, job: RolloutJob | None, **more: int) -> SamplingParams:
         from vllm import SamplingParams
 
         given: dict[str, Any] = {"logprobs": 0, "detokenize": False, "ignore_eos": True}
@@ -169,11 +138,13 @@ class InProcess:
             }
         return SamplingParams(**{**given, **more})
 
-    def _run(self, rows: list[list[int]], params: list[Any], version: Version) -> list[Any]:
+    def _run(
+        self, rows: list[list[int]], params: list[SamplingParams], version: PolicyVersion
+    ) -> list[RequestOutput]:
         from vllm.lora.request import LoRARequest
 
         adapter = LoRARequest(version.name, version.number, str(version.folder)) if version.adapter else None
-        prompts: Any = [{"prompt_token_ids": row} for row in rows]
+        prompts = [{"prompt_token_ids": row} for row in rows]
         with _random_state_kept(self._device):
             try:
                 return self._llm.generate(prompts, params, use_tqdm=False, lora_request=adapter)
@@ -181,28 +152,79 @@ class InProcess:
                 raise EngineFailure(f"vLLM failed: {_last_line(error)}") from error
 
 
-def slots_for(rank: int) -> int:
-    """The smallest rank that vLLM has room for."""
+def _lora_settings(rank: int) -> dict[str, Any]:
+    if not rank:
+        return {}
+    return {
+        "enable_lora": True,
+        "max_lora_rank": supported_rank(rank),
+        "max_loras": 1,
+        "max_cpu_loras": 2,
+    }
+
+
+def _cpu_settings(context: int, cache_bytes: int) -> dict[str, Any]:
+    least, most = CPU_CACHE
+    return {
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": min(max(8 * cache_bytes, least), most),
+        # to prefill a long prompt in chunks, vLLM rewinds a row's generator, which CPU generators cannot do
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(4096, context),
+    }
+
+
+def _start(
+    model: str, device: torch.device, dtype: torch.dtype, trust_remote_code: bool, settings: dict[str, Any]
+) -> LLM:
+    try:
+        from vllm import LLM
+    except ImportError as error:
+        raise ValueError(
+            f"engine vllm needs the package vllm here ({error}): pip install 'vllm>=0.30', or give "
+            "engine_urls"
+        ) from None
+    _stop_others()
+    with _random_state_kept(device):
+        try:
+            return LLM(
+                model,
+                dtype=str(dtype).removeprefix("torch."),
+                trust_remote_code=trust_remote_code,
+                skip_tokenizer_init=True,
+                logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
+                seed=0,
+                disable_log_stats=True,
+                use_tqdm_on_load=False,
+                **settings,
+            )
+        except Exception as error:  # it raises anything
+            raise ValueError(f"vLLM cannot start with {model!r}: {_last_line(error)}") from error
+
+
+def supported_rank(rank: int) -> int:
+    """The smallest rank with a vLLM kernel that holds this one."""
     if rank > RANKS[-1]:
         raise ValueError(f"vLLM has no adapters of rank {rank}; the largest is {RANKS[-1]}")
     return next(size for size in RANKS if size >= rank)
 
 
-def _logprobs(output: Any) -> list[float]:
-    """Of the chosen tokens."""
+def _logprobs(output: CompletionOutput) -> list[float]:
+    """Log-probabilities of the sampled tokens."""
     return [place[token].logprob for place, token in zip(output.logprobs, output.token_ids, strict=True)]
 
 
 @contextmanager
 def _random_state_kept(device: torch.device) -> Iterator[None]:
-    """vLLM seeds and uses the generators of the whole process."""
-    before = random.getstate(), numpy.random.get_state()
+    """Restore the global random state: vLLM seeds and uses it."""
+    python_state = random.getstate()
+    numpy_state = numpy.random.get_state()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
             yield
         finally:
-            random.setstate(before[0])
-            numpy.random.set_state(before[1])
+            random.setstate(python_state)
+            numpy.random.set_state(numpy_state)
 
 
 def _last_line(error: Exception) -> str:

@@ -1,7 +1,4 @@
-"""`Versions`: the policy in folders.
-
-In: the policy's live weights. Out: a folder under a new name whenever they changed.
-"""
+"""`PolicyVersions`: saves the policy in a new folder whenever its weights have changed."""
 
 from __future__ import annotations
 
@@ -15,29 +12,32 @@ import torch
 
 from proxima.models import PolicyModel
 from proxima.runtime.distributed.process_group import Processes
-from proxima.runtime.vllm.rollout_job import Version
+from proxima.runtime.vllm.rollout_job import PolicyVersion
 
 KEPT = 2  # the newest, and the one that a rollout in flight may still use
 
 
-class Versions:
-    """A folder of its own in `home`, which goes when the trainer does."""
+class PolicyVersions:
+    """The saved versions, in a folder under `home` that is deleted with the trainer."""
 
     def __init__(self, policy: PolicyModel, home: Path, processes: Processes):
-        self.policy, self.processes = policy, processes
-        self.kept: list[Version] = []
+        self.policy = policy
+        self.processes = processes
+        self.kept: list[PolicyVersion] = []
         self._count = 0
-        self._parent, self._home, self._launch = home, Path(), ""
+        self._parent = home
+        self._home = Path()
+        self._launch = ""
 
     def digest(self) -> str:
-        """Of the live weights."""
+        """A hash of the live weights."""
         found = hashlib.blake2b(digest_size=16)
         for parameter in self.policy.parameters():
             found.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         return found.hexdigest()
 
-    def publish(self) -> tuple[Version, list[Version]]:
-        """The policy as it is now, and the versions that no longer count (their folders are still there)."""
+    def publish(self) -> tuple[PolicyVersion, list[PolicyVersion]]:
+        """The current policy, and the versions that are no longer needed (their folders still exist)."""
         digest = self.processes.on_main(self.digest)
         if self.kept and self.kept[-1].digest == digest:
             return self.kept[-1], []
@@ -51,17 +51,17 @@ class Versions:
         name = f"proxima-{self._launch}-{number}"
         place = self._home / name
         self.processes.on_main(lambda: self.policy.save(place) and None)
-        version = Version(number, name, place, digest, self.policy.adapter is not None)
+        version = PolicyVersion(number, name, place, digest, self.policy.adapter is not None)
         self.kept.append(version)
         old, self.kept = self.kept[:-KEPT], self.kept[-KEPT:]
         return version, old
 
-    def remove(self, version: Version) -> None:
+    def remove(self, version: PolicyVersion) -> None:
         self.processes.on_main(lambda: shutil.rmtree(version.folder, ignore_errors=True))
 
 
 def _new_home(home: Path) -> list[str]:
     home.mkdir(parents=True, exist_ok=True)
     folder = home.resolve() / f".adapters-{secrets.token_hex(8)}"
-    folder.mkdir()  # a plain one: servers may run as another user, where the umask lets them read
+    folder.mkdir()  # default mode: servers of another user may read it where the umask allows
     return [str(folder), secrets.token_hex(4)]

@@ -1,8 +1,7 @@
-"""`VllmRollouts`: what all ways to vLLM share. In: prompts, the live policy. Out: sampled `Tokens`, now or in
-the background.
+"""`VllmRollouts`: samples responses from the live policy on vLLM, now or in the background.
 
-A policy update is a LoRA adapter of a few MB under a new name; no base weights travel. With full fine-tuning
-all weights are loaded again, in this process only, and every time proven right before they are sampled from.
+A policy update is a LoRA adapter of a few MB under a new name; base weights are never sent. With full
+fine-tuning all weights are reloaded, in this process only. Each version is checked before it is sampled from.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,31 +19,38 @@ from proxima.base_setup.loading import model_path, pick_dtype
 from proxima.config import PPOConfig
 from proxima.core.sampling import Sampling, hash_words, log_softmax
 from proxima.core.types import Tokens
-from proxima.runtime.vllm.in_process_engine import InProcess
-from proxima.runtime.vllm.policy_versions import Versions
-from proxima.runtime.vllm.rollout_job import Answer, Engine, Job, Probe, Version
-from proxima.runtime.vllm.server_pool import Servers
-
-PROBE_TOKENS = 64
-TOLERANCE = (
-    0.1  # of the mean difference between log-probabilities; smaller where both sides are known to be float32:
+from proxima.runtime.vllm.in_process_engine import InProcessEngine
+from proxima.runtime.vllm.policy_versions import PolicyVersions
+from proxima.runtime.vllm.rollout_job import (
+    PolicyVersion,
+    RolloutEngine,
+    RolloutJob,
+    SampledResponse,
+    WeightCheck,
 )
-TIGHT_TOLERANCE = 1e-3
+from proxima.runtime.vllm.server_pool import ServerPool
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+CHECKED_TOKENS = 64
+TOLERANCE = 0.1  # mean absolute difference of log-probabilities between vLLM and the training side
+FLOAT32_TOLERANCE = 1e-3  # where both sides are known to compute in float32
 LOWEST_TEMPERATURE = 0.01  # below it vLLM samples as at this one
 
 
 @dataclass
-class Pending:
-    """A rollout under way."""
+class PendingRollout:
+    """A rollout that is being sampled."""
 
     tokens: Tokens
     sampling: Sampling
-    version: Version
-    answers: Future[list[Answer]]
+    version: PolicyVersion
+    responses: Future[list[SampledResponse]]
 
 
 class VllmRollouts:
-    """One engine, and the versions of the policy that it was given."""
+    """A rollout engine, and the versions of the policy that it has loaded."""
 
     def __init__(self, models: ModelSet, config: PPOConfig):
         network = models.policy.backbone.network
@@ -53,46 +59,48 @@ class VllmRollouts:
         if models.policy.adapter and models.policy.backbone.adapts_head:
             raise ValueError(
                 "engine vllm cannot follow an adapter on the output embeddings (or modules_to_save in an "
-                "SFT adapter); "
-                "take lm_head out of lora_targets, or use engine auto"
+                "SFT adapter); take lm_head out of lora_targets, or use engine auto"
             )
-        self.models, self._retries = models, 0
+        self.models = models
+        self._retries = 0
         self.dtype = pick_dtype(config.dtype, models.device)
-        self.tolerance = (
-            TIGHT_TOLERANCE if self.dtype == torch.float32 and not config.engine_urls else TOLERANCE
-        )
+        both_float32 = self.dtype == torch.float32 and not config.engine_urls
+        self.tolerance = FLOAT32_TOLERANCE if both_float32 else TOLERANCE
         self.vocabulary = network.get_input_embeddings().num_embeddings
-        self.engine: Engine
+        self.engine: RolloutEngine
         if config.engine_urls:
-            self.engine = Servers(config.engine_urls, config.engine_timeout)
+            self.engine = ServerPool(config.engine_urls, config.engine_timeout)
         else:
-            if models.processes.is_distributed:
-                raise ValueError(
-                    "vLLM in the training process cannot be shared by several; give engine_urls with torchrun"
-                )
-            peft, adapter = models.policy.backbone.peft, models.policy.adapter
-            rank = int(peft.peft_config[adapter].r) if peft is not None and adapter else 0
-            size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-            heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-            context = models.context_length or 4096
-            self.engine = InProcess(
-                model_path(config.model_name),
-                models.device,
-                self.dtype,
-                rank=rank,
-                memory=config.engine_memory,
-                context=context,
-                cache=2 * text.num_hidden_layers * heads * size * self.dtype.itemsize * context,
-                trust=config.trust_remote_code,
-            )
-        self.versions = Versions(models.policy, Path(config.run_dir), models.processes)
+            self.engine = self._in_process(config, text)
+        self.versions = PolicyVersions(models.policy, Path(config.run_dir), models.processes)
 
-    def begin(self, prompts: Tokens, own: Tokens, sampling: Sampling) -> Pending:
-        """Start to sample from the policy as it is now; called by all processes.
+    def _in_process(self, config: PPOConfig, text: PretrainedConfig) -> InProcessEngine:
+        if self.models.processes.is_distributed:
+            raise ValueError(
+                "vLLM in the training process cannot be shared by several; give engine_urls with torchrun"
+            )
+        policy = self.models.policy
+        peft = policy.backbone.peft
+        head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        context = self.models.context_length or 4096
+        return InProcessEngine(
+            model_path(config.model_name),
+            self.models.device,
+            self.dtype,
+            lora_rank=int(peft.peft_config[policy.adapter].r) if peft is not None and policy.adapter else 0,
+            gpu_memory=config.engine_memory,
+            context=context,
+            cache_bytes=2 * text.num_hidden_layers * kv_heads * head_size * self.dtype.itemsize * context,
+            trust_remote_code=config.trust_remote_code,
+        )
+
+    def begin(self, prompts: Tokens, own: Tokens, sampling: Sampling) -> PendingRollout:
+        """Start to sample from the current policy; called by all processes.
 
         Args:
-            prompts: the whole batch, the same in every process.
-            own: this process's rows, for which it asks.
+            prompts: the whole batch, the same on every process.
+            own: the rows that this process samples.
         """
         version = self.publish(prompts)
         if sampling.top_k >= self.vocabulary:
@@ -100,51 +108,54 @@ class VllmRollouts:
         rows = [
             ids[mask].tolist() for ids, mask in zip(own.prompt_ids.cpu(), own.prompt_mask.cpu(), strict=True)
         ]
-        job = Job(rows, sequence_seeds(own.keys, sampling.seed, sampling.step), sampling, self.vocabulary)
-        return Pending(own, sampling, version, self.engine.sample(job, version))
+        job = RolloutJob(
+            rows, sequence_seeds(own.keys, sampling.seed, sampling.step), sampling, self.vocabulary
+        )
+        return PendingRollout(own, sampling, version, self.engine.sample(job, version))
 
-    def finish(self, pending: Pending) -> Tokens:
-        """Wait for the answers."""
-        return with_answers(pending.tokens, pending.answers.result(), pending.sampling.eos_ids)
+    def finish(self, pending: PendingRollout) -> Tokens:
+        """Wait for the responses."""
+        return with_responses(pending.tokens, pending.responses.result(), pending.sampling.eos_ids)
 
     def new_retries(self) -> int:
-        """Since it was last asked."""
-        before, self._retries = self._retries, self.engine.retries
+        """Rows sent again since the last call."""
+        before = self._retries
+        self._retries = self.engine.retries
         return self._retries - before
 
-    def is_old(self, pending: Pending) -> bool:
-        """Whether the policy has moved since it was begun."""
+    def is_stale(self, pending: PendingRollout) -> bool:
+        """Whether the policy was updated after this rollout began."""
         return self.versions.digest() != pending.version.digest
 
-    def publish(self, prompts: Tokens) -> Version:
-        """The policy as it is now, loaded by the engine and proven there."""
+    def publish(self, prompts: Tokens) -> PolicyVersion:
+        """The current policy, loaded and checked by the engine."""
         processes = self.models.processes
         version, old = self.versions.publish()
-        probe = self.probe(prompts)
-        processes.on_all(lambda: self.engine.use(version, probe))
+        check = self.weight_check(prompts)
+        processes.on_all(lambda: self.engine.load(version, check))
         for past in old:
             if processes.is_main:
-                self.engine.drop(past)
+                self.engine.unload(past)
             self.versions.remove(past)
         return version
 
     def release(self) -> None:
-        """At the end of a run: nothing is left on servers and disk.
+        """Remove all versions from the engine and the disk, at the end of a run.
 
-        A later rollout begins with a new version.
+        A later rollout publishes a new version.
         """
         if self.models.processes.is_main:
             for version in self.versions.kept:
-                self.engine.drop(version)
+                self.engine.unload(version)
         for version in self.versions.kept:
             self.versions.remove(version)
         self.versions.kept.clear()
 
     @torch.no_grad()
-    def probe(self, prompts: Tokens) -> Probe:
-        """The first prompt, and what the training side thinks of it."""
+    def weight_check(self, prompts: Tokens) -> WeightCheck:
+        """The first prompt and its log-probabilities on the training side."""
         ids = prompts.prompt_ids[:1][prompts.prompt_mask[:1]]
-        ids = (ids if len(ids) > 1 else ids.repeat(2))[:PROBE_TOKENS]
+        ids = (ids if len(ids) > 1 else ids.repeat(2))[:CHECKED_TOKENS]
         one = replace(
             prompts.select(torch.tensor([0])),
             prompt_ids=ids[None, :1],
@@ -156,14 +167,14 @@ class VllmRollouts:
         )
         logprobs = log_softmax(self.models.policy.response_logits(one), 1.0)[0]
         chosen = logprobs.gather(-1, ids[1:, None]).squeeze(-1)
-        return Probe(ids.tolist(), chosen.tolist(), self.tolerance)
+        return WeightCheck(ids.tolist(), chosen.tolist(), self.tolerance)
 
 
-def check_settings(config: PPOConfig, text: Any) -> None:
-    """Refuse what vLLM would not do as asked.
+def check_settings(config: PPOConfig, text: PretrainedConfig) -> None:
+    """Refuse settings that vLLM cannot follow.
 
     Args:
-        text: the model's own config.
+        text: the config of the language model.
     """
     if config.temperature < LOWEST_TEMPERATURE:
         raise ValueError(
@@ -171,29 +182,30 @@ def check_settings(config: PPOConfig, text: Any) -> None:
         )
     if not config.lora_r and text.tie_word_embeddings:
         raise ValueError(
-            "engine vllm cannot follow full fine-tuning of a model with tied embeddings: loading weights "
-            "again leaves its "
-            "output head as it was; train adapters (lora_r above 0) or use engine auto"
+            "engine vllm cannot follow full fine-tuning of a model with tied embeddings: reloading weights "
+            "leaves its output head as it was; train adapters (lora_r above 0) or use engine auto"
         )
 
 
 def sequence_seeds(keys: Tensor, seed: int, step: int) -> list[int]:
-    """One seed a sequence, from what it is and not from its place: (B,) keys -> B integers of 62 bits."""
+    """One 62-bit seed per sequence, from its key and not its row: (B,) keys -> B integers."""
     lanes = hash_words(keys.cpu(), seed, step)
     return ((lanes[:, 0] << 30) ^ lanes[:, 1]).tolist()
 
 
-def with_answers(prompts: Tokens, answers: list[Answer], eos_ids: tuple[int, ...]) -> Tokens:
-    """The batch with its responses; no kept sets, for vLLM does not say them."""
+def with_responses(prompts: Tokens, responses: list[SampledResponse], eos_ids: tuple[int, ...]) -> Tokens:
+    """The batch with its responses; without kept sets, which vLLM does not return."""
     device = prompts.prompt_ids.device
-    width = max((len(answer.ids) for answer in answers), default=0)
-    ids, logprobs = torch.zeros(len(answers), width, dtype=torch.long), torch.zeros(len(answers), width)
-    mask = torch.zeros(len(answers), width, dtype=torch.bool)
-    for row, answer in enumerate(answers):
-        size = len(answer.ids)
-        ids[row, :size], logprobs[row, :size] = torch.tensor(answer.ids), torch.tensor(answer.logprobs)
+    width = max((len(response.ids) for response in responses), default=0)
+    ids = torch.zeros(len(responses), width, dtype=torch.long)
+    logprobs = torch.zeros(len(responses), width)
+    mask = torch.zeros(len(responses), width, dtype=torch.bool)
+    for row, response in enumerate(responses):
+        size = len(response.ids)
+        ids[row, :size] = torch.tensor(response.ids)
+        logprobs[row, :size] = torch.tensor(response.logprobs)
         mask[row, :size] = True
-    ended = torch.tensor([answer.ended(eos_ids) for answer in answers], dtype=torch.bool)
+    ended = torch.tensor([response.ended(eos_ids) for response in responses], dtype=torch.bool)
     return replace(
         prompts,
         response_ids=ids.to(device),

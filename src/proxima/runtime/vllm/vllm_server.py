@@ -1,68 +1,79 @@
-"""`Server`: one of vLLM's own HTTP servers.
-
-In: an adapter, a row of a job. Out: a checked answer, or `Trouble` in words.
-"""
+"""`VllmServer`: client of one vLLM HTTP server. Loads adapters, samples rows of a job and checks the
+replies."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from proxima.runtime.vllm.rollout_job import Answer, Job, Probe, Version, WrongAnswer, read_answer
+from proxima.runtime.vllm.rollout_job import (
+    InvalidResponse,
+    PolicyVersion,
+    RolloutJob,
+    SampledResponse,
+    WeightCheck,
+    parse_response,
+)
 
 if TYPE_CHECKING:
     import httpx
 
 MAX_REPLY_BYTES = 64 << 20
-AT_ONCE = 256  # requests under way at one server
-CONTACT_TIME = 60.0  # seconds at most for a request that samples nothing
+MAX_CONCURRENT = 256  # requests to one server at once
+CONTROL_TIMEOUT = 60.0  # seconds at most for a request that samples nothing
+
+JsonObject: TypeAlias = dict[str, Any]
 
 
-class Trouble(Exception):  # noqa: N818
-    """A server failed; `final` where asking it again cannot help, `wrong` where it did answer."""
+class ServerError(Exception):
+    """A server failed: `final` where a retry cannot help, `is_invalid_reply` where it did reply."""
 
-    def __init__(self, reason: str, final: bool = False, wrong: bool = False):
+    def __init__(self, reason: str, final: bool = False, is_invalid_reply: bool = False):
         super().__init__(reason)
-        self.final, self.wrong = final, wrong
+        self.final = final
+        self.is_invalid_reply = is_invalid_reply
 
 
-class Forgotten(Exception):  # noqa: N818
-    """A server does not know the adapter: it was started again."""
+class AdapterNotLoaded(Exception):  # noqa: N818
+    """A server does not have the adapter: it was restarted."""
 
 
-class Server:
-    """One URL, and what is known of it."""
+class VllmServer:
+    """One URL and its state."""
 
     def __init__(self, url: str, timeout: float):
-        self.url, self.timeout = url.rstrip("/").removesuffix("/v1"), timeout
-        self.trouble: Trouble | None = None
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.timeout = timeout
+        self.error: ServerError | None = None
+        """Why it cannot be used now."""
         self._ready: set[str] = set()
-        self._gate, self._loading = asyncio.Semaphore(AT_ONCE), asyncio.Lock()
+        self._limit = asyncio.Semaphore(MAX_CONCURRENT)
+        self._loading = asyncio.Lock()
 
-    async def prepare(self, client: httpx.AsyncClient, version: Version, probe: Probe) -> None:
-        """Load the adapter where it is not there yet, and prove it."""
+    async def prepare(self, client: httpx.AsyncClient, version: PolicyVersion, check: WeightCheck) -> None:
+        """Load the adapter and check it, unless that was done before."""
         async with self._loading:
             if version.name in self._ready:
                 return
             given = {"lora_name": version.name, "lora_path": str(version.folder)}
             status, text = await self._post(
-                client, "/v1/load_lora_adapter", given, min(self.timeout, CONTACT_TIME)
+                client, "/v1/load_lora_adapter", given, min(self.timeout, CONTROL_TIMEOUT)
             )
             if status == 404 and "detail" in text:
-                raise Trouble(
+                raise ServerError(
                     "it takes no adapters; start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and "
                     "--enable-lora",
                     final=True,
                 )
             if status != 200 and not (status == 400 and "already been" in text):
-                raise Trouble(
-                    f"it did not load {version.folder}: {status} {_shown(text)}", final=400 <= status < 500
+                raise ServerError(
+                    f"it did not load {version.folder}: {status} {_reason(text)}", final=400 <= status < 500
                 )
-            await self._prove(client, version, probe)
+            await self._check(client, version, check)
             self._ready.add(version.name)
 
-    async def _prove(self, client: httpx.AsyncClient, version: Version, probe: Probe) -> None:
+    async def _check(self, client: httpx.AsyncClient, version: PolicyVersion, check: WeightCheck) -> None:
         given = {
             "prompt_logprobs": 0,
             "max_tokens": 1,
@@ -71,18 +82,20 @@ class Server:
             "top_p": 1.0,
             "seed": 0,
         }
-        choice = await self._complete(client, version, {"prompt": probe.ids, **given}, self.timeout)
+        choice = await self._complete(client, version, {"prompt": check.ids, **given}, self.timeout)
         try:
             places = choice["prompt_logprobs"][1:]
-            found = [place[str(token)]["logprob"] for place, token in zip(places, probe.ids[1:], strict=True)]
+            found = [place[str(token)]["logprob"] for place, token in zip(places, check.ids[1:], strict=True)]
             sampled = choice["logprobs"]["token_logprobs"][0]
-            probe.check([float(number) for number in found], float(sampled))
+            check.check([float(number) for number in found], float(sampled))
         except (KeyError, TypeError, ValueError, IndexError):
-            raise Trouble("it answered wrongly: no log-probabilities of a prompt", wrong=True) from None
-        except WrongAnswer as error:
-            raise Trouble(str(error), final=True) from None
+            raise invalid_reply("no log-probabilities of a prompt") from None
+        except InvalidResponse as error:
+            raise ServerError(str(error), final=True) from None
 
-    async def ask(self, client: httpx.AsyncClient, job: Job, row: int, version: Version) -> Answer:
+    async def sample(
+        self, client: httpx.AsyncClient, job: RolloutJob, row: int, version: PolicyVersion
+    ) -> SampledResponse:
         sampling = job.sampling
         given = {
             "prompt": job.rows[row],
@@ -93,29 +106,29 @@ class Server:
             "top_p": sampling.top_p,
             "stop_token_ids": list(sampling.eos_ids),
         }
-        async with self._gate:
+        async with self._limit:
             choice = await self._complete(client, version, given, self.timeout)
         numbers = choice.get("logprobs")
         try:
-            return read_answer(
+            return parse_response(
                 choice.get("token_ids"),
                 numbers.get("token_logprobs") if isinstance(numbers, dict) else None,
                 job,
             )
-        except WrongAnswer as error:
-            raise Trouble(f"it answered wrongly: {error}", wrong=True) from None
+        except InvalidResponse as error:
+            raise invalid_reply(str(error)) from None
 
-    async def unload(self, client: httpx.AsyncClient, version: Version) -> None:
+    async def unload(self, client: httpx.AsyncClient, version: PolicyVersion) -> None:
         self._ready.discard(version.name)
-        if self.trouble is None:
-            await self._post(client, "/v1/unload_lora_adapter", {"lora_name": version.name}, CONTACT_TIME)
+        if self.error is None:
+            await self._post(client, "/v1/unload_lora_adapter", {"lora_name": version.name}, CONTROL_TIMEOUT)
 
     async def _complete(
-        self, client: httpx.AsyncClient, version: Version, given: dict[str, Any], limit: float
-    ) -> dict[str, Any]:
+        self, client: httpx.AsyncClient, version: PolicyVersion, given: JsonObject, limit: float
+    ) -> JsonObject:
         """The one choice of a completion.
 
-        What is not said here a server would take from the model's own settings.
+        Neutral values are sent too: a server takes what is missing from the model's generation settings.
         """
         neutral = {
             "repetition_penalty": 1.0,
@@ -128,43 +141,47 @@ class Server:
         status, text = await self._post(client, "/v1/completions", asked, limit)
         if status == 404:
             self._ready.discard(version.name)
-            raise Forgotten(version.name)
+            raise AdapterNotLoaded(version.name)
         if status != 200:
-            raise Trouble(f"it answered {status} {_shown(text)}", final=400 <= status < 500)
+            raise ServerError(f"it answered {status} {_reason(text)}", final=400 <= status < 500)
         try:
             reply = json.loads(text)
             (choice,) = reply["choices"]
             if reply["model"] != version.name or not isinstance(choice, dict):
                 raise ValueError
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise Trouble(
-                "it answered wrongly: not JSON with one choice by the model that was asked", wrong=True
-            ) from None
+            raise invalid_reply("not JSON with one choice by the requested model") from None
         return choice
 
     async def _post(
-        self, client: httpx.AsyncClient, path: str, given: dict[str, Any], limit: float
+        self, client: httpx.AsyncClient, path: str, given: JsonObject, limit: float
     ) -> tuple[int, str]:
-        """Status and text. The limit is on all of it: a server that trickles must not hold a run."""
+        """Status and text. The time limit holds for the whole reply, so that a slow trickle cannot stall a
+        run."""
         import httpx
 
-        parts, size = [], 0
+        parts = []
+        size = 0
         try:
             async with asyncio.timeout(limit), client.stream("POST", self.url + path, json=given) as reply:
                 async for part in reply.aiter_bytes():
                     parts.append(part)
                     size += len(part)
                     if size > MAX_REPLY_BYTES:
-                        raise Trouble(f"it answered more than {MAX_REPLY_BYTES} bytes")
+                        raise ServerError(f"its reply is longer than {MAX_REPLY_BYTES} bytes")
         except TimeoutError:
-            raise Trouble(f"it did not answer within {limit:g} s") from None
+            raise ServerError(f"it did not answer within {limit:g} s") from None
         except (httpx.HTTPError, OSError) as error:
-            raise Trouble(f"it cannot be reached ({type(error).__name__})") from None
+            raise ServerError(f"it cannot be reached ({type(error).__name__})") from None
         return reply.status_code, b"".join(parts).decode("utf-8", "replace")
 
 
-def _shown(text: str) -> str:
-    """The reason in a server's error, cut."""
+def invalid_reply(reason: str) -> ServerError:
+    return ServerError(f"it sent an invalid reply: {reason}", is_invalid_reply=True)
+
+
+def _reason(text: str) -> str:
+    """The message in a server's error reply, shortened."""
     try:
         reply = json.loads(text)
         text = str(reply.get("error", {}).get("message", text))

@@ -13,7 +13,7 @@ from proxima.base_setup.lora_setup import is_adapter
 from proxima.config import PPOConfig
 from proxima.rewards.ready_made_rewards import READY_MADE
 from proxima.runtime.distributed import rank_and_count
-from proxima.runtime.threads import trouble_with_waits
+from proxima.runtime.threads import thread_wait_problem
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
 from proxima.tools.doctor.memory_estimate import GIB, estimate_memory, free_memory, network_size
 
@@ -106,7 +106,7 @@ def check_threads(config: PPOConfig) -> Finding:
     threads = torch.get_num_threads()
     if pick_device(config.device).type != "cpu":
         return ok("threads", "not needed: the run is not on a CPU")
-    trouble, advice = trouble_with_waits(threads)
+    trouble, advice = thread_wait_problem(threads)
     return (
         warn("threads", trouble, advice)
         if trouble

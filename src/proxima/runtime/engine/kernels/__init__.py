@@ -1,5 +1,4 @@
-"""Triton kernels: what torch has not, or has slower. In: tensors. Out: what the plain functions give, by
-test.
+"""Triton kernels for what torch lacks or does slower; by test they give what the plain functions give.
 
 Imported only where there is a GPU and Triton.
 """

@@ -1,10 +1,9 @@
-"""Triton kernels: causal attention over sequences laid end to end, forward and backward. In: q, k, v. Out:
-attended; gradients.
+"""Triton kernels: causal attention over packed sequences, forward and backward.
 
-A program takes one tile: so many tokens of one sequence, one head. Tiles begin where sequences begin, so that
-a token's numbers do not depend on what stands beside its sequence; sums are made in one order, so that they
-can be repeated to the bit. Heads that share a key head are added up inside: nothing is repeated, and nothing
-is reduced afterwards.
+A program computes one tile: up to `TILE` tokens of one sequence, one head. Tiles start where sequences start,
+so a token's result does not depend on what its sequence is batched with. Sums have a fixed order, so results
+are bit-exactly repeatable. Query heads that share a key head are summed inside a program: no keys are
+repeated, and nothing is reduced afterwards.
 """
 
 from __future__ import annotations
@@ -22,19 +21,18 @@ from proxima.runtime.engine.layout import TILE
 LOG2_E = tl.constexpr(math.log2(math.e))
 
 
-class Plan(NamedTuple):
-    """How a kernel goes through the other side of its tile."""
+class TileConfig(NamedTuple):
+    """How a kernel iterates over the keys (or queries) of its tile: block size, warps, pipeline stages."""
 
     block: int
     warps: int
     stages: int
 
 
-FORWARD, BACKWARD_Q, BACKWARD_KV = (
-    Plan(32, 4, 3),
-    Plan(64, 4, 2),
-    Plan(32, 4, 2),
-)  # the fastest of those tried on an H200
+# the fastest of those tried on an H200
+FORWARD = TileConfig(32, 4, 3)
+BACKWARD_Q = TileConfig(64, 4, 2)
+BACKWARD_KV = TileConfig(32, 4, 2)
 
 
 @triton.jit
@@ -90,7 +88,7 @@ def _backward_q(  # type: ignore[no-untyped-def]
     q, k, v, out, d_out, tiles, peaks, dots, d_q, scale, total, q_stride, k_stride, v_stride, heads: tl.constexpr,
     group: tl.constexpr, size: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of queries; leaves the products of output and its gradient in `dots`."""
+    """Gradients of a tile of queries; stores the dot products of output and its gradient in `dots`."""
     head, entry = tl.program_id(0), tiles + tl.program_id(1) * 3
     first, start, end = (
         tl.load(entry).to(tl.int64),
@@ -134,7 +132,7 @@ def _backward_kv(  # type: ignore[no-untyped-def]
     q, k, v, d_out, tiles, peaks, dots, d_k, d_v, scale, total, q_stride, k_stride, v_stride, heads: tl.constexpr,
     group: tl.constexpr, size: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of keys and values, from all queries that saw it."""
+    """Gradients of a tile of keys and values, from all queries that attend to it."""
     kv_head, entry = tl.program_id(0), tiles + (tl.num_programs(1) - 1 - tl.program_id(1)) * 3
     first, end = tl.load(entry).to(tl.int64), tl.load(entry + 2).to(tl.int64)
     if first >= end:
@@ -185,7 +183,7 @@ def _backward_kv(  # type: ignore[no-untyped-def]
 class TiledAttention(torch.autograd.Function):
     """(N, H, D), (N, Hkv, D) twice, tiles (T, 3) int32 -> (N, H, D).
 
-    Tokens of no tile get no output and no gradient.
+    Tokens in no tile get no output and no gradient.
     """
 
     @staticmethod

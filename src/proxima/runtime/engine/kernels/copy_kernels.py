@@ -1,7 +1,4 @@
-"""A Triton kernel: many small matrices, scaled and cast, to their places in one launch.
-
-In and out: addresses.
-"""
+"""A Triton kernel that scales, casts and copies many small matrices in one launch."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ def _copy_all(table, block: tl.constexpr, kind: tl.constexpr):  # type: ignore[n
 
 
 class Copies:
-    """(float32 source, target, factor) each, all targets of one type. Both must stay where they are."""
+    """Copies of (float32 source, target, factor), all targets of one dtype. Tensors must keep their addresses."""
 
     def __init__(self, copies: list[tuple[Tensor, Tensor, float]]):
         self.kind = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[

@@ -1,18 +1,19 @@
-"""Triton kernels of a decode step: attention that also writes the new keys and values, norm.
-
-In and out: few rows.
-"""
+"""Triton kernels of a decode step, for few rows: attention that also writes the new keys and values, and the
+norm."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 64  # cached tokens a program reads at once
+if TYPE_CHECKING:
+    from proxima.runtime.engine.layer_functions import Norm
+
+BLOCK = 64  # cached tokens that a program reads at once
 
 
 @triton.jit
@@ -59,8 +60,8 @@ def _decode(  # type: ignore[no-untyped-def]
 def decode_attention(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale: float
 ) -> Tensor:
-    """(B, H, D) queries and (B, Hkv, D) new keys and values against (B, S, Hkv, D) caches, which take the
-    new ones in."""
+    """Attention of (B, H, D) queries over (B, S, Hkv, D) caches and (B, Hkv, D) new keys and values, which it
+    also writes to the caches."""
     rows, heads, head = q.shape
     kv_heads, group = k.shape[1], heads // k.shape[1]
     out = q.new_empty(q.shape)
@@ -88,8 +89,10 @@ def _add_norm(  # type: ignore[no-untyped-def]
     tl.store(out + row * width + lanes, normed, mask=real)
 
 
-def add_and_rms_norm(x: Tensor, change: Tensor, norm: Any, padding: int, eps: float) -> tuple[Tensor, Tensor]:
-    """As `functions.add_and_norm` without a bias; the padding is left unset, for the product writes
+def add_and_rms_norm(
+    x: Tensor, change: Tensor, norm: Norm, padding: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Like `layer_functions.add_and_norm` without a bias; the padding is left unset, since the product writes
     it."""
     rows, size = x.shape
     total, out = torch.empty_like(x), x.new_empty(rows, size + padding)
@@ -109,5 +112,5 @@ def add_and_rms_norm(x: Tensor, change: Tensor, norm: Any, padding: int, eps: fl
 
 
 def fits(heads: int, kv_heads: int, head_size: int) -> bool:
-    """Whether the kernel can do these shapes."""
+    """Whether the kernel supports these shapes."""
     return heads // kv_heads <= 16 and head_size in (16, 32, 64, 128, 256)

@@ -1,7 +1,4 @@
-"""Triton kernels: the gated inside of an MLP, and back.
-
-In: (N, gate + up). Out: silu(gate) * up; gradients.
-"""
+"""Triton kernels of a gated MLP: silu(gate) * up of (N, gate + up), forward and backward."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS, COLUMNS = 16, 128  # of a program's share of the gradient
+ROWS, COLUMNS = 16, 128  # of the gradient per program
 
 
 @triton.jit
@@ -25,7 +22,7 @@ def _gate(wide, out, size: tl.constexpr, block: tl.constexpr):  # type: ignore[n
 
 
 def gate(wide: Tensor, sizes: tuple[int, ...] = (), activation: str = "") -> Tensor:
-    """As `functions.activate` for gated MLPs."""
+    """Like `layer_functions.activate` for gated MLPs."""
     rows, size = wide.shape[0], wide.shape[1] // 2
     out = wide.new_empty(rows, size)
     _gate[(rows, triton.cdiv(size, 1024))](wide, out, size, 1024, num_warps=4)
@@ -33,7 +30,7 @@ def gate(wide: Tensor, sizes: tuple[int, ...] = (), activation: str = "") -> Ten
 
 
 @triton.jit
-def _ungate(  # type: ignore[no-untyped-def]
+def _gate_backward(  # type: ignore[no-untyped-def]
     wide, d_out, d_inner, down, d_wide, out, total, padding, size: tl.constexpr, lanes: tl.constexpr, rows_: tl.constexpr,
     columns_: tl.constexpr,
 ):  # fmt: skip
@@ -67,13 +64,13 @@ def _ungate(  # type: ignore[no-untyped-def]
     tl.store(d_wide + place + size, (gradient * opened).to(kind), mask=here)
 
 
-def ungate(wide: Tensor, d_out: Tensor, d_inner: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """What `gate` gave, and the gradient of its input; the output's gradient is d_out + d_inner @ down."""
+def gate_backward(wide: Tensor, d_out: Tensor, d_inner: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """The output of `gate`, and the gradient of its input; the output's gradient is d_out + d_inner @ down."""
     (rows, size), padding = d_out.shape, len(down)
     out, d_wide = torch.empty_like(d_out), torch.empty_like(wide)
     grid = (triton.cdiv(size, COLUMNS), triton.cdiv(rows, ROWS))
     lanes = max(16, triton.next_power_of_2(padding))
-    _ungate[grid](
+    _gate_backward[grid](
         wide, d_out, d_inner, down, d_wide, out, rows, padding, size, lanes, ROWS, COLUMNS, num_warps=4
     )
     return out, d_wide

@@ -1,16 +1,17 @@
-"""Triton kernels: split projected heads, norm and rotate queries and keys; and back.
-
-In: (N, q + k + v). Out: heads.
-"""
+"""Triton kernels that split (N, q + k + v) into heads and normalise and rotate queries and keys, forward and
+backward."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from proxima.runtime.engine.layer_functions import DecoderShape
 
 
 @triton.jit
@@ -91,15 +92,23 @@ def split_heads(
     k_norm: Tensor | None,
     cos: Tensor,
     sin: Tensor,
-    shape: Any,
+    shape: DecoderShape,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `functions.split_heads`; norms are not trained."""
+    """Like `layer_functions.split_heads`; norms are not trained."""
     return _SplitHeads.apply(qkv, q_norm, k_norm, cos, sin, shape)
 
 
 class _SplitHeads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, q_norm: Any, k_norm: Any, cos: Tensor, sin: Tensor, shape: Any) -> Any:
+    def forward(
+        ctx: Any,
+        qkv: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        shape: DecoderShape,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         both, size, rows = shape.heads + shape.kv_heads, shape.head_size, len(qkv)
         out = qkv.new_empty(rows, both, size)
         ctx.shape = (shape.heads, both, triton.next_power_of_2(both), size // 2, q_norm is not None)
@@ -121,8 +130,8 @@ class _SplitHeads(torch.autograd.Function):
         return d_qkv, None, None, None, None, None
 
 
-def fits(shape: Any) -> bool:
-    """Whether the kernels can do these shapes."""
+def fits(shape: DecoderShape) -> bool:
+    """Whether the kernels support these shapes."""
     powers_of_two = all(size & (size - 1) == 0 for size in (shape.kv_heads, shape.head_size))
     return (
         powers_of_two and shape.head_size >= 16 and (shape.heads + shape.kv_heads) * shape.head_size <= 16384
