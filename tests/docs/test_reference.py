@@ -14,7 +14,7 @@ import yaml
 from proxima.cli import parse
 from proxima.cli.commands import COMMANDS
 from proxima.config import FinetuningConfig, PPOConfig
-from proxima.runs.glossary import GLOSSARY, STAGES
+from proxima.runs.glossary import FINETUNING, GLOSSARY
 from tools.reference import OUT, pages, write
 from tools.reference.commands import NOTES
 from tools.reference.settings import EXAMPLES, RULES
@@ -37,7 +37,7 @@ def test_every_command_setting_and_metric_has_its_place():
     assert {f"commands/{name}.md" for name in COMMANDS} <= set(PAGES)
     assert len(PAGES) == len(SETTINGS) + len(COMMANDS) + 3
     assert set(NOTES) == set(COMMANDS)
-    assert [name for name in (*GLOSSARY, *STAGES) if f"`{name}`" not in PAGES["metrics.md"]] == []
+    assert [name for name in (*GLOSSARY, *FINETUNING) if f"`{name}`" not in PAGES["metrics.md"]] == []
     order = re.findall(r"^\| \[`([a-z-]+)`\]", PAGES["commands/index.md"], re.M)
     assert order == list(COMMANDS)
     assert sorted(re.findall(r"^\| \[`([a-z_]+)`\]", PAGES["settings/index.md"], re.M)) == sorted(SETTINGS)

@@ -174,9 +174,9 @@ def test_a_question_mark_tells_what_is_healthy_and_names_stay_text(driver, tmp_p
         "[one.querySelector('h3').textContent, one.querySelector('.chart-help')]))"
     )
     shown = "return figures[arguments[0]].innerText"
-    assert "Healthy" not in person.script(shown, "Reward in training")
-    person.script("figures['Reward in training'].querySelector('summary').click()")
-    told = person.script(shown, "Reward in training")
+    assert "Healthy" not in person.script(shown, "Training reward")
+    person.script("figures['Training reward'].querySelector('summary').click()")
+    told = person.script(shown, "Training reward")
     assert f"Healthy: {plain(GLOSSARY['avg_reward'].healthy)}" in told
     assert f"Otherwise: {plain(GLOSSARY['avg_reward'].otherwise)}" in told
     assert GLOSSARY["avg_reward"].meaning not in told  # the note says it

@@ -11,7 +11,7 @@ import yaml
 from proxima.cli.commands import COMMANDS
 from proxima.config import FinetuningConfig, PPOConfig
 from proxima.config.settings_base import RANGES
-from proxima.runs.glossary import GLOSSARY, STAGES, Metric
+from proxima.runs.glossary import FINETUNING, GLOSSARY, Metric
 from tools.reference.source import (
     CONFIGS,
     Field,
@@ -199,7 +199,10 @@ def _word(item: Any) -> str:
 
 
 def _metrics() -> list[tuple[str, Metric]]:
-    return [*GLOSSARY.items(), *((name, metric) for name, metric in STAGES.items() if name not in GLOSSARY)]
+    return [
+        *GLOSSARY.items(),
+        *((name, metric) for name, metric in FINETUNING.items() if name not in GLOSSARY),
+    ]
 
 
 def _metric_link(name: str) -> str:
