@@ -115,7 +115,7 @@ def test_folders_alone_are_compared_without_loading_a_model(folders, tmp_path, c
 
 def test_the_frontier_has_a_point_an_evaluation_of_every_run_and_falls_back_to_steps(folders):
     metrics = {name: run.metrics() for name, run in named_runs(folders).items()}
-    chart = frontier(metrics)[0]
+    chart = frontier(metrics, {})[0]
     assert chart["free"]
     assert [len(one["points"]) for one in chart["series"]] == [4] * 4
     assert chart["series"][3]["points"][1] == [2.5, 0.75, "step 20"]
@@ -123,10 +123,10 @@ def test_the_frontier_has_a_point_an_evaluation_of_every_run_and_falls_back_to_s
         name: {key: column for key, column in columns.items() if "/" not in key}
         for name, columns in metrics.items()
     }
-    assert [len(one["points"]) for one in frontier(plain)[0]["series"]] == [40] * 4
-    assert frontier({"x": {"step": [1.0], "avg_reward": [NAN], "kl": [1.0]}}) == []
+    assert [len(one["points"]) for one in frontier(plain, {})[0]["series"]] == [40] * 4
+    assert frontier({"x": {"step": [1.0], "avg_reward": [NAN], "kl": [1.0]}}, {}) == []
     long = {"x": {name: [float(i) for i in range(10_000)] for name in ("step", "avg_reward", "kl")}}
-    points = frontier(long)[0]["series"][0]["points"]
+    points = frontier(long, {})[0]["series"][0]["points"]
     assert len(points) <= 302
     assert points[-1][0] == 9999
 
@@ -159,8 +159,8 @@ def test_held_out_numbers_stand_beside_held_out_numbers_only():
     both = {"trained": trained, "judged": judged}
     rows = table(both, {}, dict.fromkeys(both, "finished"))
     assert [(row["avg_reward"], row["best"], row["kl"]) for row in rows] == [(4.0, 5.0, 2.0)] * 2
-    assert frontier(both)[0]["title"] == "Training reward against KL"
-    assert [one["name"] for one in frontier(both)[0]["series"]] == ["trained", "judged"]
+    assert frontier(both, {})[0]["title"] == "Training reward against KL"
+    assert [one["name"] for one in frontier(both, {})[0]["series"]] == ["trained", "judged"]
     assert table({"judged": judged}, {}, {"judged": ""})[0]["validation/reward"] == 0.1
 
 

@@ -325,7 +325,8 @@ def test_a_chart_says_what_its_metrics_are_and_when_they_are_healthy():
     charts = {one["title"]: one for _, charts in charts_by_group(metrics) for one in charts}
     told = charts["KL to the reference"]["about"]
     assert [one["name"] for one in told] == ["kl", "kl_exact"]
-    assert told[0]["meaning"] == charts["KL to the reference"]["note"]
+    assert charts["KL to the reference"]["note"] == "Sampled KL (kl), KL to the reference (kl_exact)."
+    assert charts["Training reward"]["note"] == charts["Training reward"]["about"][0]["meaning"]
     assert "raise kl_coef" in told[0]["otherwise"]
     assert not any(
         "`" in text for one in charts.values() for about in one["about"] for text in about.values()

@@ -460,11 +460,11 @@ def test_the_page_says_so_when_the_server_is_gone_or_another(driver, tmp_path):
     with running(make_studio_app(Library(tmp_path), site), site):
         visitor = Visitor(driver, site.url)
         visitor.wait_for("#runs a", "run")
-    visitor.wait("document.getElementById('notice').textContent.includes('does not answer')", 20)
+    visitor.wait("document.getElementById('notice').textContent.includes('does not respond')", 20)
     again = Site(port=site.port)
     with running(make_studio_app(Library(tmp_path), again), again):
         visitor.script("document.querySelector('#notice button').click()")
-        visitor.wait("document.getElementById('notice').textContent.includes('started anew')", 20)
+        visitor.wait("document.getElementById('notice').textContent.includes('was restarted')", 20)
         driver.get(again.url)
         visitor.wait_for("#runs a", "run")
         visitor.wait("document.getElementById('notice').hidden")

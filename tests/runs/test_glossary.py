@@ -115,7 +115,7 @@ def test_charts_follow_from_the_declarations():
         "Other metrics": [("Custom: x", "", ("custom/x",)), ("my/own", "", ("my/own",))],
     }
     assert chart_of(["kl", "kl_exact"]).title == "KL to the reference"
-    assert chart_of(["kl", "entropy"]).title == "KL to the reference, sampled, Entropy"
+    assert chart_of(["kl", "entropy"]).title == "Sampled KL, Entropy"
     assert chart_of(["kl", "entropy"]).unit == "nats, nats per token"
 
 

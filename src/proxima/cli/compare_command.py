@@ -1,4 +1,4 @@
-"""`proxima compare`: runs beside each other."""
+"""`proxima compare`: several runs in one page."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from proxima.core.tokenizer import Tokenizer
 
 @dataclass
 class Compare:
-    """Compare runs: curves over each other, reward against KL, seeds as a mean, win rates between them;
-    one HTML file."""
+    """Compare runs in one HTML file: their curves, reward against KL, means over seeds, and win rates between
+    them."""
 
     words: ClassVar[tuple[str, ...]] = ("runs...",)
     example: ClassVar[str] = "proxima compare runs/first runs/second --data my-data/held_out.jsonl --limit 20"
@@ -29,7 +29,7 @@ class Compare:
     judges: tuple[RewardSpec, ...] = ()
     """Who else says which of two answers is better; docs/evaluate.md has the forms."""
     limit: int = 0
-    """Use only the first so many prompts; 0 = all."""
+    """Use only the first `limit` prompts; 0 = all."""
     out: Path = Path("compare.html")
     """Where the page goes."""
     trust_remote_code: bool = False

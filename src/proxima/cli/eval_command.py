@@ -34,9 +34,9 @@ class Eval:
     """Who else says which of two answers is better: any reward, or a function or URL that compares
     (docs/evaluate.md); by default the run's own judges."""
     limit: int = 0
-    """Use only the first so many prompts; 0 = all."""
+    """Use only the first `limit` prompts; 0 = all."""
     show: int = 3
-    """Answers to print, side by side."""
+    """Number of responses to print, reference and policy side by side."""
     trust_remote_code: bool = False
     """Run Python code that comes with a checkpoint.
 

@@ -66,7 +66,7 @@ GROUPS = {
     "engine": MetricGroup(
         "Sampling engine", "How well what was sampled agrees with what is trained, and what sampling cost."
     ),
-    "run": MetricGroup("Run", "Counters and sizes."),
+    "run": MetricGroup("Run", "Counts of failures, tokens and bytes."),
     "custom": MetricGroup(
         "Other metrics", "Metrics of your own, and names that this version does not declare."
     ),
@@ -208,41 +208,10 @@ METRICS = [
         otherwise="Near 0 every sample scores the same; `proxima doctor` finds this before a run. Choose a "
         "finer reward, or raise `temperature`. Above 100: set `normalize_rewards` or `clip_rewards`.",
     ),
-    Metric(
-        "failed_rewards",
-        title="Failed rewards",
-        unit="responses",
-        group="reward",
-        chart="Failed rewards",
-        meaning="Responses whose reward failed. They are left out of the update.",
-        healthy="0.",
-        otherwise="The reason is in log.txt. For an endpoint, raise its `timeout` or `retries` "
-        "(docs/rewards.md). Above the fraction `max_reward_failures` the run stops and saves its weights.",
-    ),
-    Metric(
-        "validation/failed_rewards",
-        title="Held-out failed rewards",
-        unit="responses",
-        group="reward",
-        chart="Failed rewards",
-        meaning="Validation responses whose reward failed. They are left out of the evaluation.",
-        healthy="0.",
-        otherwise="As for `failed_rewards`; above the fraction `max_reward_failures` there is no evaluation.",
-    ),
-    Metric(
-        "validation/unjudged/*",
-        title="Prompts not judged",
-        unit="prompts",
-        group="reward",
-        chart="Prompts not judged",
-        meaning="Validation prompts that one judge could not judge. They are left out of its win rate.",
-        healthy="0.",
-        otherwise="The judge fails; the reason is in log.txt (docs/evaluate.md).",
-    ),
     # KL and entropy
     Metric(
         "kl",
-        title="KL to the reference, sampled",
+        title="Sampled KL",
         unit="nats",
         group="policy",
         chart="KL to the reference",
@@ -394,23 +363,6 @@ METRICS = [
         healthy="Near 0, and no higher than at the first evaluation.",
         otherwise="Rising: the policy repeats itself. Add the reward `repetition` (docs/rewards.md) or "
         "raise `kl_coef`.",
-    ),
-    Metric(
-        "tokens",
-        title="Response tokens per step",
-        unit="tokens",
-        group="responses",
-        meaning="Number of response tokens in the step.",
-    ),
-    Metric(
-        "truncated_prompts",
-        title="Truncated prompts",
-        unit="prompts",
-        group="responses",
-        meaning="Prompts cut on the left to fit the context.",
-        healthy="0.",
-        otherwise="The model does not see how they begin. Shorten the prompts or lower `max_new_tokens`; "
-        "without `truncate_prompts` they are refused.",
     ),
     # Policy update
     Metric(
@@ -733,6 +685,54 @@ METRICS = [
         unit="epochs",
         group="run",
         meaning="Pass over the prompts, counted from 1 (in `train`).",
+    ),
+    Metric(
+        "tokens",
+        title="Response tokens per step",
+        unit="tokens",
+        group="run",
+        meaning="Number of response tokens in the step.",
+    ),
+    Metric(
+        "failed_rewards",
+        title="Failed rewards",
+        unit="responses",
+        group="run",
+        chart="Failed rewards",
+        meaning="Responses whose reward failed. They are left out of the update.",
+        healthy="0.",
+        otherwise="The reason is in log.txt. For an endpoint, raise its `timeout` or `retries` "
+        "(docs/rewards.md). Above the fraction `max_reward_failures` the run stops and saves its weights.",
+    ),
+    Metric(
+        "validation/failed_rewards",
+        title="Held-out failed rewards",
+        unit="responses",
+        group="run",
+        chart="Failed rewards",
+        meaning="Validation responses whose reward failed. They are left out of the evaluation.",
+        healthy="0.",
+        otherwise="As for `failed_rewards`; above the fraction `max_reward_failures` there is no evaluation.",
+    ),
+    Metric(
+        "validation/unjudged/*",
+        title="Prompts not judged",
+        unit="prompts",
+        group="run",
+        chart="Prompts not judged",
+        meaning="Validation prompts that one judge could not judge. They are left out of its win rate.",
+        healthy="0.",
+        otherwise="The judge fails; the reason is in log.txt (docs/evaluate.md).",
+    ),
+    Metric(
+        "truncated_prompts",
+        title="Truncated prompts",
+        unit="prompts",
+        group="run",
+        meaning="Prompts cut on the left to fit the context.",
+        healthy="0.",
+        otherwise="The model does not see how they begin. Shorten the prompts or lower `max_new_tokens`; "
+        "without `truncate_prompts` they are refused.",
     ),
     Metric(
         "alarms",

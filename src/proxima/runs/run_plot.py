@@ -30,7 +30,7 @@ STYLE = "body { display: grid; gap: 1rem; padding: 0.5rem; min-height: 0; backgr
 
 @dataclass(frozen=True)
 class Plot:
-    """One chart under the other, as one page inside a frame: it can neither load anything nor touch the
+    """Charts below each other, as one page inside a frame that can neither load anything nor touch the
     notebook."""
 
     charts: list[dict[str, Any]]

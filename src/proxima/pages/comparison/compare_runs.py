@@ -64,7 +64,7 @@ def compare_runs(
         "columns": columns_of(metrics),
         "rows": table(metrics, groups, {name: run.state for name, run in runs.items()}),
         "groups": groups,
-        "charts": [*frontier(metrics), *curves(metrics, groups)],
+        "charts": [*frontier(metrics, groups), *curves(metrics, groups)],
         "notes": notes(configs),
         "win_rates": {},
         "texts": [],
@@ -108,6 +108,7 @@ def curves(
         more: metrics to draw after those that every comparison draws.
     """
     charts = []
+    colours = _colours(metrics, groups)
     for metric in (*compared(), *more):
         having = {name: columns for name, columns in metrics.items() if _known(columns, metric)}
         if having:
@@ -117,10 +118,21 @@ def curves(
                     "about": meanings([metric]),
                     "x": "step",
                     "y": unit_of(metric),
-                    "series": [*_group_curves(having, metric, groups), *_run_curves(having, metric, groups)],
+                    "series": [
+                        {**one, "colour": colours[one["name"]]}
+                        for one in (
+                            *_group_curves(having, metric, groups),
+                            *_run_curves(having, metric, groups),
+                        )
+                    ],
                 }
             )
     return charts
+
+
+def _colours(metrics: Mapping[str, Metrics], groups: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """The same colour for a run in every chart, whichever metrics it has."""
+    return {name: place for place, name in enumerate((*groups, *metrics))}
 
 
 def _group_curves(
@@ -154,11 +166,12 @@ def _run_curves(
         yield one
 
 
-def frontier(metrics: Mapping[str, Metrics]) -> list[Record]:
+def frontier(metrics: Mapping[str, Metrics], groups: Mapping[str, Sequence[str]]) -> list[Record]:
     """Reward against KL: one point per evaluation, or per step where not every run had held-out prompts."""
     held_out = have_held_out(metrics)
     reward, kl = ("validation/reward", "validation/kl") if held_out else ("avg_reward", "kl")
     series = []
+    colours = _colours(metrics, groups)
     for name, columns in metrics.items():
         if _known(columns, reward) and _known(columns, kl):
             rewards = _by_step(columns, reward)
@@ -168,7 +181,8 @@ def frontier(metrics: Mapping[str, Metrics]) -> list[Record]:
                 if step in rewards
             ]
             every = math.ceil(len(points) / FRONTIER_POINTS) or 1
-            series.append({"name": name, "points": [*points[:-1:every], *points[-1:]]})
+            shown = [*points[:-1:every], *points[-1:]]
+            series.append({"name": name, "points": shown, "colour": colours[name]})
     if not series:
         return []
     return [
@@ -191,7 +205,7 @@ def notes(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         return []
     return [
         "These runs were trained with different rewards: their scores have no common scale. "
-        "`proxima compare` with --data and --rewards or --judges compares their answers."
+        "To compare their responses instead, run proxima compare with --data and --rewards or --judges."
     ]
 
 

@@ -72,18 +72,25 @@ def chart(metrics: Metrics, names: Sequence[str], title: str = "", marks: Sequen
             width = len(ys) // 20
             one["trend"] = thin(xs, _smooth(ys, width), POINTS)
         series.append(one)
-    first, declared = explain(names[0]), chart_of(names)
-    note = plain(first.meaning) if first else ""
+    declared = chart_of(names)
     calmer = f"The strong line is the running mean over {width} steps." if width else ""
     return {
         "title": title or declared.title,
-        "note": f"{note} {calmer}".strip(),
+        "note": f"{_note(names)} {calmer}".strip(),
         "about": meanings(names),
         "x": "step",
         "y": declared.unit,
         "series": series,
         "marks": list(marks)[:MARKS],
     }
+
+
+def _note(names: Sequence[str]) -> str:
+    """What the metrics mean, where one declaration covers them all; else which is which."""
+    metrics = {metric for name in names if (metric := explain(name))}
+    if len(metrics) == 1:
+        return plain(metrics.pop().meaning)
+    return f"{', '.join(f'{title_of(name)} ({name})' for name in names)}." if metrics else ""
 
 
 def meanings(names: Sequence[str]) -> list[dict[str, str]]:

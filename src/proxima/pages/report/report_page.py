@@ -70,7 +70,7 @@ class Page:
             '<header class="bar"><span class="brand">Proxima '
             f"<span>{escape(self.kind)}</span></span></header>\n"
             f'<main class="report">\n{body}\n'
-            "<noscript><p>Charts and token microscope need JavaScript; nothing is loaded from "
+            "<noscript><p>Charts and the token microscope need JavaScript; nothing is loaded from "
             "elsewhere.</p></noscript>\n"
             "</main>",
             read_script(*PARTS, STATIC / "report.js"),

@@ -44,7 +44,7 @@ def compare(members: Sequence[Member], more: Sequence[str] = ()) -> dict[str, An
         "columns": columns_of(metrics) if metrics else {},
         "rows": table(metrics, groups, {member.name: member.state for member in there}),
         "groups": groups,
-        "charts": [*frontier(metrics), *curves(metrics, groups, more)],
+        "charts": [*frontier(metrics, groups), *curves(metrics, groups, more)],
         "notes": notes(configs),
         "more": {name: title_of(name) for name in sorted(left)},
     }
