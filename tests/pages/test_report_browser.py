@@ -146,7 +146,7 @@ def test_charts_are_read_by_keys_and_their_curves_hidden_by_the_legend(driver, t
     person = open_page(driver, write_report(run))
     person.script(
         "window.figure = [...document.querySelectorAll('.chart')].find((one) => "
-        "one.textContent.startsWith('Distance (KL)'));"
+        "one.textContent.startsWith('KL to the reference'));"
         "figure.querySelector('svg').focus()"
     )
     key(driver, "END", "ARROW_LEFT")
@@ -230,7 +230,7 @@ def test_a_plot_works_inside_a_notebook(driver, tmp_path):
             json.loads(person.script("return document.getElementById('data').textContent"))["charts"][0][
                 "title"
             ]
-            == "avg_reward"
+            == "Training reward"
         )
     finally:
         driver.switch_to.default_content()
