@@ -14,7 +14,15 @@ SOURCE = ROOT / "src" / "proxima"
 # Each level may import from itself and from levels before it. A room is named whole, or by its parts where
 # these differ.
 LEVELS = [
-    {"core", "config", "runs.glossary", "runtime", "runtime.threads", "runtime.distributed"},
+    {
+        "core",
+        "config",
+        "runs.glossary",
+        "runs.metric_declarations",
+        "runtime",
+        "runtime.threads",
+        "runtime.distributed",
+    },
     {"token_attribution", "reward_kl", "advantage", "training", "runs.metrics", "runs.guards"},
     {"runtime.engine"},
     {"models", "data", "pages", "pages.web", "runs", "world.tiny_models"},

@@ -15,7 +15,7 @@ from proxima.cli import parse
 from proxima.cli.commands import COMMANDS
 from proxima.config import FinetuningConfig, PPOConfig
 from proxima.config.setting_declaration import declarations
-from proxima.runs.glossary import GLOSSARY, STAGES
+from proxima.runs.glossary import FINETUNING, GLOSSARY
 from tools.reference import OUT, pages, write
 from tools.reference.settings import EXAMPLES
 from tools.reference.source import fields_of, linked, readers
@@ -36,7 +36,7 @@ def test_every_command_setting_and_metric_has_its_place():
     assert {f"settings/{name}.md" for name in SETTINGS} <= set(PAGES)
     assert {f"commands/{name}.md" for name in COMMANDS} <= set(PAGES)
     assert len(PAGES) == len(SETTINGS) + len(COMMANDS) + 3
-    assert [name for name in (*GLOSSARY, *STAGES) if f"`{name}`" not in PAGES["metrics.md"]] == []
+    assert [name for name in (*GLOSSARY, *FINETUNING) if f"`{name}`" not in PAGES["metrics.md"]] == []
     order = re.findall(r"^\| \[`([a-z-]+)`\]", PAGES["commands/index.md"], re.M)
     assert order == list(COMMANDS)
     assert sorted(re.findall(r"^\| \[`([a-z_]+)`\]", PAGES["settings/index.md"], re.M)) == sorted(SETTINGS)

@@ -97,25 +97,25 @@ def test_folders_alone_are_compared_without_loading_a_model(folders, tmp_path, c
         assert outside not in text.replace("http://www.w3.org/2000/svg", "")
     result = compare_runs(folders)
     assert result["win_rates"] == {}
-    reward = next(chart for chart in result["charts"] if chart["title"] == "Reward on held-out prompts")
+    reward = next(chart for chart in result["charts"] if chart["title"] == "Held-out reward")
     assert [one["name"] for one in reward["series"]] == ["one (3 seeds)", "one-0", "one-1", "one-2", "two"]
     assert [one.get("faint", False) for one in reward["series"]] == [False, True, True, True, False]
     assert reward["series"][0]["points"] == [[float(step), 1.5 * step / 40] for step in (10, 20, 30, 40)]
     assert reward["series"][0]["band"][0] == [10, pytest.approx(0.375), pytest.approx(0.375)]
     row = result["rows"][0]
-    assert (row["run"], row["state"], row["steps"], row["held-out reward"], row["held-out KL"]) == (
+    assert (row["run"], row["state"], row["steps"], row["validation/reward"], row["validation/kl"]) == (
         "one-0",
         "finished",
         40,
         1.5,
         5.0,
     )
-    assert result["rows"][-1]["held-out reward"] == pytest.approx([1.5, 1.5, 1.5])
+    assert result["rows"][-1]["validation/reward"] == pytest.approx([1.5, 1.5, 1.5])
 
 
 def test_the_frontier_has_a_point_an_evaluation_of_every_run_and_falls_back_to_steps(folders):
     metrics = {name: run.metrics() for name, run in named_runs(folders).items()}
-    chart = frontier(metrics)[0]
+    chart = frontier(metrics, {})[0]
     assert chart["free"]
     assert [len(one["points"]) for one in chart["series"]] == [4] * 4
     assert chart["series"][3]["points"][1] == [2.5, 0.75, "step 20"]
@@ -123,10 +123,10 @@ def test_the_frontier_has_a_point_an_evaluation_of_every_run_and_falls_back_to_s
         name: {key: column for key, column in columns.items() if "/" not in key}
         for name, columns in metrics.items()
     }
-    assert [len(one["points"]) for one in frontier(plain)[0]["series"]] == [40] * 4
-    assert frontier({"x": {"step": [1.0], "avg_reward": [NAN], "kl": [1.0]}}) == []
+    assert [len(one["points"]) for one in frontier(plain, {})[0]["series"]] == [40] * 4
+    assert frontier({"x": {"step": [1.0], "avg_reward": [NAN], "kl": [1.0]}}, {}) == []
     long = {"x": {name: [float(i) for i in range(10_000)] for name in ("step", "avg_reward", "kl")}}
-    points = frontier(long)[0]["series"][0]["points"]
+    points = frontier(long, {})[0]["series"][0]["points"]
     assert len(points) <= 302
     assert points[-1][0] == 9999
 
@@ -139,11 +139,13 @@ def test_intervals_of_a_run_are_bands_and_numbers_that_are_missing_are_no_curve(
         "kl": [NAN] * 3,
     }
     charts = curves({"x": columns}, {})
-    assert [chart["title"] for chart in charts] == ["Reward on held-out prompts"]
+    assert [chart["title"] for chart in charts] == ["Held-out reward"]
     assert charts[0]["series"][0]["points"] == [[1.0, 1.0], [3.0, 3.0]]
     assert charts[0]["series"][0]["band"] == [[1.0, 0.5, 1.5], [3.0, 2.0, 4.0]]
     row = table({"x": columns}, {}, {"x": "stopped"})[0]
-    assert (row["best held-out reward"], row["held-out reward"], row["held-out KL"], row["win rate"]) == (
+    assert tuple(
+        row[key] for key in ("best", "validation/reward", "validation/kl", "validation/win_rate")
+    ) == (
         3.0,
         3.0,
         None,
@@ -156,10 +158,10 @@ def test_held_out_numbers_stand_beside_held_out_numbers_only():
     judged = {**trained, "validation/reward": [NAN, 0.1], "validation/kl": [NAN, 3.0]}
     both = {"trained": trained, "judged": judged}
     rows = table(both, {}, dict.fromkeys(both, "finished"))
-    assert [(row["reward"], row["best reward"], row["KL"]) for row in rows] == [(4.0, 5.0, 2.0)] * 2
-    assert frontier(both)[0]["title"] == "Reward against KL"
-    assert [one["name"] for one in frontier(both)[0]["series"]] == ["trained", "judged"]
-    assert table({"judged": judged}, {}, {"judged": ""})[0]["held-out reward"] == 0.1
+    assert [(row["avg_reward"], row["best"], row["kl"]) for row in rows] == [(4.0, 5.0, 2.0)] * 2
+    assert frontier(both, {})[0]["title"] == "Training reward against KL"
+    assert [one["name"] for one in frontier(both, {})[0]["series"]] == ["trained", "judged"]
+    assert table({"judged": judged}, {}, {"judged": ""})[0]["validation/reward"] == 0.1
 
 
 def test_scores_of_different_rewards_are_not_set_against_each_other_in_silence(folders, tmp_path, capsys):
@@ -316,11 +318,11 @@ def test_runs_with_different_rewards_need_to_be_told_what_counts(trained, tmp_pa
         ]
     )
     shown = capsys.readouterr().out
-    assert "win rates by longer" in shown
-    assert "win rates by rewards" not in shown
+    assert "Win rates by longer" in shown
+    assert "Win rates by rewards" not in shown
     assert "2 prompts" in shown
     main(["compare", *runs, "--data", data, *out, "--rewards", "tests.pages.test_comparison:vowels"])
-    assert "win rates by rewards" in capsys.readouterr().out
+    assert "Win rates by rewards" in capsys.readouterr().out
 
 
 def test_a_reward_adapter_does_not_judge_another_base(trained, tmp_path):
@@ -363,7 +365,7 @@ def test_eval_has_every_measure_and_judge(trained, capsys):
         measured = results[side]
         assert measured["reward_low"] <= measured["avg_reward"] <= measured["reward_high"]
         assert {"distinct_1", "distinct_2", "repetition", "kl", "eos_rate"} <= set(measured)
-    for label in ("win rate by longer", "different words", "repeated four-word runs"):
+    for label in ("Win rate by judge: longer", "Distinct words (distinct-1)", "Repeated 4-grams"):
         assert label in shown
 
 
@@ -391,4 +393,4 @@ def test_hostile_text_is_only_text_on_the_page(folders, tmp_path):
     assert "<title>taken" not in done
     assert '<b id="taken"' not in done
     assert done.count('class="chart-line') > 10
-    assert "Reward against KL" in done
+    assert "Held-out reward against KL" in done

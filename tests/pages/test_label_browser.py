@@ -320,12 +320,12 @@ def test_an_answer_outlives_a_server_that_is_gone(driver, tmp_path):
         person.enter("Ann")
         item = person.item()
     person.press("t", waits=False)
-    assert "does not answer" in person.wait("document.getElementById('notice').textContent")
+    assert "does not respond" in person.wait("document.getElementById('notice').textContent")
     assert "kept" in person.text("notice")
     assert person.item() == item
     again = Site(port=site.port)
     with running(make_label_app(store, again), again):
-        person.wait("document.getElementById('notice').textContent.includes('started anew')")
+        person.wait("document.getElementById('notice').textContent.includes('was restarted')")
         assert store.answers() == []
         driver.get(again.url)  # the new address, in the same tab
         person.wait("document.getElementById('count').textContent === '1 of 3'")

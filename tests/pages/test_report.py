@@ -132,7 +132,7 @@ def test_the_report_of_a_real_run_is_written_and_named_by_train(tmp_path, tiny, 
     )
     assert "report: runs/r/report.html" in capsys.readouterr().out
     text, data = page_of("runs/r/report.html")
-    assert "4 prompts of prompts.txt" in text
+    assert "4 prompts from prompts.txt" in text
     assert (
         "proxima train --config runs/r/config.yaml --run-name r-again --data prompts.txt --epochs 1" in text
     )
@@ -232,7 +232,7 @@ def test_held_out_numbers_come_first_and_those_of_eval_before_all(tmp_path):
     rewrite(folder, lambda line: {**line, **ends} if line["step"] == 30 else line)
     story = tell(Run(folder))
     assert (
-        "from 0.5 to 1.5; its answers win against the model it began as 80 % of the time (95 %: 70 to 90 %)"
+        "from 0.5 to 1.5; its answers beat those of the reference 80 % of the time (95 %: 70 to 90 %)"
         in story.conclusion
     )
     assert story.better is True
@@ -308,7 +308,7 @@ def test_every_number_is_drawn_once_or_listed_as_constant(tmp_path):
     names = [one["name"] for _, charts in groups for chart in charts for one in chart["series"]]
     assert len(names) == len(set(names))
     assert set(metrics) - set(names) <= {"step", "epoch", "kl_low", "kl_high", *constants(metrics)}
-    assert groups[-1][0].title == "Everything else"
+    assert groups[-1][0].title == "Other metrics"
     [kl] = [one for _, charts in groups for chart in charts for one in chart["series"] if one["name"] == "kl"]
     assert kl["band"][0] == [1.0, 0.0, 9.0]
     assert all(chart["note"] for _, charts in groups[:-1] for chart in charts)
@@ -323,17 +323,18 @@ def test_a_chart_says_what_its_metrics_are_and_when_they_are_healthy():
         "my/own": [3.0, 4.0],
     }
     charts = {one["title"]: one for _, charts in charts_by_group(metrics) for one in charts}
-    told = charts["Distance (KL)"]["about"]
+    told = charts["KL to the reference"]["about"]
     assert [one["name"] for one in told] == ["kl", "kl_exact"]
-    assert told[0]["meaning"] == charts["Distance (KL)"]["note"]
+    assert charts["KL to the reference"]["note"] == "Sampled KL (kl), KL to the reference (kl_exact)."
+    assert charts["Training reward"]["note"] == charts["Training reward"]["about"][0]["meaning"]
     assert "raise kl_coef" in told[0]["otherwise"]
     assert not any(
         "`" in text for one in charts.values() for about in one["about"] for text in about.values()
     )
-    [both] = chart(
-        {**metrics, "reward/a": [0.0, 1.0], "reward/b": [1.0, 0.0]}, ["reward/a", "reward/b"], "t", ""
-    )["about"]
-    assert both["name"] == "reward/a, reward/b"
+    [both] = chart({**metrics, "reward/a": [0.0, 1.0], "reward/b": [1.0, 0.0]}, ["reward/a", "reward/b"])[
+        "about"
+    ]
+    assert (both["name"], both["title"], both["unit"]) == ("reward/a, reward/b", "Reward", "score")
     assert (charts["my/own"]["about"], charts["my/own"]["note"]) == ([], "")
 
 
@@ -362,12 +363,12 @@ def test_a_long_noisy_curve_has_its_running_mean(tmp_path):
         "noisy": [float(i % 2) for i in range(100)],
         "calm": list(range(100)),
     }
-    noisy = chart(metrics, ["noisy"], "t", "")
-    assert noisy["note"] == "The strong line is the mean of 5 steps."
+    noisy = chart(metrics, ["noisy"])
+    assert noisy["note"] == "The strong line is the running mean over 5 steps."
     assert noisy["series"][0]["trend"][-1] == [100, pytest.approx(0.6)]
-    assert "trend" not in chart(metrics, ["calm"], "t", "")["series"][0]
+    assert "trend" not in chart(metrics, ["calm"])["series"][0]
     short = {name: values[:59] for name, values in metrics.items()}
-    assert "trend" not in chart(short, ["noisy"], "t", "")["series"][0]
+    assert "trend" not in chart(short, ["noisy"])["series"][0]
 
 
 def test_curves_and_tokens_are_bounded(tmp_path):
@@ -467,7 +468,8 @@ def test_a_report_holds_no_secret_of_the_environment(tmp_path):
 def test_plots_show_themselves(tmp_path):
     run = Run(write_run(tmp_path / "r", 20))
     plot = run.plot("avg_reward", ["kl", "kl_exact"])
-    assert [chart["title"] for chart in plot.charts] == ["avg_reward", "kl, kl_exact"]
+    assert [chart["title"] for chart in plot.charts] == ["Training reward", "KL to the reference"]
+    assert [chart["y"] for chart in plot.charts] == ["score", "nats"]
     assert plot.charts[0]["series"][0]["points"][4] == [5, metrics_at(5, 20)["avg_reward"]]
     assert plot._repr_html_().startswith('<iframe srcdoc="&lt;!doctype html')
     assert page_of(plot.save(tmp_path / "plot.html"))[1] == {"charts": plot.charts}

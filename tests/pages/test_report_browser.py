@@ -146,7 +146,7 @@ def test_charts_are_read_by_keys_and_their_curves_hidden_by_the_legend(driver, t
     person = open_page(driver, write_report(run))
     person.script(
         "window.figure = [...document.querySelectorAll('.chart')].find((one) => "
-        "one.textContent.startsWith('Distance (KL)'));"
+        "one.textContent.startsWith('KL to the reference'));"
         "figure.querySelector('svg').focus()"
     )
     key(driver, "END", "ARROW_LEFT")
@@ -174,9 +174,9 @@ def test_a_question_mark_tells_what_is_healthy_and_names_stay_text(driver, tmp_p
         "[one.querySelector('h3').textContent, one.querySelector('.chart-help')]))"
     )
     shown = "return figures[arguments[0]].innerText"
-    assert "Healthy" not in person.script(shown, "Reward in training")
-    person.script("figures['Reward in training'].querySelector('summary').click()")
-    told = person.script(shown, "Reward in training")
+    assert "Healthy" not in person.script(shown, "Training reward")
+    person.script("figures['Training reward'].querySelector('summary').click()")
+    told = person.script(shown, "Training reward")
     assert f"Healthy: {plain(GLOSSARY['avg_reward'].healthy)}" in told
     assert f"Otherwise: {plain(GLOSSARY['avg_reward'].otherwise)}" in told
     assert GLOSSARY["avg_reward"].meaning not in told  # the note says it
@@ -230,7 +230,7 @@ def test_a_plot_works_inside_a_notebook(driver, tmp_path):
             json.loads(person.script("return document.getElementById('data').textContent"))["charts"][0][
                 "title"
             ]
-            == "avg_reward"
+            == "Training reward"
         )
     finally:
         driver.switch_to.default_content()

@@ -431,17 +431,17 @@ def test_runs_that_differ_in_the_seed_alone_are_one_series():
     said = compare([member("a-0", 0, 0.0), member("a-1", 1, 4.0), member("c", 0, 9.0, lam=0.5), empty])
     assert said["groups"] == {"a (2 seeds)": ["a-0", "a-1"]}
     assert [row["run"] for row in said["rows"]] == ["a-0", "a-1", "c", "a (2 seeds)"]
-    assert said["names"] == ["own"]
+    assert said["more"] == {"own": "own"}
     charts = {chart["title"]: chart["series"] for chart in said["charts"]}
-    both, *alone = charts["Reward of the step's own samples"]
+    both, *alone = charts["Training reward"]
     assert both["points"] == [[1, 2], [2, 3]]
     assert all(
         low < mean < high for (_, mean), (_, low, high) in zip(both["points"], both["band"], strict=True)
     )
     assert [one["points"] for one in alone if one["name"] == "c"] == [[[1, 9], [2, 10]]]
-    assert [one["points"][1][:2] for one in charts["Reward against KL"]] == [[1, 1], [1, 5], [1, 10]]
+    assert [one["points"][1][:2] for one in charts["Training reward against KL"]] == [[1, 1], [1, 5], [1, 10]]
     assert [chart["title"] for chart in compare([member("a", 0, 0.0)], ["own"])["charts"]][-1] == "own"
-    assert compare([]) == {"rows": [], "groups": {}, "charts": [], "notes": [], "names": []}
+    assert compare([]) == {"columns": {}, "rows": [], "groups": {}, "charts": [], "notes": [], "more": {}}
 
 
 def test_ten_thousand_steps_of_several_seeds_compare_quickly():

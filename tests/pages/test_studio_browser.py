@@ -145,7 +145,7 @@ def test_a_real_training_run_is_followed_to_its_end_and_its_tokens_are_those_on_
     visitor.wait(f"Number({LAST}) === 90")
     run = Run(runs / "live")
     last = run.metrics()["avg_reward"][-1]
-    assert curve_end(visitor, "Reward in training") == pytest.approx(last, rel=1e-3, abs=1e-4)
+    assert curve_end(visitor, "Training reward") == pytest.approx(last, rel=1e-3, abs=1e-4)
     assert visitor.all("#why") == ["Ended: all epochs done"]
     visitor.keys("3")
     check_microscope(visitor, run, run.token_steps()[-1])
@@ -258,12 +258,10 @@ def test_a_run_that_is_rolled_back_and_then_vanishes_while_it_is_looked_at(studi
         visitor.script("return document.querySelector('.chart-line').getAttribute('d').match(/[ML]/g).length")
         == 12
     )
-    assert curve_end(visitor, "Reward in training") == pytest.approx(
-        metrics_at(12, 30)["avg_reward"], rel=1e-3
-    )
+    assert curve_end(visitor, "Training reward") == pytest.approx(metrics_at(12, 30)["avg_reward"], rel=1e-3)
     append_step(folder, 13, avg_reward=-7)
     visitor.wait(f"Number({LAST}) === 13", 30)
-    assert curve_end(visitor, "Reward in training") == -7
+    assert curve_end(visitor, "Training reward") == -7
     shutil.rmtree(folder)
     visitor.wait_for("#gone", "moved or removed", 30)
     visitor.go("#/")
@@ -366,7 +364,7 @@ def test_runs_over_each_other(studio, tmp_path):
     visitor.wait_for("#compare-chosen", "Compare 4 runs")
     visitor.keys("c")
     visitor.wait("document.getElementById('view').dataset.compared === '4'")
-    assert visitor.all(".chart-title")[0] == "Reward against KL on held-out prompts"
+    assert visitor.all(".chart-title")[0] == "Held-out reward against KL"
     series = {"other", "seed-0", "seed-1", "seed-2", "seed (3 seeds)"}
     assert set(visitor.all(".chart-card:nth-child(2) .chart-legend button")) == series
     assert visitor.script("return document.querySelectorAll('.chart-band').length") >= 4
@@ -375,7 +373,7 @@ def test_runs_over_each_other(studio, tmp_path):
         "const add = document.querySelector('.pick select'); add.value = 'ratio_max';add.dispatchEvent(new "
         "Event('change'))"
     )
-    visitor.wait_for(".chart-title", "ratio_max")
+    visitor.wait_for(".chart-title", "Largest policy ratio")
     address = visitor.script("return location.href")
     assert "metric=ratio_max" in address
     visitor.script("document.querySelector('.choice input').click()")
@@ -424,7 +422,7 @@ def test_hostile_text_is_only_text_everywhere_and_fits_a_phone(studio, tmp_path)
     here = f"#/run/{visitor.script('return encodeURIComponent(arguments[0])', name)}"
     expected = {
         "#/": ("#runs a", "evil <img"),
-        f"{here}/charts": (".chart-title", "Reward in training"),
+        f"{here}/charts": (".chart-title", "Training reward"),
         f"{here}/samples": (".samples td", "<script>"),
         f"{here}/microscope?step=15": (".scope-text", "100,001 characters"),
         f"{here}/microscope?step=20": (".scope-text", "<script>"),
@@ -432,7 +430,7 @@ def test_hostile_text_is_only_text_everywhere_and_fits_a_phone(studio, tmp_path)
         f"{here}/about": (".pairs dd", "<script>"),
         f"#/compare?{visitor.script('return new URLSearchParams({run: arguments[0]}).toString()', name)}": (
             ".chart-title",
-            "Length",
+            "Response length",
         ),
     }
     for place, (selector, words) in expected.items():
@@ -462,11 +460,11 @@ def test_the_page_says_so_when_the_server_is_gone_or_another(driver, tmp_path):
     with running(make_studio_app(Library(tmp_path), site), site):
         visitor = Visitor(driver, site.url)
         visitor.wait_for("#runs a", "run")
-    visitor.wait("document.getElementById('notice').textContent.includes('does not answer')", 20)
+    visitor.wait("document.getElementById('notice').textContent.includes('does not respond')", 20)
     again = Site(port=site.port)
     with running(make_studio_app(Library(tmp_path), again), again):
         visitor.script("document.querySelector('#notice button').click()")
-        visitor.wait("document.getElementById('notice').textContent.includes('started anew')", 20)
+        visitor.wait("document.getElementById('notice').textContent.includes('was restarted')", 20)
         driver.get(again.url)
         visitor.wait_for("#runs a", "run")
         visitor.wait("document.getElementById('notice').hidden")

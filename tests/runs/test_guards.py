@@ -103,7 +103,7 @@ def test_runs_that_never_ended_responses_are_not_blamed_for_it():
 
 def test_a_message_names_the_numbers():
     [alarm] = alarms(history(kl_exact=[12.5]), kl_limit=10)
-    assert alarm.message == "the policy is 12.5 nats a sequence from the reference, the limit is 10"
+    assert alarm.message == "the policy is 12.5 nats per response from the reference, the limit is 10"
     [alarm] = alarms(history(validation_reward=[0.9, 0.8, 0.7, 0.6]), max_declining_evals=3)
     assert (
         "fell 3 evaluations in a row (0.9 to 0.6) while the training reward rose (0.85 to 1.05)"

@@ -9,7 +9,7 @@ import yaml
 
 from proxima.cli.commands import COMMANDS
 from proxima.config import FinetuningConfig, PPOConfig
-from proxima.runs.glossary import GLOSSARY, STAGES, Metric
+from proxima.runs.glossary import FINETUNING, GLOSSARY, Metric
 from tools.reference.source import (
     CONFIGS,
     Field,
@@ -25,7 +25,7 @@ from tools.reference.source import (
 
 UP = "../../"
 FIRST = "the essentials"
-FINETUNING = "only in fine-tuning"
+ONLY_FINETUNING = "only in fine-tuning"
 SECTIONS = {
     FIRST: "Model, adapters, learning rates, sampling and PPO's own numbers: what most runs change.",
     "models": "What is loaded, where, and where the reward comes from.",
@@ -35,7 +35,7 @@ SECTIONS = {
     "the buffer": "Where a rollout waits and how minibatches are drawn from it.",
     "the run": "Evaluations, checkpoints, folders, trackers.",
     "guards": "When a run counts as going wrong, and what is done then.",
-    FINETUNING: "`proxima sft` and `proxima reward` know these beside those above that name them.",
+    ONLY_FINETUNING: "`proxima sft` and `proxima reward` know these beside those above that name them.",
 }
 EXAMPLES: dict[str, dict[str, Any]] = {
     "sft_adapter": {"sft_adapter": "runs/sft"},
@@ -199,7 +199,10 @@ def _word(item: Any) -> str:
 
 
 def _metrics() -> list[tuple[str, Metric]]:
-    return [*GLOSSARY.items(), *((name, metric) for name, metric in STAGES.items() if name not in GLOSSARY)]
+    return [
+        *GLOSSARY.items(),
+        *((name, metric) for name, metric in FINETUNING.items() if name not in GLOSSARY),
+    ]
 
 
 def _metric_link(name: str) -> str:
@@ -239,7 +242,7 @@ def _word_of(name: str) -> str:
 
 def _section(name: str) -> str:
     ppo = fields_of(PPOConfig)
-    return (ppo[name].section or FIRST) if name in ppo else FINETUNING
+    return (ppo[name].section or FIRST) if name in ppo else ONLY_FINETUNING
 
 
 def _commands(config: str) -> str:

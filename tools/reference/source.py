@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from proxima.cli.commands import COMMANDS
 from proxima.config import FinetuningConfig, PPOConfig
 from proxima.config.setting_declaration import Declaration, declarations
-from proxima.runs.glossary import GLOSSARY, STAGES
+from proxima.runs.glossary import FINETUNING, GLOSSARY
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -161,7 +161,7 @@ def linked(text: str, up: str, but: str = "") -> str:
             return match[0]
         if word in SETTINGS:
             return f"[`{word}`]({here}settings/{word}.md)"
-        if word in GLOSSARY or word in STAGES:
+        if word in GLOSSARY or word in FINETUNING:
             return f"[`{word}`]({here}metrics.md#{anchor(word)})"
         if command and command[1] in COMMANDS:
             return f"[`{word}`]({here}commands/{command[1]}.md)"
@@ -172,7 +172,7 @@ def linked(text: str, up: str, but: str = "") -> str:
 
 
 def anchor(metric: str) -> str:
-    name = "stage-" + metric if metric in STAGES and metric not in GLOSSARY else metric
+    name = "finetuning-" + metric if metric in FINETUNING and metric not in GLOSSARY else metric
     return name.replace("/*", "/name").replace("/", "-")
 
 

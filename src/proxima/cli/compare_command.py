@@ -1,4 +1,4 @@
-"""`proxima compare`: runs beside each other."""
+"""`proxima compare`: several runs in one page."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from proxima.core.tokenizer import Tokenizer
 
 @dataclass
 class Compare(Command):
-    """Compare runs: curves over each other, reward against KL, seeds as a mean, win rates between them;
-    one HTML file."""
+    """Compare runs in one HTML file: their curves, reward against KL, means over seeds, and win rates between
+    them."""
 
     words: ClassVar[tuple[str, ...]] = ("runs...",)
     example: ClassVar[str] = "proxima compare runs/first runs/second --data my-data/held_out.jsonl --limit 20"
@@ -32,7 +32,7 @@ class Compare(Command):
     judges: tuple[RewardSpec, ...] = ()
     """Who else says which of two answers is better; docs/evaluate.md has the forms."""
     limit: int = 0
-    """Use only this many prompts, from the first; 0 = all."""
+    """Use only the first `limit` prompts; 0 = all."""
     out: Path = Path("compare.html")
     """Where the page goes."""
     trust_remote_code: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,21 +10,15 @@ from typing import Any, ClassVar
 from proxima.cli.command import Command
 from proxima.config import RewardSpec
 from proxima.core.terminal_text import printable, visible
+from proxima.runs.glossary import is_defined, title_of, with_unit
 
-LABELS = {
-    "avg_reward": "reward",
-    "kl": "sequence KL (nats)",
-    "response_length": "length (tokens)",
-    "eos_rate": "EOS rate",
-    "distinct_1": "different words",
-    "distinct_2": "different word pairs",
-    "repetition": "repeated four-word runs",
-}
+TITLES = 48  # characters of the first column
+LEFT_OUT = ("failed_rewards", "reward_low", "reward_high")  # told below the table, or as an interval
 
 
 @dataclass
 class Eval(Command):
-    """Judge a finished run on held-out prompts: rewards, KL, lengths, and its win rate against the
+    """Evaluate a finished run on held-out prompts: rewards, KL, lengths, and its win rate against the
     reference."""
 
     words: ClassVar[tuple[str, ...]] = ("folder",)
@@ -42,9 +37,9 @@ class Eval(Command):
     """Who else says which of two answers is better: any reward, or a function or URL that compares
     (docs/evaluate.md); by default the run's own judges."""
     limit: int = 0
-    """Use only this many prompts, from the first; 0 = all."""
+    """Use only the first `limit` prompts; 0 = all."""
     show: int = 3
-    """Answers to print, side by side."""
+    """Number of responses to print, reference and policy side by side."""
     trust_remote_code: bool = False
     """Run Python code that comes with a checkpoint.
 
@@ -70,18 +65,19 @@ class Eval(Command):
         print(f"written to {self.folder / 'evaluation.json'}")
 
 
-def table(results: dict[str, Any]) -> str:
+def table(results: Mapping[str, Any]) -> str:
     """Reference and policy side by side, then the win rates."""
-    names = [name for name in results["policy"] if name in LABELS or name.startswith("reward/")]
-    rows = [f"\n{'on ' + str(results['prompts']) + ' prompts':28}{'reference':>12}{'policy':>12}"]
     old, new = results["reference"], results["policy"]
-    rows += [f"{LABELS.get(name, name):28}{old[name]:>12.4g}{new[name]:>12.4g}" for name in names]
-    rates = {"win rate (ties half)": results["win_rate"]}
-    rates |= {f"win rate by {name}": rate for name, rate in results["win_rates"].items()}
-    for label, rate in rates.items():
-        rows.append(
-            f"{label:28}{'':>12}{rate['rate']:>12.3f}   (95 %: {rate['low']:.3f} to {rate['high']:.3f})"
-        )
+    rows = [f"\n{'on ' + str(results['prompts']) + ' prompts':{TITLES}}{'reference':>12}{'policy':>12}"]
+    for name in new:
+        declared = "validation/reward" if name == "avg_reward" else f"validation/{name}"
+        if name in old and name not in LEFT_OUT and is_defined(declared):
+            rows.append(f"{with_unit(declared):{TITLES}}{old[name]:>12.4g}{new[name]:>12.4g}")
+    rates = {"validation/win_rate": results["win_rate"]}
+    rates |= {f"validation/win_rate/{name}": rate for name, rate in results["win_rates"].items()}
+    for name, rate in rates.items():
+        interval = f"(95 %: {rate['low']:.3f} to {rate['high']:.3f})"
+        rows.append(f"{title_of(name):{TITLES}}{'':>12}{rate['rate']:>12.3f}   {interval}")
     failed = sum(results[side]["failed_rewards"] for side in ("reference", "policy"))
     if failed:
         rows.append(f"{failed:.0f} rewards failed and were left out")

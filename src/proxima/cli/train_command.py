@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,6 +91,7 @@ class Train(Command):
         """Note what the data was, and write the report; what was trained stays good where this fails."""
         from proxima.pages.report import write_report
         from proxima.runs import Run
+        from proxima.runs.run_files import write_json
 
         noted = {
             "data": self.data,
@@ -101,7 +101,7 @@ class Train(Command):
             "epochs": self.epochs,
         }
         try:
-            (folder / "data.json").write_text(json.dumps(noted, indent=2) + "\n", encoding="utf-8")
+            write_json(folder / "data.json", noted)
             print(f"report: {write_report(Run(folder))}")
         except Exception as error:  # whatever it is, the run is done
             print(

@@ -1,5 +1,5 @@
-"""Texts to ids and back: prompts that a response can follow (with the tokenizer's BOS, without its EOS), rows
-of ids as one padded tensor, and the text after each id."""
+"""Texts to ids: prompts that a response can follow (with the tokenizer's BOS, without its EOS), rows
+of ids as one padded tensor."""
 
 from __future__ import annotations
 
@@ -54,10 +54,3 @@ def pad_rows(rows: Sequence[Sequence[int]], pad_id: int = 0, left: bool = False)
         ids[i, place] = torch.tensor(row, dtype=torch.long)
         mask[i, place] = True
     return ids, mask
-
-
-def text_prefixes(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
-    """The text after 0, 1, 2 ... ids; bytes of an unfinished character wait for the token that ends it."""
-    texts = [tokenizer.decode(ids[:count], skip_special_tokens=False) for count in range(len(ids) + 1)]
-    texts[1:-1] = [text.rstrip("\ufffd") for text in texts[1:-1]]
-    return texts

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from proxima.core.encoding import text_prefixes
+from proxima.core.token_text import text_prefixes
 from proxima.core.tokenizer import Tokenizer
 
 Record = dict[str, Any]
@@ -207,7 +207,7 @@ class Tokens:
     def prefixes(self, row: int) -> list[str]:
         """The text of one response after 0, 1, 2 ... tokens, decoded once."""
         if row not in self._prefixes:
-            self._prefixes[row] = text_prefixes(self.response_rows[row], self.tokenizer)
+            self._prefixes[row] = text_prefixes(self.response_rows[row], self.tokenizer.decode)
         return self._prefixes[row]
 
     @cached_property

@@ -1,7 +1,7 @@
-"""How varied answers are. In: texts. Out: distinct-n over all of them, repetition within each.
+"""How varied responses are. In: texts. Out: distinct-n over all of them, repetition within each.
 
-Distinct-n is Li et al.'s (2016), repetition Welleck et al.'s seq-rep-4 (2020). By words and marks of the
-text, not by tokens, so that models with different tokenizers can be compared.
+Distinct-n follows Li et al. (2016), repetition is seq-rep-4 of Welleck et al. (2020). Both count words and
+punctuation marks, not tokens, so that models with different tokenizers can be compared.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 
-REPEATED = 4  # words of a run that counts as repeated when it comes again
+REPEATED = 4  # words of an n-gram that counts as repeated when it occurs again
 
 
 def words(text: str) -> list[str]:
@@ -18,20 +18,20 @@ def words(text: str) -> list[str]:
 
 
 def distinct(texts: Sequence[str], size: int) -> float:
-    """Different runs of `size` words over all such runs of all texts; nan where there is none."""
-    runs = [run for text in texts for run in _runs(words(text), size)]
-    return len(set(runs)) / len(runs) if runs else math.nan
+    """Distinct n-grams of `size` words over all n-grams of all texts; nan where there is none."""
+    ngrams = [each for text in texts for each in _ngrams(words(text), size)]
+    return len(set(ngrams)) / len(ngrams) if ngrams else math.nan
 
 
 def repetition(texts: Sequence[str]) -> float:
-    """Mean over texts of the share of four-word runs that came before in the same text; texts too short
-    for two have none."""
-    shares = []
+    """Mean over texts of the fraction of 4-grams that occurred before in the same text; 0 for texts too
+    short to have two."""
+    fractions = []
     for text in texts:
-        runs = _runs(words(text), REPEATED)
-        shares.append(1 - len(set(runs)) / len(runs) if runs else 0.0)
-    return math.fsum(shares) / len(shares) if shares else math.nan
+        ngrams = _ngrams(words(text), REPEATED)
+        fractions.append(1 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0)
+    return math.fsum(fractions) / len(fractions) if fractions else math.nan
 
 
-def _runs(items: list[str], size: int) -> list[tuple[str, ...]]:
+def _ngrams(items: list[str], size: int) -> list[tuple[str, ...]]:
     return [tuple(items[i : i + size]) for i in range(len(items) - size + 1)]

@@ -6,7 +6,6 @@ Both are sampled with the same noise and scored by the run's own rewards (or oth
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ from proxima.evaluator.win_rate import mean_interval
 from proxima.ppo_trainer import PPOTrainer
 from proxima.ppo_trainer.trainer_state import restore_endings
 from proxima.runs import Run
-from proxima.runs.run_writer import plain
+from proxima.runs.run_files import write_json
 
 ALONE = {"engine": "auto", "engine_urls": (), "overlap": False}
 """A run that sampled on vLLM is evaluated without it: its servers may be gone."""
@@ -97,8 +96,7 @@ def evaluate_run(
         "win_rates": rates,
         "samples": [dict(zip(SAMPLE, row, strict=True)) for row in rows],
     }
-    text = json.dumps(plain(results), indent=2, ensure_ascii=False)
-    (Path(run) / "evaluation.json").write_text(text + "\n", encoding="utf-8")
+    write_json(Path(run) / "evaluation.json", results)
     return results
 
 

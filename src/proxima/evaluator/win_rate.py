@@ -1,6 +1,7 @@
-"""Win rates. In: two scores per prompt, or one preference. Out: the share won, with a bootstrap interval.
+"""Win rates. In: two scores per prompt, or one preference per prompt. Out: the fraction won, with a bootstrap
+interval.
 
-A preference is the probability that ours is better: 1 won, 0.5 a tie, 0 lost, nan where nobody could say.
+A preference is the probability that ours is better: 1 won, 0.5 a tie, 0 lost, nan where it is unknown.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ EQUAL = 1e-9
 
 
 def win_rate(ours: Sequence[float], theirs: Sequence[float], seed: int = 0) -> dict[str, float]:
-    """Share of prompts on which ours is better, ties half, with a bootstrap 95 % interval; prompts with a
-    nan are left out."""
+    """Fraction of prompts on which ours is better, ties counted half, with a 95 % bootstrap interval; prompts
+    with a nan are left out."""
     return share_won(preferences(ours, theirs), seed)
 
 
@@ -31,7 +32,7 @@ def _preference(ours: float, theirs: float) -> float:
 
 
 def share_won(preferences: Sequence[float], seed: int = 0) -> dict[str, float]:
-    """`rate`, its 95 % interval `low` to `high`, and `prompts`: how many it rests on."""
+    """`rate`, its 95 % interval `low` to `high`, and `prompts`: the number of prompts it is based on."""
     rate, low, high = mean_interval(preferences, seed)
     return {
         "rate": rate,
@@ -42,8 +43,8 @@ def share_won(preferences: Sequence[float], seed: int = 0) -> dict[str, float]:
 
 
 def mean_interval(values: Sequence[float], seed: int = 0) -> tuple[float, float, float]:
-    """Mean, and the 95 % interval of it by the percentile bootstrap; nan left out, all nan where nothing
-    is left."""
+    """The mean and its 95 % interval by the percentile bootstrap; nan are left out, and all three are nan
+    where nothing is left."""
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return math.nan, math.nan, math.nan

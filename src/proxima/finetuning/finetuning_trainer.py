@@ -32,6 +32,7 @@ from proxima.core.tokenizer import Tokenizer
 from proxima.finetuning.encoded_examples import Encoded
 from proxima.models import Backbone
 from proxima.models.base_model import BaseModel
+from proxima.runs.run_files import make_run_folder
 from proxima.training.schedule import learning_rate_factor
 
 Example = TypeVar("Example")
@@ -260,20 +261,12 @@ class StageTrainer(ABC, Generic[Example]):
 
     def _folder(self) -> Path:
         """Made before training, so that a name that is taken or cannot be written costs nothing."""
-        stamp = time.strftime(f"{self.name}-%Y%m%d-%H%M%S")
-        names = (
-            [self.config.run_name]
-            if self.config.run_name
-            else [stamp, *(f"{stamp}-{i}" for i in range(1, 1000))]
-        )
-        folders = [Path(self.config.run_dir) / name for name in names]
-        free = [
-            path for path in folders if settings_in(path) is None and not (path / "metrics.jsonl").exists()
-        ]
-        if not free:
-            raise ValueError(f"{folders[0]} already holds a run; choose another run_name or move it away")
-        free[0].mkdir(parents=True, exist_ok=True)
-        return free[0]
+
+        def is_free(path: Path) -> bool:
+            return settings_in(path) is None and not (path / "metrics.jsonl").exists()
+
+        parent = Path(self.config.run_dir)
+        return make_run_folder(parent, self.config.run_name, f"{self.name}-", is_free)
 
 
 @contextmanager

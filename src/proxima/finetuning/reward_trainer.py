@@ -8,7 +8,6 @@ demonstrations (or, without any, the training answers) score 0 on average.
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from proxima.finetuning.finetuning_trainer import Example, StageResults, StageTr
 from proxima.models import RewardModel
 from proxima.models.base_model import scalar_head
 from proxima.models.reward_model import REPORT_FILE
+from proxima.runs.run_files import write_json
 
 Row = tuple[list[int], list[int]]
 Pair = tuple[Row, Row]  # chosen, rejected
@@ -87,7 +87,7 @@ class ScoreTrainer(StageTrainer[Example]):
 
     def save(self, folder: Path, results: StageResults) -> None:
         super().save(folder, results)
-        (folder / REPORT_FILE).write_text(json.dumps(self.report(results), indent=2) + "\n")
+        write_json(folder / REPORT_FILE, self.report(results))
 
     def report(self, results: StageResults) -> dict[str, float]:
         """What the folder says of the model; its accuracy decides whether PPO warns."""

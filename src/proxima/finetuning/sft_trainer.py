@@ -5,7 +5,6 @@ In: demonstrations. Out: an adapter or a model that writes like them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from proxima.data import Demonstration
 from proxima.finetuning.example_batches import collate, encode
 from proxima.finetuning.finetuning_trainer import StageResults, StageTrainer
 from proxima.models import PolicyModel
+from proxima.runs.run_files import write_json
 
 Row = tuple[list[int], list[int]]
 
@@ -55,6 +55,4 @@ class SFTTrainer(StageTrainer[Demonstration]):
 
     def save(self, folder: Path, results: StageResults) -> None:
         super().save(folder, results)
-        (folder / "sft.json").write_text(
-            json.dumps({"best": results.best, "left_out": results.left_out}, indent=2) + "\n"
-        )
+        write_json(folder / "sft.json", {"best": results.best, "left_out": results.left_out})

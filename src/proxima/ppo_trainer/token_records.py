@@ -9,12 +9,13 @@ scores are not normalised and their advantages not whitened: over a few samples 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from proxima.core.pairs import TokenPairs, rejoin
+from proxima.core.token_text import pieces
 from proxima.core.types import Record
 from proxima.ppo_trainer.reward_computer import Scores
 from proxima.training import clipped, policy_ratio
@@ -37,7 +38,6 @@ COLUMNS = {"logprob": "logprob_policy"} | {
     )
 }
 FROM_SCORE = ("reward", "td_error", "advantage", "return")  # without a score they mean nothing
-LONGEST_CHARACTER = 4  # tokens, where each is a byte
 DIGITS = 6  # of a number in a file
 
 
@@ -111,19 +111,3 @@ def sample_row(record: Record) -> Record:
 
 def rounded(number: float) -> float | int:
     return int(number) if isinstance(number, (bool, int)) else float(f"{number:.{DIGITS}g}")
-
-
-def pieces(ids: Sequence[int], decode: Callable[..., str]) -> list[str]:
-    """The text that each token adds. Bytes of an unfinished character wait for the token that ends it;
-    special tokens such as EOS show their own name. Each piece is decoded after the one before it, which
-    some tokenizers need for their spaces."""
-    texts: list[str] = []
-    before = shown = 0  # ids[before:shown] is the last piece
-    for end in range(1, len(ids) + 1):
-        known, now = (decode(ids[before:stop], skip_special_tokens=False) for stop in (shown, end))
-        if now.endswith("\ufffd") and end < len(ids) and end - shown < LONGEST_CHARACTER:
-            texts.append("")
-            continue
-        texts.append(now[len(known) :])
-        before, shown = shown, end
-    return texts

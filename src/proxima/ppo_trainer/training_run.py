@@ -34,9 +34,9 @@ from proxima.ppo_trainer.trainer_state import (
 from proxima.ppo_trainer.training_results import DONE, TrainingResults, step_line
 from proxima.runs.checkpoint import Checkpoint, eval_reward
 from proxima.runs.checkpoint.checkpoint_tensors import same_random_state
-from proxima.runs.glossary import is_defined
 from proxima.runs.guards import MAX_ROLLBACKS, Alarm, alarms
-from proxima.runs.run_writer import plain
+from proxima.runs.metrics import numbers_of
+from proxima.runs.run_files import plain
 from proxima.runtime.distributed.rendezvous import is_lost
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class TrainingRun:
         epoch, batch = self.plan.at(trainer.step - trainer.first_step)
         next_prompts = self.next_prompts()
         outcome = trainer.ppo_step(batch) if next_prompts is None else trainer.ppo_step(batch, next_prompts)
-        metrics = {"epoch": epoch + 1, **{name: outcome[name] for name in outcome if is_defined(name)}}
+        metrics = {"epoch": epoch + 1, **numbers_of(outcome)}
         # what evaluations and guards decide by is the same bits everywhere
         metrics = self.processes.on_main(lambda: metrics)
         self.eval_reward = None

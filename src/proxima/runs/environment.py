@@ -1,4 +1,4 @@
-"""What a run ran on. In: nothing. Out: versions, the git commit of the working directory, hardware."""
+"""The environment of a run: package versions, the git commit of the working directory, hardware."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs of that on which the last bits of a number may depend."""
+    """Differences that may change the last bits of a number."""
     return [
         f"{name}: {before.get(name)} -> {now[name]}"
         for name in MATTERS

@@ -14,7 +14,7 @@ DEPTH = 3  # runs/NAME, and runs in runs: runs/demo/ppo, runs/learn/seed-0/ppo
 
 
 def find_runs(folder: str | Path) -> list[Run]:
-    """Called by their path below the folder. A run whose files are broken is there too, with its problems."""
+    """Runs are named by their path below the folder. Those with broken files are included."""
     home = Path(folder)
     found = []
     for path in _folders(home, DEPTH):

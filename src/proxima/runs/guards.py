@@ -1,8 +1,7 @@
-"""Guards: does a run go wrong? In: the metrics of all steps so far. Out: alarms, in words. What to do about
-them is not here.
+"""Guards that watch a run. In: the metrics of all steps so far. Out: alarms, in words.
 
-Each guard is a function of the metrics alone, so a resumed run, which reads them from its file, decides as
-the first one did.
+Each guard is a function of the metrics alone, so a resumed run, which reads them from its file, decides as an
+uninterrupted one. What the run does about an alarm is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from itertools import islice, pairwise
 History = Sequence[Mapping[str, float]]
 
 WINDOW = 10  # steps over which skipped updates are counted
-LENGTH_STEPS = 3  # steps in a row that responses must be too long: one long batch is chance
-MAX_ROLLBACKS = 3  # then a run that still goes wrong stops
+LENGTH_STEPS = 3  # consecutive steps with too long responses; one long batch may be chance
+MAX_ROLLBACKS = 3  # after these the run stops
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def too_far(history: History, limit: float) -> str:
     return (
         ""
         if kl <= limit
-        else f"the policy is {kl:.4g} nats a sequence from the reference, the limit is {limit:g}"
+        else f"the policy is {kl:.4g} nats per response from the reference, the limit is {limit:g}"
     )
 
 
@@ -70,12 +69,12 @@ def collapsed(history: History, limit: float) -> str:
     return (
         ""
         if entropy >= limit
-        else f"the policy's entropy is {entropy:.4g} nats a token, the least allowed is {limit:g}"
+        else f"the policy's entropy is {entropy:.4g} nats per token, the minimum is {limit:g}"
     )
 
 
 def too_long(history: History, limit: float) -> str:
-    """Longer than `limit` times the first step's, or none ends by itself any more where half did at first."""
+    """Longer than `limit` times those of the first step, or none finishes any more where half did."""
     first, recent = history[0], history[-LENGTH_STEPS:]
     if len(history) <= LENGTH_STEPS:
         return ""
@@ -87,14 +86,14 @@ def too_long(history: History, limit: float) -> str:
         )
     if first["eos_rate"] >= 0.5 and all(step["eos_rate"] == 0 for step in recent):
         return (
-            f"no response of the last {LENGTH_STEPS} steps ended by itself; in the first step "
+            f"no response of the last {LENGTH_STEPS} steps finished with EOS; in the first step "
             f"{first['eos_rate']:.0%} did"
         )
     return ""
 
 
 def overoptimized(history: History, evaluations: int) -> str:
-    """The held-out reward fell at each of the last evaluations while the reward trained on rose over the same
+    """The held-out reward fell at each of the last evaluations while the training reward rose over the same
     steps."""
     if "validation/reward" not in history[-1]:
         return ""

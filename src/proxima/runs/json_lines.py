@@ -15,7 +15,7 @@ from proxima.core.regular_files import open_file
 class JsonLines:
     """The records of a file so far.
 
-    A last line without its end is still being written and waits for the next look.
+    A last line without a line end is still being written; it is read at the next look.
     """
 
     def __init__(self, path: Path):
@@ -26,8 +26,7 @@ class JsonLines:
         self._seen, self._lines, self._last = 0, 0, b""
 
     def look(self) -> list[dict[str, Any]]:
-        """All records; what was added since the last look is read, or everything where the file was cut
-        back."""
+        """All records. Only what is new is read, or everything where the file was cut back."""
         try:
             with open_file(self.path) as file:
                 file.seek(self._seen - len(self._last))

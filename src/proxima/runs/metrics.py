@@ -1,9 +1,14 @@
-"""The numbers of a step.
+"""The metrics of a step.
 
-In: finished pairs and what the update measured. Out: floats by the names of `proxima.runs.glossary`.
+In: finished pairs and what the update measured. Out: floats by the names declared in
+`proxima.runs.metric_declarations`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +17,7 @@ from proxima.core.ops import explained_variance, masked_mean
 from proxima.core.pairs import SAPairs, TokenPairs
 
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
-"""A token's log-probability may differ so much between two ways to compute it in this type."""
+"""How much a token's log-probability may differ between two ways of computing it in this type."""
 
 UPDATE_MEANS = (
     "policy_loss",
@@ -25,7 +30,7 @@ UPDATE_MEANS = (
 
 
 def rollout_metrics(pairs: TokenPairs) -> dict[str, float]:
-    """What the rollout shows by itself: lengths, KL, entropy."""
+    """Metrics of the rollout alone: lengths, KL, entropy."""
     tokens, mask = pairs.tokens, pairs.mask
     numbers = {
         "kl": _sequence_mean(pairs.column("logprob_policy") - pairs.column("logprob_ref"), mask),
@@ -45,7 +50,7 @@ def rollout_metrics(pairs: TokenPairs) -> dict[str, float]:
 
 
 def sampling_gap(pairs: TokenPairs) -> Tensor | float:
-    """nan where whatever sampled did not say what it thought."""
+    """nan where the sampling engine reported no log-probabilities."""
     sampled = pairs.tokens.sampled_logprobs
     return (
         float("nan")
@@ -80,7 +85,7 @@ def advantage_metrics(pairs: SAPairs) -> dict[str, float]:
 
 
 def update_metrics(history: list[dict[str, Tensor]]) -> dict[str, float]:
-    """One number a metric from what each minibatch measured; nan for what no minibatch did."""
+    """One number per metric from what each minibatch measured; nan for what no minibatch measured."""
     nan = float("nan")
 
     def seen(name: str) -> Tensor | None:
@@ -92,6 +97,18 @@ def update_metrics(history: list[dict[str, Tensor]]) -> dict[str, float]:
     numbers["ratio_max"] = nan if ratios is None else float(ratios.max())
     numbers["first_ratio_error"] = nan if errors is None else float(errors[0])
     return numbers
+
+
+def numbers_of(outcome: Mapping[str, Any]) -> dict[str, float]:
+    """What a step logs: every number of its outcome. Texts, lists and pairs are results, not metrics."""
+    scalars = {
+        name: value
+        for name, value in outcome.items()
+        if isinstance(value, Real) or (isinstance(value, Tensor) and value.ndim == 0)
+    }
+    return {
+        name: value if isinstance(value, (int, float)) else float(value) for name, value in scalars.items()
+    }
 
 
 def _sequence_mean(x: Tensor, mask: Tensor) -> Tensor:

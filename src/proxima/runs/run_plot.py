@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.pages.web.single_file import LOOK, PARTS, make_page, read_script, read_style
+from proxima.runs.glossary import chart_of
 from proxima.runs.thin_curves import thin
 
 DEFAULT = ("avg_reward", "kl", "response_length")
@@ -29,7 +30,7 @@ STYLE = "body { display: grid; gap: 1rem; padding: 0.5rem; min-height: 0; backgr
 
 @dataclass(frozen=True)
 class Plot:
-    """One chart under the other, as one page inside a frame: it can neither load anything nor touch the
+    """Charts below each other, as one page inside a frame that can neither load anything nor touch the
     notebook."""
 
     charts: list[dict[str, Any]]
@@ -49,8 +50,9 @@ class Plot:
         return cls(
             [
                 {
-                    "title": ", ".join(group),
+                    "title": (chart := chart_of(group)).title,
                     "x": "step",
+                    "y": chart.unit,
                     "series": [
                         {"name": name, "points": thin(metrics["step"], metrics[name])} for name in group
                     ],

@@ -30,7 +30,7 @@ State = Literal["training", "finished", "stopped"]
 
 
 class Run:
-    """What a run folder holds. Nothing in it can make a call fail but the folder not being there."""
+    """What a run folder holds. Calls fail only where the folder does not exist."""
 
     def __init__(self, path: str | Path, name: str = ""):
         """
@@ -57,18 +57,18 @@ class Run:
 
     @property
     def results(self) -> dict[str, Any] | None:
-        """What the run ended with; None while there is no end."""
+        """What the run ended with; None until it has."""
         return self._file("results.json", _read_json)
 
     @property
     def evaluation(self) -> dict[str, Any] | None:
-        """What `proxima eval` found; None where it was not asked, or not since the run went on."""
+        """What `proxima eval` found; None where it was not run, or not since the last step."""
         found, last = self._file("evaluation.json", _read_json), self.last().get("step")
         return found if found and found.get("step", last) == last else None
 
     @property
     def state(self) -> State:
-        """`stopped` is an end before the end: interrupted, killed or failed."""
+        """`stopped` means that the run ended early: interrupted, killed or failed."""
         if _is_locked(self.path / ".lock"):
             return "training"
         ended = (self.results or {}).get("last_metrics")
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def changed(self) -> float:
-        """Time of the last step written (or of what else there is), as seconds since 1970."""
+        """Time of the last step written (or of the config, or of the folder), as seconds since 1970."""
         for name in ("metrics.jsonl", "config.yaml", "."):
             try:
                 return (self.path / name).stat().st_mtime
@@ -99,7 +99,7 @@ class Run:
         return 0.0
 
     def metrics(self) -> dict[str, list[float]]:
-        """Columns by name, `step` first, one number a step; nan where a step has none."""
+        """Columns by name, `step` first, one number per step; nan where a step has none."""
         records = self._metric_lines.look()
         if self._version != self._metric_lines.version:
             self._columns, self._rows, self._version = {"step": []}, 0, self._metric_lines.version
@@ -117,7 +117,7 @@ class Run:
 
     @property
     def version(self) -> int:
-        """Grows when steps that `metrics` gave are no longer what they were: the run was cut back."""
+        """Grows when steps that `metrics` returned have changed: the run was cut back."""
         return self._metric_lines.version
 
     def last(self) -> dict[str, Any]:
@@ -129,15 +129,15 @@ class Run:
         return list(self._warning_lines.look())
 
     def samples(self, step: int | None = None) -> list[dict[str, Any]]:
-        """Texts kept with the evaluations: step, prompt, text, reward; of one step or of all."""
+        """Texts logged with the evaluations: step, prompt, text, reward; of one step or of all."""
         return [sample for sample in self._sample_lines.look() if step is None or sample["step"] == step]
 
     def token_steps(self) -> list[int]:
         return token_files.token_steps(self.path)
 
     def tokens(self, step: int) -> list[dict[str, Any]]:
-        """The token records of a logged step, columns as long as the tokens; empty, and a problem said,
-        for a broken file."""
+        """The token records of a logged step, columns as long as the tokens. A broken file gives none, and a
+        problem."""
         try:
             return token_files.read_tokens(self.path, step)
         except ValueError as error:
@@ -166,15 +166,15 @@ class Run:
         return [{**each, "best": each["name"] == first} for each in found]
 
     def metrics_frame(self) -> pandas.DataFrame:
-        """One row a step."""
+        """One row per step."""
         return _pandas().DataFrame(self.metrics())
 
     def samples_frame(self) -> pandas.DataFrame:
-        """One row a sample kept with an evaluation."""
+        """One row per sample that was logged with an evaluation."""
         return _pandas().DataFrame(self.samples())
 
     def tokens_frame(self, step: int) -> pandas.DataFrame:
-        """One row a token of a logged step: sample, kind, position, token, then its columns."""
+        """One row per token of a logged step: sample, kind, position, token, then its columns."""
         rows = [
             {"sample": place, "kind": sample["kind"], "position": position, "token": token}
             | {name: values[position] for name, values in sample["columns"].items()}
@@ -229,14 +229,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(read_file(path))
     except (ValueError, RecursionError):
-        raise ValueError("it is not whole JSON") from None
+        raise ValueError("it is not valid JSON") from None
     if not isinstance(value, dict):
-        raise ValueError("it does not hold names and values")
+        raise ValueError("it is not a JSON object")
     return value
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process holds the run: the lock goes with the process, however it ends."""
+    """Whether a process holds the run; the lock goes with the process, however it ends."""
     try:
         import fcntl
 

@@ -1,5 +1,5 @@
-"""The folder of a run. In: a config, then metrics, samples and warnings. Out: files in runs/NAME; trackers
-fed.
+"""The folder of a PPO run. In: a config, then metrics, samples and warnings. Out: files in runs/NAME, and
+the same metrics to trackers.
 
 config.yaml  environment.json  metrics.jsonl  samples.jsonl  warnings.jsonl  log.txt  results.json
 checkpoints/  tokens/
@@ -23,6 +23,8 @@ from proxima.core.terminal_text import LineFormatter, stderr_handler
 from proxima.runs.checkpoint import Checkpoint, Checkpoints
 from proxima.runs.checkpoint.atomic_folders import replace_text, sync
 from proxima.runs.environment import changed, describe_environment
+from proxima.runs.glossary import check_declared
+from proxima.runs.run_files import make_run_folder, plain, write_json
 from proxima.runs.tracking import Tracker, open_trackers
 
 log = logging.getLogger(__name__)
@@ -31,20 +33,22 @@ METRICS, SAMPLES, WARNINGS, TOKENS = "metrics.jsonl", "samples.jsonl", "warnings
 
 
 class RunFolder:
-    """Held by one process while a run trains; each line is on disk as soon as it is written."""
+    """Locked by one process while a run trains; each line is on disk as soon as it is written."""
 
     def __init__(self, config: PPOConfig, resume: bool = False):
-        """Take hold of the folder; nothing of an earlier run is changed before `begin`.
+        """Lock the folder; nothing of an earlier run is changed before `begin`.
 
         Args:
-            resume: continue the run in it; where there is none, begin one.
+            resume: continue the run in it; where there is none, start one.
         """
         self.config, self.warnings = config, 0
         self._files: dict[str, IO[str]] = {}
         self._trackers: list[Tracker] = []
         self._stack = ExitStack()
         try:
-            self.path = _folder(config, resume)
+            if resume and not config.run_name:
+                raise ValueError("resuming needs run_name: the run's folder in run_dir")
+            self.path = make_run_folder(Path(config.run_dir), config.run_name)
             self._stack.enter_context(_lock(self.path))
         except OSError as error:
             raise ValueError(
@@ -66,16 +70,14 @@ class RunFolder:
             return found
         if damaged := self.checkpoints.paths():
             raise ValueError(
-                f"every checkpoint in {damaged[0].parent} is damaged; start anew under another run_name"
+                f"every checkpoint in {damaged[0].parent} is damaged; start again under another run_name"
             )
         if _last_step(self.path / METRICS):
-            raise ValueError(
-                f"{self.path} has metrics but no checkpoint to go on from; start anew under another run_name"
-            )
+            raise ValueError(f"{self.path} has metrics but no checkpoint; start again under another run_name")
         return None
 
     def begin(self, step: int = 0, warnings: int = 0) -> list[dict[str, float]]:
-        """Open the files, cut back to a step (and a number of warnings); the metrics up to there."""
+        """Open the files, cut back to a step (and a number of warnings); returns the metrics up to there."""
         self._trackers = open_trackers(self.config.trackers, self.path, self.config.to_dict(), step)
         dataclasses.replace(self.config, run_name=self.path.name).to_yaml(self.path / "config.yaml")
         self._write_environment()
@@ -83,9 +85,10 @@ class RunFolder:
         return self.go_back(step, warnings)
 
     def go_back(self, step: int, warnings: int | None = None) -> list[dict[str, float]]:
-        """Drop the lines after a step; the metrics that stay.
+        """Drop the lines after a step; returns the metrics that stay.
 
-        `warnings` = how many of these stay (None = all).
+        Args:
+            warnings: how many of them stay; None = all.
         """
         for file in self._files.values():
             file.close()
@@ -106,6 +109,8 @@ class RunFolder:
         ]
 
     def write_metrics(self, metrics: Mapping[str, float]) -> None:
+        """One line of `metrics.jsonl`; every name in it must be declared."""
+        check_declared(metrics)
         _write_line(self._files[METRICS], metrics)
         for tracker in self._trackers:
             tracker.log(
@@ -134,12 +139,10 @@ class RunFolder:
         self.warnings += 1
 
     def write_results(self, results: Mapping[str, Any]) -> None:
-        replace_text(
-            self.path / "results.json", json.dumps(plain(results), indent=2, ensure_ascii=False) + "\n"
-        )
+        write_json(self.path / "results.json", results)
 
     def sync(self) -> None:
-        """What was written so far is on the disk itself: a checkpoint relies on it."""
+        """Flush what was written so far to the disk itself: a checkpoint relies on it."""
         for name in self._files:
             sync(self.path / name)
 
@@ -150,9 +153,9 @@ class RunFolder:
                 differences := changed(json.loads(path.read_text(encoding="utf-8")), now)
             ):
                 log.warning(
-                    "the run began on another system; last digits may differ (%s)", "; ".join(differences)
+                    "the run started on another system; last digits may differ (%s)", "; ".join(differences)
                 )
-        replace_text(path, json.dumps(now, indent=2) + "\n")
+        write_json(path, now)
 
     def __enter__(self) -> RunFolder:
         return self
@@ -164,36 +167,6 @@ class RunFolder:
         for tracker in self._trackers:
             tracker.close()
         self._stack.close()
-
-
-def plain(value: Any) -> Any:
-    """As strict JSON holds it: nan and infinities, which JSON has not, become null."""
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _folder(config: PPOConfig, resume: bool) -> Path:
-    """runs/NAME, or runs/<time> with a number where that is taken."""
-    parent = Path(config.run_dir)
-    if config.run_name:
-        path = parent / config.run_name
-        path.mkdir(parents=True, exist_ok=True)
-        return path
-    if resume:
-        raise ValueError("resuming needs run_name: the run's folder in run_dir")
-    parent.mkdir(parents=True, exist_ok=True)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    for number in range(1000):
-        path = parent / (stamp if number == 0 else f"{stamp}-{number}")
-        try:
-            path.mkdir()
-            return path
-        except FileExistsError:
-            continue
-    raise ValueError(f"no free folder for a run under {parent}")
 
 
 def _lock(folder: Path) -> ExitStack:
@@ -220,8 +193,8 @@ def _lock(folder: Path) -> ExitStack:
 
 
 def _try_again(lock: Callable[[], None], tries: int = 5) -> None:
-    """Whoever looks whether a run trains (`proxima.runs`, the studio) holds its lock for a moment: that is
-    not in use."""
+    """A reader that asks whether a run is training (`proxima.runs`, the studio) holds its lock for a moment;
+    that does not count as in use."""
     for left in reversed(range(tries)):
         try:
             return lock()
@@ -232,7 +205,7 @@ def _try_again(lock: Callable[[], None], tries: int = 5) -> None:
 
 
 def _log_file(path: Path) -> ExitStack:
-    """Messages of the package, from INFO up, also go to a file."""
+    """Log messages of the package, from INFO up, also go to a file."""
     logger, stack = logging.getLogger("proxima"), ExitStack()
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
@@ -249,8 +222,8 @@ def _log_file(path: Path) -> ExitStack:
 
 
 def _cut(path: Path, stays: Callable[[int, dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """Lines from the start for as long as they are whole and `stays(place, line)`; the file holds exactly
-    these afterwards."""
+    """The lines from the start for as long as they are whole and `stays(place, line)`; afterwards the file
+    holds exactly these."""
     kept: list[dict[str, Any]] = []
     end = 0
     given = path.read_bytes() if path.exists() else b""
@@ -269,12 +242,12 @@ def _cut(path: Path, stays: Callable[[int, dict[str, Any]], bool]) -> list[dict[
 
 
 def _last_step(path: Path) -> int:
-    """Steps of which a whole line is there."""
+    """Number of whole lines."""
     return len(path.read_bytes().split(b"\n")) - 1 if path.exists() else 0
 
 
 def _write_line(file: IO[str], record: Mapping[str, Any]) -> None:
-    """One JSON object a line."""
+    """One JSON object per line."""
     try:
         file.write(json.dumps(plain(record), ensure_ascii=False) + "\n")
         file.flush()
@@ -284,5 +257,5 @@ def _write_line(file: IO[str], record: Mapping[str, Any]) -> None:
 
 def cannot_write(path: str | Path, error: OSError) -> ValueError:
     return ValueError(
-        f"cannot write to {path}: {error.strerror}; make room or mend the folder, then --resume"
+        f"cannot write to {path}: {error.strerror}; free some space or fix the folder, then --resume"
     )

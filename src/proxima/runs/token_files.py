@@ -16,7 +16,7 @@ FOLDER, PREFIX = "tokens", "step-"
 
 
 def token_steps(run: Path) -> list[int]:
-    """Steps of which there is a file, in order."""
+    """Steps that have a file, in order."""
     names = [path.stem.removeprefix(PREFIX) for path in (run / FOLDER).glob(f"{PREFIX}*.json")]
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
@@ -35,8 +35,8 @@ def read_tokens(run: Path, step: int) -> list[dict[str, Any]]:
 
 
 def _checked(sample: dict[str, Any]) -> dict[str, Any]:
-    """Texts are texts and each column has a number, or None, a token; a column of another length is
-    dropped."""
+    """A sample whose texts are strings and whose columns have one number, or None, per token; columns of
+    another length are dropped."""
     tokens = [str(token) for token in sample["tokens"]]
     columns = {
         str(name): [number(value, None) for value in values]
@@ -59,7 +59,7 @@ def _checked(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def number(value: Any, otherwise: Any) -> Any:
-    """A finite float, or what stands for none."""
+    """A finite float, or `otherwise`."""
     try:
         if isinstance(value, (int, float)) and math.isfinite(value):
             return float(value)

@@ -1,4 +1,4 @@
-"""Experiment trackers, where installed and asked for.
+"""Experiment trackers, where installed and configured.
 
 In: metrics. Out: TensorBoard files, or a W&B or Trackio run.
 """
@@ -33,7 +33,7 @@ class TensorBoardTracker:
 
 
 class HostedTracker:
-    """W&B and Trackio speak the same language: init, log, finish."""
+    """W&B and Trackio share one interface: init, log, finish."""
 
     def __init__(self, package: str, folder: Path, settings: Mapping[str, Any]):
         module = _require(package, package)
@@ -52,8 +52,8 @@ def open_trackers(
 ) -> list[Tracker]:
     """
     Args:
-        step: where a resumed run goes on; TensorBoard forgets what came after it. Hosted trackers begin a run
-            of the same name.
+        step: where a resumed run continues; TensorBoard drops what came after it. Hosted trackers start
+            another run of the same name.
     """
     return [
         TensorBoardTracker(folder, settings, step)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from proxima.core.encoding import text_prefixes
+from proxima.core.token_text import pieces
 from proxima.core.tokenizer import Tokenizer
 
 
@@ -17,8 +17,4 @@ def split_text(text: str, tokenizer: Tokenizer | None = None) -> list[tuple[str,
     if tokenizer is None:
         return [(piece, None) for piece in re.findall(r"\s*\S+|\s+$", text)]
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    prefixes = text_prefixes(ids, tokenizer)
-    return [
-        (after[len(before) :], token)
-        for before, after, token in zip(prefixes, prefixes[1:], ids, strict=False)
-    ]
+    return list(zip(pieces(ids, tokenizer.decode), ids, strict=True))

@@ -6,14 +6,17 @@ In: run folders, win rates between them. Out: what the page and the table show, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from proxima.config import RewardSpec
+from proxima.core.tokenizer import Tokenizer
 from proxima.pages.comparison.comparison_page import write_page
 from proxima.pages.comparison.seed_groups import group_by_seed, mean_curve, t_interval
+from proxima.pages.report.report_curves import interval_names, meanings
 from proxima.runs import Run, thin
+from proxima.runs.glossary import GLOSSARY, title_of, unit_of, with_unit
 
 POINTS = 600  # of a curve
 FRONTIER_POINTS = 300
@@ -22,47 +25,21 @@ NAN = math.nan
 
 Column = Sequence[float]
 Metrics = Mapping[str, Column]
+Record = dict[str, Any]
 
-# title, axis, metric, and the ends of its interval where it has one
-CURVES = (
-    ("Reward on held-out prompts", "score", "validation/reward", "_low", "_high"),
-    ("Win rate against the reference", "share", "validation/win_rate", "_low", "_high"),
-    ("Reward of the step's own samples", "score", "avg_reward", "", ""),
-    ("KL on held-out prompts", "nats", "validation/kl", "", ""),
-    ("KL", "nats", "kl", "", ""),
-    ("Length on held-out prompts", "tokens", "validation/response_length", "", ""),
-    ("Length", "tokens", "response_length", "", ""),
-    ("Answers that end by themselves", "share", "eos_rate", "", ""),
-    ("Different pairs of words", "share", "validation/distinct_2", "", ""),
-    ("Repetition", "share", "validation/repetition", "", ""),
-    ("Entropy", "nats a token", "entropy", "", ""),
-    ("Explained variance of the value model", "share", "explained_variance", "", ""),
-    ("Clipped tokens", "share", "clip_fraction", "", ""),
-)
-# columns of the table: metrics on held-out prompts where every run has them, else of the steps' own samples,
-# never mixed
-HELD_OUT = {
-    "held-out reward": "validation/reward",
-    "win rate": "validation/win_rate",
-    "held-out KL": "validation/kl",
-    "held-out length": "validation/response_length",
-}
-OWN_SAMPLES = {
-    "reward": "avg_reward",
-    "win rate": "validation/win_rate",
-    "KL": "kl",
-    "length": "response_length",
-}
+# columns of the table: held-out metrics where every run has them, else those of the steps, never mixed
+HELD_OUT = ("validation/reward", "validation/win_rate", "validation/kl", "validation/response_length")
+TRAINING = ("avg_reward", "validation/win_rate", "kl", "response_length")
 
 
 def compare_runs(
     folders: Sequence[str | Path],
     out: str | Path | None = None,
-    read: Callable[[Any], Sequence[str]] | None = None,
+    read: Callable[[Tokenizer], Sequence[str]] | None = None,
     rewards: Sequence[RewardSpec] = (),
     judges: Sequence[RewardSpec] = (),
     trust_remote_code: bool = False,
-) -> dict[str, Any]:
+) -> Record:
     """
     Args:
         out: where the HTML file goes; None = nowhere.
@@ -70,7 +47,8 @@ def compare_runs(
         rewards: what answers are scored by; by default the runs' own, where they are the same.
         judges: who else says which of two answers is better.
         trust_remote_code: run Python code that comes with the runs' checkpoints.
-    Returns: `rows` of the table, `groups`, `charts`, `notes`, `win_rates` by judge, `texts`, `problems`.
+    Returns: `columns` and `rows` of the table, `groups`, `charts`, `notes`, `win_rates` by judge, `texts`,
+        `problems`.
     """
     if len(folders) < 2:
         raise ValueError("comparing needs at least two runs: proxima compare runs/ONE runs/TWO")
@@ -82,10 +60,11 @@ def compare_runs(
         )
     configs = {name: run.config for name, run in runs.items()}
     groups = group_by_seed(configs)
-    result: dict[str, Any] = {
+    result: Record = {
+        "columns": columns_of(metrics),
         "rows": table(metrics, groups, {name: run.state for name, run in runs.items()}),
         "groups": groups,
-        "charts": [*frontier(metrics), *curves(metrics, groups)],
+        "charts": [*frontier(metrics, groups), *curves(metrics, groups)],
         "notes": notes(configs),
         "win_rates": {},
         "texts": [],
@@ -115,44 +94,84 @@ def named_runs(folders: Sequence[str | Path]) -> dict[str, Run]:
     return {name: Run(folder, name) for name, folder in zip(names, folders, strict=True)}
 
 
+def compared() -> list[str]:
+    """Metrics that every comparison draws."""
+    return [name for name, metric in GLOSSARY.items() if metric.compared]
+
+
 def curves(
-    metrics: Mapping[str, Metrics],
-    groups: Mapping[str, Sequence[str]],
-    wanted: Sequence[tuple[str, str, str, str, str]] = CURVES,
-) -> list[dict[str, Any]]:
-    """A chart a metric that any run has; a group is its mean with an interval, its runs are faint beside
-    it."""
+    metrics: Mapping[str, Metrics], groups: Mapping[str, Sequence[str]], more: Sequence[str] = ()
+) -> list[Record]:
+    """One chart per metric that any run has.
+
+    Args:
+        more: metrics to draw after those that every comparison draws.
+    """
     charts = []
-    grouped = {name for names in groups.values() for name in names}
-    for title, axis, metric, low, high in wanted:
+    colours = _colours(metrics, groups)
+    for metric in (*compared(), *more):
         having = {name: columns for name, columns in metrics.items() if _known(columns, metric)}
-        series: list[dict[str, Any]] = []
-        for group, names in groups.items():
-            rows = mean_curve([_by_step(having[name], metric) for name in names if name in having], POINTS)
-            if len([name for name in names if name in having]) > 1 and rows:
-                points = thin([row[0] for row in rows], [row[1] for row in rows], POINTS)
-                kept = {point[0] for point in points}
-                series.append(
-                    {"name": group, "points": points, "band": [[s, a, b] for s, _, a, b in rows if s in kept]}
-                )
-        for name, columns in having.items():
-            steps = list(_by_step(columns, metric))
-            points = thin(steps, list(_by_step(columns, metric).values()), POINTS)
-            one: dict[str, Any] = {"name": name, "points": points, "faint": name in grouped}
-            if low and name not in grouped and _known(columns, metric + low):
-                ends = _by_step(columns, metric + low), _by_step(columns, metric + high)
-                one["band"] = [[step, ends[0].get(step, NAN), ends[1].get(step, NAN)] for step in steps]
-            series.append(one)
-        if series:
-            charts.append({"title": title, "x": "step", "y": axis, "series": series})
+        if having:
+            charts.append(
+                {
+                    "title": title_of(metric),
+                    "about": meanings([metric]),
+                    "x": "step",
+                    "y": unit_of(metric),
+                    "series": [
+                        {**one, "colour": colours[one["name"]]}
+                        for one in (
+                            *_group_curves(having, metric, groups),
+                            *_run_curves(having, metric, groups),
+                        )
+                    ],
+                }
+            )
     return charts
 
 
-def frontier(metrics: Mapping[str, Metrics]) -> list[dict[str, Any]]:
-    """Reward against KL, a point an evaluation; a step where not every run had held-out prompts."""
+def _colours(metrics: Mapping[str, Metrics], groups: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """The same colour for a run in every chart, whichever metrics it has."""
+    return {name: place for place, name in enumerate((*groups, *metrics))}
+
+
+def _group_curves(
+    having: Mapping[str, Metrics], metric: str, groups: Mapping[str, Sequence[str]]
+) -> Iterator[Record]:
+    """Each group's mean with an interval, where two of its runs have the metric."""
+    for group, names in groups.items():
+        members = [_by_step(having[name], metric) for name in names if name in having]
+        rows = mean_curve(members, POINTS) if len(members) > 1 else []
+        if rows:
+            points = thin([row[0] for row in rows], [row[1] for row in rows], POINTS)
+            kept = {point[0] for point in points}
+            band = [[step, low, high] for step, _, low, high in rows if step in kept]
+            yield {"name": group, "points": points, "band": band}
+
+
+def _run_curves(
+    having: Mapping[str, Metrics], metric: str, groups: Mapping[str, Sequence[str]]
+) -> Iterator[Record]:
+    """Each run with the interval it logged; the runs of a group are faint and have none."""
+    grouped = {name for names in groups.values() for name in names}
+    for name, columns in having.items():
+        values = _by_step(columns, metric)
+        steps = list(values)
+        one: Record = {"name": name, "points": thin(steps, list(values.values()), POINTS)}
+        one["faint"] = name in grouped
+        ends = interval_names(columns, metric)
+        if ends and name not in grouped:
+            low, high = (_by_step(columns, end) for end in ends)
+            one["band"] = [[step, low.get(step, NAN), high.get(step, NAN)] for step in steps]
+        yield one
+
+
+def frontier(metrics: Mapping[str, Metrics], groups: Mapping[str, Sequence[str]]) -> list[Record]:
+    """Reward against KL: one point per evaluation, or per step where not every run had held-out prompts."""
     held_out = have_held_out(metrics)
     reward, kl = ("validation/reward", "validation/kl") if held_out else ("avg_reward", "kl")
     series = []
+    colours = _colours(metrics, groups)
     for name, columns in metrics.items():
         if _known(columns, reward) and _known(columns, kl):
             rewards = _by_step(columns, reward)
@@ -162,27 +181,31 @@ def frontier(metrics: Mapping[str, Metrics]) -> list[dict[str, Any]]:
                 if step in rewards
             ]
             every = math.ceil(len(points) / FRONTIER_POINTS) or 1
-            series.append({"name": name, "points": [*points[:-1:every], *points[-1:]]})
-    title = "Reward against KL" + (" on held-out prompts" if held_out else "")
-    note = (
-        "Up is better, right is further from the reference: of two runs, the one above got more for the "
-        "same distance."
-    )
-    return (
-        [{"title": title, "note": note, "x": "KL (nats)", "y": "score", "series": series, "free": True}]
-        if series
-        else []
-    )
+            shown = [*points[:-1:every], *points[-1:]]
+            series.append({"name": name, "points": shown, "colour": colours[name]})
+    if not series:
+        return []
+    return [
+        {
+            "title": "Held-out reward against KL" if held_out else "Training reward against KL",
+            "note": "Up is better, right is further from the reference: of two runs at the same KL, "
+            "the upper one is better.",
+            "x": with_unit(kl),
+            "y": unit_of(reward),
+            "series": series,
+            "free": True,
+        }
+    ]
 
 
 def notes(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What a reader must know before scores are set against each other."""
+    """What a reader must know before comparing scores."""
     used = [config["rewards"] for config in configs.values() if "rewards" in config]
     if all(rewards == used[0] for rewards in used):
         return []
     return [
         "These runs were trained with different rewards: their scores have no common scale. "
-        "`proxima compare` with --data and --rewards or --judges compares their answers."
+        "To compare their responses instead, run proxima compare with --data and --rewards or --judges."
     ]
 
 
@@ -190,36 +213,31 @@ def have_held_out(metrics: Mapping[str, Metrics]) -> bool:
     return all(_known(columns, "validation/reward") for columns in metrics.values())
 
 
+def columns_of(metrics: Mapping[str, Metrics]) -> dict[str, str]:
+    """The table's columns: key in a row -> title."""
+    shown = HELD_OUT if have_held_out(metrics) else TRAINING
+    fixed = {"run": "Run", "state": "State", "steps": "Steps", "best": f"Best {title_of(shown[0]).lower()}"}
+    return fixed | {name: title_of(name) for name in shown}
+
+
 def table(
     metrics: Mapping[str, Metrics], groups: Mapping[str, Sequence[str]], states: Mapping[str, str]
-) -> list[dict[str, Any]]:
-    """A row a run with its last numbers, then a row a group with the mean of its runs' and the interval of
-    it."""
-    shown = HELD_OUT if have_held_out(metrics) else OWN_SAMPLES
-    reward = next(iter(shown))
-    rows: list[dict[str, Any]] = []
+) -> list[Record]:
+    """One row per run with its last numbers, then one per group with the mean over its runs and its
+    interval."""
+    shown = HELD_OUT if have_held_out(metrics) else TRAINING
+    rows: list[Record] = []
     for name, columns in metrics.items():
-        best = max(filter(math.isfinite, columns.get(shown[reward], ())), default=None)
-        last = {label: _last(columns, metric) for label, metric in shown.items()}
-        rows.append(
-            {
-                "run": name,
-                "state": states[name],
-                "steps": int(columns["step"][-1]),
-                f"best {reward}": best,
-                **last,
-            }
-        )
+        best = max(filter(math.isfinite, columns.get(shown[0], ())), default=None)
+        row: Record = {"run": name, "state": states[name], "steps": int(columns["step"][-1]), "best": best}
+        rows.append(row | {metric: _last(columns, metric) for metric in shown})
     by_name = {row["run"]: row for row in rows}
     for group, names in groups.items():
-        merged: dict[str, Any] = {
-            "run": group,
-            "state": "",
-            "steps": max(by_name[name]["steps"] for name in names),
-        }
-        for label in (f"best {reward}", *shown):
-            values = [by_name[name][label] for name in names if by_name[name][label] is not None]
-            merged[label] = list(t_interval(values)) if len(values) > 1 else None
+        members = [by_name[name] for name in names]
+        merged: Record = {"run": group, "state": "", "steps": max(row["steps"] for row in members)}
+        for key in ("best", *shown):
+            values = [row[key] for row in members if row[key] is not None]
+            merged[key] = list(t_interval(values)) if len(values) > 1 else None
         rows.append(merged)
     return rows
 

@@ -42,18 +42,15 @@ def write_page(path: Path, result: Mapping[str, Any], names: Sequence[str]) -> P
 
 def lines(result: Mapping[str, Any]) -> list[str]:
     """The same for the terminal, short, without any character that could steer it."""
-    columns = [name for name in result["rows"][0] if any(row[name] is not None for row in result["rows"])]
-    cells = [columns, *([_cell(row[name]) for name in columns] for row in result["rows"])]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
-    shown = [
-        "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in cells
-    ]
+    rows = result["rows"]
+    columns = {
+        key: title for key, title in result["columns"].items() if any(row[key] is not None for row in rows)
+    }
+    cells = [[*columns.values()], *([_cell(row[key]) for key in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    shown = ["  ".join(_aligned(row, widths)) for row in cells]
     for judge, rows in result["win_rates"].items():
-        shown += ["", f"win rates by {judge}"]
+        shown += ["", f"Win rates by {judge}"]
         for row in rows:
             interval = f"95 %: {row['low']:.3f} to {row['high']:.3f}, {row['prompts']} prompts"
             told = f"{row['rate']:.3f}   ({interval})" if row["prompts"] else "no prompt could be judged"
@@ -63,6 +60,12 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         visible(line.rstrip())
         for line in [*shown, *(f"left out: {problem}" for problem in result["problems"])]
     ]
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Names to the left, numbers to the right."""
+    pairs = enumerate(zip(cells, widths, strict=True))
+    return [cell.ljust(width) if place < 2 else cell.rjust(width) for place, (cell, width) in pairs]
 
 
 def _cell(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""Win rates between finished runs. In: their folders, and prompts. Out: by judge, how often each run's answer
-is better.
+"""Win rates between finished runs. In: their folders, and prompts. Out: how often each run's response is
+better, by judge.
 
-Every run answers the same prompts with its own settings and seed; a judge that compares sees both orders.
+Every run answers the same prompts with its own settings and seed. A judge that compares sees both orders.
 """
 
 from __future__ import annotations
@@ -14,32 +14,36 @@ from typing import Any
 
 from proxima.base_setup.lora_setup import is_adapter
 from proxima.config import PPOConfig, RewardSpec
+from proxima.core.tokenizer import Tokenizer
 from proxima.evaluator import open_pair_judge
 from proxima.evaluator.finished_run import run_config, saved_config
 from proxima.evaluator.held_out import Answers, answer
 from proxima.evaluator.judges import OWN, compare_answers
+from proxima.evaluator.pair_judge import PairJudge
 from proxima.evaluator.win_rate import share_won
 from proxima.ppo_trainer import PPOTrainer
 
 OWN_SHOWN = "rewards"
 NOT_READ = RewardSpec("ends_with_eos")  # scores answers that only the judges compare
-Rates = dict[str, list[dict[str, Any]]]
+Record = dict[str, Any]
+Rates = dict[str, list[Record]]
+ReadPrompts = Callable[[Tokenizer], Sequence[str]]
 
 
 def win_rates_between(
     runs: Mapping[str, Path],
-    read: Callable[[Any], Sequence[str]],
+    read: ReadPrompts,
     rewards: Sequence[RewardSpec] = (),
     judges: Sequence[RewardSpec] = (),
     trust_remote_code: bool = False,
-) -> tuple[Rates, list[dict[str, Any]]]:
+) -> tuple[Rates, list[Record]]:
     """
     Args:
         read: prompts as a tokenizer's chat template has them; the same rows for every run.
         rewards: score by these; by default the runs' own, where they are the same.
         trust_remote_code: run Python code that comes with the runs' checkpoints.
     Returns: by judge (the rewards under `rewards`), `ours`, `theirs`, `rate`, `low`, `high` and `prompts` of
-        every pair of runs; and by prompt, every run's answer.
+        every pair of runs; and by prompt, every run's response.
     """
     if OWN_SHOWN in (spec.label for spec in judges):
         raise ValueError(
@@ -51,14 +55,29 @@ def win_rates_between(
             "these runs were trained with different rewards; say what to compare them by: --rewards or "
             "--judges"
         )
-    given: dict[str, Any] = {"judges": tuple(judges), "trackers": (), "trust_remote_code": trust_remote_code}
+    given: Record = {"judges": tuple(judges), "trackers": (), "trust_remote_code": trust_remote_code}
     if rewards or not by_rewards:
         given["rewards"] = tuple(rewards) or (NOT_READ,)
     configs = {name: run_config(folder, **given) for name, folder in runs.items()}
-    answers: dict[str, Answers] = {}
-    prompts: list[str] = []
+    prompts, answers = _answer_all(runs, configs, read)
     comparing = {spec.label: judge for spec in judges if (judge := open_pair_judge(spec))}
     seed = min(config.seed for config in configs.values())
+    rates = _rates(answers, prompts, comparing, seed)
+    if not by_rewards:
+        rates.pop(OWN_SHOWN)
+    rows = [
+        {"prompt": str(prompt), "answers": {name: side.texts[i] for name, side in answers.items()}}
+        for i, prompt in enumerate(prompts)
+    ]
+    return rates, rows
+
+
+def _answer_all(
+    runs: Mapping[str, Path], configs: Mapping[str, PPOConfig], read: ReadPrompts
+) -> tuple[list[str], dict[str, Answers]]:
+    """The prompts, and every run's responses to them; one run's models are in memory at a time."""
+    prompts: list[str] = []
+    answers: dict[str, Answers] = {}
     for name, folder in runs.items():
         trainer = PPOTrainer(configs[name])
         trainer.load(folder)
@@ -70,22 +89,23 @@ def win_rates_between(
         prompts = prompts or own
         trainer.judges.check(own)
         answers[name] = answer(trainer, own)
-        del trainer  # one run's models at a time
+        del trainer
         gc.collect()
+    return prompts, answers
+
+
+def _rates(
+    answers: Mapping[str, Answers], prompts: Sequence[str], comparing: Mapping[str, PairJudge], seed: int
+) -> Rates:
+    """The win rate of every pair of runs, by judge."""
     rates: Rates = {}
     for ours, theirs in combinations(answers, 2):
-        sides = answers[ours], answers[theirs]
-        texts, scores = (sides[0].texts, sides[1].texts), (sides[0].scores, sides[1].scores)
-        judged = compare_answers(comparing, prompts, texts, scores)
+        left, right = answers[ours], answers[theirs]
+        judged = compare_answers(comparing, prompts, (left.texts, right.texts), (left.scores, right.scores))
         for name, preferences in judged:
-            if name != OWN or by_rewards:
-                row = {"ours": ours, "theirs": theirs, **share_won(preferences, seed)}
-                rates.setdefault(name or OWN_SHOWN, []).append(row)
-    rows = [
-        {"prompt": str(prompt), "answers": {name: side.texts[i] for name, side in answers.items()}}
-        for i, prompt in enumerate(prompts)
-    ]
-    return rates, rows
+            row = {"ours": ours, "theirs": theirs, **share_won(preferences, seed)}
+            rates.setdefault(OWN_SHOWN if name == OWN else name, []).append(row)
+    return rates
 
 
 def _same_rewards(configs: Mapping[str, PPOConfig], rewards: Sequence[RewardSpec]) -> bool:

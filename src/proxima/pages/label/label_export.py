@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.pages.label.agreement import cohen_kappa, krippendorff_alpha, raw_agreement
-from proxima.pages.label.label_store import Answer, Item, Store
+from proxima.pages.label.label_store import Item, LabelAnswer, Store
 
 
 def export(store: Store, path: str | Path, every_answer: bool = False) -> int:
@@ -34,10 +34,10 @@ def export(store: Store, path: str | Path, every_answer: bool = False) -> int:
 
 
 def rows_of(
-    items: Sequence[Item], answers: Sequence[Answer], every_answer: bool = False
+    items: Sequence[Item], answers: Sequence[LabelAnswer], every_answer: bool = False
 ) -> list[dict[str, Any]]:
     """The exported rows, in the order of the items."""
-    given: dict[int, list[Answer]] = {item.id: [] for item in items}
+    given: dict[int, list[LabelAnswer]] = {item.id: [] for item in items}
     for answer in answers:
         if answer.choice != "skip":
             given[answer.item].append(answer)
@@ -54,7 +54,7 @@ def rows_of(
     return [row for row in rows if row]
 
 
-def _preference(item: Item, answers: Sequence[Answer]) -> dict[str, Any] | None:
+def _preference(item: Item, answers: Sequence[LabelAnswer]) -> dict[str, Any] | None:
     votes = Counter(answer.choice for answer in answers)
     sides = {"a": (item.a, item.a_ended), "b": (item.b, item.b_ended)}
     chosen, rejected = ("a", "b") if votes["a"] > votes["b"] else ("b", "a")
@@ -71,7 +71,7 @@ def _preference(item: Item, answers: Sequence[Answer]) -> dict[str, Any] | None:
     }
 
 
-def _rating(item: Item, answers: Sequence[Answer]) -> dict[str, Any]:
+def _rating(item: Item, answers: Sequence[LabelAnswer]) -> dict[str, Any]:
     return {
         "prompt": item.prompt,
         "completion": item.a,
@@ -82,7 +82,7 @@ def _rating(item: Item, answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def _names(answers: Sequence[Answer]) -> str:
+def _names(answers: Sequence[LabelAnswer]) -> str:
     return ", ".join(answer.annotator for answer in answers)
 
 
@@ -134,7 +134,7 @@ def summarize(store: Store) -> dict[str, Any]:
     return summary
 
 
-def _wins(items: Sequence[Item], decided: Sequence[Answer]) -> dict[str, int]:
+def _wins(items: Sequence[Item], decided: Sequence[LabelAnswer]) -> dict[str, int]:
     """Answers won by each source, over items whose sides have different sources."""
     sources = {
         item.id: {"a": item.a_model, "b": item.b_model or ""}

@@ -28,7 +28,7 @@ BATCH = 32
 Sample = tuple[str, bool]
 """A completion, and whether it ended by itself."""
 Sampler = Callable[[Sequence[str], int], list[Sample]]
-"""From prompts, all different, and a step to one sample a prompt."""
+"""From prompts, all different, and a step to one sample per prompt."""
 
 
 def model_sampler(config: PPOConfig) -> Sampler:
@@ -49,8 +49,8 @@ def model_sampler(config: PPOConfig) -> Sampler:
 def sample_items(
     prompts: Sequence[str], config: PPOConfig, mode: str, adapter: str = "", adapter_b: str | None = None
 ) -> list[Item]:
-    """One item a prompt, or none where both sides stay the same. A prompt that stands in the list again gets
-    other noise.
+    """One item per prompt, or none where both sides stay the same. A prompt that occurs again in the list
+    gets other noise.
 
     Args:
         adapter: folder of a policy adapter; empty = the model as it is.
@@ -84,7 +84,7 @@ def sample_items(
 
 
 def _draw(sampler: Sampler, prompts: Sequence[str], steps: Sequence[int]) -> list[Sample]:
-    """One sample a prompt, the prompts of one step together."""
+    """One sample per prompt, the prompts of one step together."""
     found: dict[int, Sample] = {}
     for step in sorted(set(steps)):
         places = [place for place, own in enumerate(steps) if own == step]
@@ -103,7 +103,7 @@ def read_items(path: str | Path, mode: str) -> list[Item]:
             names = ["chosen", "rejected"]
         for name in ("prompt", *names):
             if not isinstance(row, dict) or not isinstance(row.get(name), str):
-                raise ValueError(f"{rows.where(number)}: `{name}` is missing or not a text")
+                raise ValueError(f"{rows.where(number)}: `{name}` is missing or not a string")
             if not is_encodable(row[name]):
                 raise ValueError(
                     f"{rows.where(number)}: `{name}` holds half of a surrogate pair; mend the text"

@@ -2,7 +2,7 @@
 answers.
 
 Every answer is a transaction of its own, on disk before the call returns. Many threads and processes may use
-one file: each call opens a connection of its own, and one annotator has at most one answer an item. What is
+one file: each call opens a connection of its own, and an annotator has at most one answer per item. What is
 stored is the true side (a or b), never the place where it was shown.
 """
 
@@ -88,7 +88,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Answer:
+class LabelAnswer:
     """One annotator's answer on one item: choice is a, b, tie or skip, or 1 to 5; `swapped`: b was shown
     first."""
 
@@ -310,10 +310,10 @@ class Store:
 
     # --- everyone ---
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[LabelAnswer]:
         with self._open() as db:
             rows = db.execute("SELECT * FROM answers ORDER BY id").fetchall()
-        return [Answer(**{**dict(row), "swapped": bool(row["swapped"])}) for row in rows]
+        return [LabelAnswer(**{**dict(row), "swapped": bool(row["swapped"])}) for row in rows]
 
     def annotators(self) -> list[str]:
         with self._open() as db:
@@ -330,7 +330,7 @@ def _item(row: sqlite3.Row) -> Item:
 def check_annotator(name: Any) -> str:
     """A name as it is stored: one spelling, no spaces around it; or an error."""
     if not isinstance(name, str):
-        raise ValueError("the annotator's name must be a text")
+        raise ValueError("the annotator's name must be a string")
     clean = " ".join(unicodedata.normalize("NFC", name).split())
     if not 1 <= len(clean) <= 60 or not all(character.isprintable() for character in clean):
         raise ValueError("the annotator's name must have 1 to 60 printable characters")

@@ -1,177 +1,119 @@
 """Curves of a run in groups. In: metrics by name. Out: charts as `chart.js` draws them; every logged number
 is in one.
 
-Numbers that never changed are no curve: they are listed.
+Titles, units and groups come from the declarations of metrics. Numbers that never changed are no curve: they
+are listed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
 from proxima.runs import thin
-from proxima.runs.glossary import Metric, explain, plain
+from proxima.runs.glossary import (
+    Metric,
+    MetricGroup,
+    chart_of,
+    charts_in_groups,
+    explain,
+    plain,
+    title_of,
+    unit_of,
+)
 
 POINTS = 400  # of a curve
 FRONTIER_POINTS = 60  # of held-out evaluations; of noisy training steps fewer, each the mean of several
 TRAINING_POINTS = 20
 MARKS = 20  # warnings drawn on a curve
+MARKED = (
+    "avg_reward",
+    "kl",
+    "validation/reward",
+)  # warnings are drawn on charts that begin with one of these
+NOT_DRAWN = ("step", "epoch")
 
 Metrics = Mapping[str, Sequence[float]]
 Mark = dict[str, Any]
+ChartData = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Group:
-    """Charts that answer one question."""
-
-    title: str
-    text: str
-    charts: tuple[tuple[str, str, tuple[str, ...]], ...]
-    """Title, unit and metrics of each; a name that ends in * takes all that begin so."""
-
-
-GROUPS = (
-    Group(
-        "Did it get better?",
-        "The score that training was asked to raise: on the prompts of each step and, where there are any, "
-        "on held-out ones.",
-        (
-            ("Reward in training", "score", ("avg_reward",)),
-            ("Reward on held-out prompts", "score", ("validation/reward",)),
-            ("Win rate against the start", "share", ("validation/win_rate", "validation/win_rate/*")),
-            ("Each reward by name", "score", ("reward/*",)),
-            ("Each reward on held-out prompts", "score", ("validation/reward/*",)),
-        ),
-    ),
-    Group(
-        "How far did it go?",
-        "Distance from the model it started as. A little is how it learns; a lot is often a trick that "
-        "fools the reward.",
-        (
-            ("Distance (KL)", "nats", ("kl", "kl_exact")),
-            ("Distance on held-out prompts", "nats", ("validation/kl",)),
-            ("Price of distance", "coefficient", ("kl_coef",)),
-            ("Entropy: how undecided it is", "nats a token", ("entropy",)),
-        ),
-    ),
-    Group(
-        "What do its texts look like?",
-        "Length, endings and repetition: the first places where a model that games its reward shows it.",
-        (
-            ("Length", "tokens", ("response_length", "validation/response_length")),
-            ("Texts that end by themselves", "share", ("eos_rate", "validation/eos_rate")),
-            ("Different words", "share", ("validation/distinct*",)),
-            ("Repetition", "share", ("validation/repetition*",)),
-            ("Spread of the rewards", "score", ("reward_std",)),
-        ),
-    ),
-    Group(
-        "Was the update healthy?",
-        "Small ratios, little clipping and steady gradients are what a sound PPO update shows.",
-        (
-            ("Policy loss", "loss", ("policy_loss",)),
-            ("Tokens clipped", "share", ("clip_fraction",)),
-            ("Change inside an update", "nats a token", ("approx_kl",)),
-            ("Largest ratio", "ratio", ("ratio_max",)),
-            ("Gradient of the policy", "norm", ("grad_norm_policy",)),
-            ("Learning rates", "rate", ("learning_rate", "value_learning_rate")),
-            ("Updates skipped", "updates", ("skipped_updates",)),
-            ("Alarms", "guards", ("alarms",)),
-        ),
-    ),
-    Group(
-        "Does the value model follow?",
-        "It predicts what a text will earn; advantages are measured against it.",
-        (
-            ("Value loss", "loss", ("value_loss",)),
-            ("Explained variance", "share", ("explained_variance",)),
-            ("Value and return", "score", ("value_mean", "return_mean")),
-            ("Spread of the advantages", "score", ("advantage_std",)),
-            ("Gradient of the value model", "norm", ("grad_norm_value",)),
-        ),
-    ),
-    Group(
-        "Where did the time go?",
-        "Seconds of each stage of a step.",
-        (
-            ("Time of a step", "seconds", ("seconds",)),
-            ("Time by stage", "seconds", ("seconds/*",)),
-            ("Tokens", "tokens", ("tokens",)),
-        ),
-    ),
-)
-REST = Group("Everything else", "Counts, sizes, and measures of your own.", ())
-NOT_DRAWN = ("step", "epoch")
-
-
-def charts_by_group(metrics: Metrics, marks: Sequence[Mark] = ()) -> list[tuple[Group, list[Any]]]:
+def charts_by_group(
+    metrics: Metrics, marks: Sequence[Mark] = ()
+) -> list[tuple[MetricGroup, list[ChartData]]]:
     """Groups that have something to draw, with their charts."""
-    drawn: set[str] = set(NOT_DRAWN)
+    ends = bounds(metrics)
+    wanted = [name for name in metrics if name not in NOT_DRAWN and name not in ends]
     found = []
-    for group in GROUPS:
-        charts = []
-        for title, unit, wanted in group.charts:
-            names = [name for want in wanted for name in _matching(metrics, want) if name not in drawn]
-            drawn |= set(names)
-            names = names if len(names) > 1 else [name for name in names if not _same_as_whole(metrics, name)]
+    for group, charts in charts_in_groups(wanted):
+        drawn = []
+        for one in charts:
+            names = one.names
+            if len(names) == 1 and _same_as_whole(metrics, names[0]):
+                continue
             if any(_changes(metrics[name]) for name in names) or "avg_reward" in names:
-                shown = marks if names[0] in ("avg_reward", "kl", "validation/reward") else ()
-                charts.append(chart(metrics, names, title, unit, shown))
-        if charts:
-            found.append((group, charts))
-    drawn |= bounds(metrics)
-    rest = [name for name in metrics if name not in drawn and _changes(metrics[name])]
-    if rest:
-        found.append((REST, [chart(metrics, [name], name, "") for name in rest]))
+                drawn.append(chart(metrics, names, one.title, marks if names[0] in MARKED else ()))
+        if drawn:
+            found.append((group, drawn))
     return found
 
 
-def chart(
-    metrics: Metrics, names: Sequence[str], title: str, unit: str, marks: Sequence[Mark] = ()
-) -> dict[str, Any]:
+def chart(metrics: Metrics, names: Sequence[str], title: str = "", marks: Sequence[Mark] = ()) -> ChartData:
     """One chart of some metrics, with what they mean; a long noisy curve is faint, with its running mean
     over it."""
-    series, width = [], 0
+    series: list[ChartData] = []
+    width = 0
     for name in names:
         xs, ys = _known(metrics["step"], metrics[name])
-        one: dict[str, Any] = {"name": name, "points": thin(xs, ys, POINTS), "band": _band(metrics, name)}
+        one: ChartData = {"name": name, "points": thin(xs, ys, POINTS), "band": _band(metrics, name)}
         if len(ys) >= 60 and _is_noisy(ys):
             width = len(ys) // 20
             one["trend"] = thin(xs, _smooth(ys, width), POINTS)
         series.append(one)
-    first = explain(names[0])
-    note = plain(first.meaning) if first else ""
-    calmer = f"The strong line is the mean of {width} steps." if width else ""
+    declared = chart_of(names)
+    calmer = f"The strong line is the running mean over {width} steps." if width else ""
     return {
-        "title": title,
-        "note": f"{note} {calmer}".strip(),
+        "title": title or declared.title,
+        "note": f"{_note(names)} {calmer}".strip(),
         "about": meanings(names),
         "x": "step",
-        "y": unit,
+        "y": declared.unit,
         "series": series,
         "marks": list(marks)[:MARKS],
     }
 
 
+def _note(names: Sequence[str]) -> str:
+    """What the metrics mean, where one declaration covers them all; else which is which."""
+    metrics = {metric for name in names if (metric := explain(name))}
+    if len(metrics) == 1:
+        return plain(metrics.pop().meaning)
+    return f"{', '.join(f'{title_of(name)} ({name})' for name in names)}." if metrics else ""
+
+
 def meanings(names: Sequence[str]) -> list[dict[str, str]]:
-    """What the glossary says of metrics, as plain text, a family's once; nothing of measures of one's own."""
+    """What the declarations say of metrics, as plain text, a family's once; nothing of undeclared names."""
     found: dict[Metric, list[str]] = {}
     for name in names:
         if metric := explain(name):
             found.setdefault(metric, []).append(name)
     return [
-        {"name": ", ".join(alike), **{key: plain(text) for key, text in asdict(metric).items()}}
+        {
+            "name": ", ".join(alike),
+            "title": title_of(alike[0]) if len(alike) == 1 else metric.title,
+            "unit": metric.unit,
+            "meaning": plain(metric.meaning),
+            "healthy": plain(metric.healthy),
+            "otherwise": plain(metric.otherwise),
+        }
         for metric, alike in found.items()
     ]
 
 
 def frontier(metrics: Metrics) -> dict[str, Any] | None:
-    """What was gained for each nat of distance: held-out where there is such, else means over stretches of
-    training."""
+    """Reward gained against KL spent: held-out where there is such, else means over parts of training."""
     held_out = "validation/reward" in metrics and "validation/kl" in metrics
     reward, kl = ("validation/reward", "validation/kl") if held_out else ("avg_reward", "kl_exact")
     if reward not in metrics or kl not in metrics:
@@ -191,23 +133,15 @@ def frontier(metrics: Metrics) -> dict[str, Any] | None:
         points.append(
             [sum(row[1] for row in part) / len(part), sum(row[2] for row in part) / len(part), steps]
         )
-    where = "on held-out prompts" if held_out else "in training"
     return {
-        "title": f"Reward against distance, {where}",
-        "note": "Each point is a stretch of the run, joined in order. Up is better, left is closer to the "
-        "start: "
-        "a curve that goes on to the right without rising pays distance for nothing.",
-        "x": "KL (nats)",
-        "y": "reward",
+        "title": "Held-out reward against KL" if held_out else "Training reward against KL",
+        "note": "Each point is a part of the run, joined in order. Up is better, left is closer to the "
+        "reference: a curve that moves right without rising gains nothing for its KL.",
+        "x": f"{title_of(kl)} ({unit_of(kl)})",
+        "y": unit_of(reward),
         "free": True,
         "series": [{"name": "reward", "points": points}],
     }
-
-
-def _matching(metrics: Metrics, wanted: str) -> list[str]:
-    if not wanted.endswith("*"):
-        return [wanted] if wanted in metrics else []
-    return [name for name in metrics if name.startswith(wanted[:-1]) and name not in bounds(metrics)]
 
 
 def interval_names(names: Collection[str], name: str) -> tuple[str, str] | None:

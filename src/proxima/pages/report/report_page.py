@@ -28,7 +28,7 @@ def escape(text: str) -> str:
 
 
 class Page:
-    """A report under way: sections are added in order, charts and tokens go into the page's data."""
+    """A report being built: sections are added in order, charts and tokens go into the page's data."""
 
     def __init__(self, title: str, kind: str):
         self.title, self.kind = title, kind
@@ -38,7 +38,7 @@ class Page:
         self.column = ""
 
     def section(self, title: str, *parts: str) -> None:
-        """A part with a heading; its parts are markup."""
+        """A section with a heading; its parts are markup."""
         self.sections.append((title, "\n".join(parts)))
 
     def plots(self, charts: Sequence[dict[str, Any]]) -> str:
@@ -51,7 +51,7 @@ class Page:
         return f'<div class="plots">{places}</div>'
 
     def microscope(self, steps: Sequence[dict[str, Any]], column: str = "advantage") -> str:
-        """The token microscope over steps of samples, coloured by a column at first; one a page."""
+        """The token microscope over steps of samples, at first coloured by `column`; one per page."""
         self.tokens, self.column = list(steps), column
         return '<div id="microscope" class="card"></div>'
 
@@ -64,13 +64,13 @@ class Page:
             f'<section id="s{number}">{f"<h2>{escape(title)}</h2>" if title else ""}\n{markup}\n</section>'
             for number, (title, markup) in enumerate(self.sections)
         ]
-        body = "\n".join([*parts[:1], f'<nav aria-label="Parts of this page">{links}</nav>', *parts[1:]])
+        body = "\n".join([*parts[:1], f'<nav aria-label="Sections of this page">{links}</nav>', *parts[1:]])
         text = make_page(
             f"{self.title} · Proxima",
             '<header class="bar"><span class="brand">Proxima '
             f"<span>{escape(self.kind)}</span></span></header>\n"
             f'<main class="report">\n{body}\n'
-            "<noscript><p>Charts and token microscope need JavaScript; nothing is loaded from "
+            "<noscript><p>Charts and the token microscope need JavaScript; nothing is loaded from "
             "elsewhere.</p></noscript>\n"
             "</main>",
             read_script(*PARTS, STATIC / "report.js"),
@@ -99,7 +99,7 @@ def listed(texts: Sequence[str]) -> str:
 
 
 def conclusion(text: str, better: bool | None) -> str:
-    """The answer in a word, then in a sentence."""
+    """The conclusion in a word, then in a sentence."""
     kind, word = {True: ("yes", "better"), False: ("no", "worse"), None: ("open", "not clear")}[better]
     return f'<p class="conclusion"><span class="{kind}">{word}</span> {escape(text)}</p>'
 

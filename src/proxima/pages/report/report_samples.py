@@ -82,12 +82,12 @@ def cut_text(text: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def before_and_after(run: Run) -> tuple[str, list[Pair]]:
-    """Where the pairs are from, in words, and the pairs: by `proxima eval`, else followed prompts, first
+    """Where the pairs come from, in words, and the pairs: by `proxima eval`, else followed prompts, first
     against last step."""
     evaluated = (run.evaluation or {}).get("samples")
     if isinstance(evaluated, list) and evaluated and all(isinstance(row, dict) for row in evaluated):
         rows = [Pair(*(_get(row, key) for key in EVALUATED)) for row in evaluated[:PAIRS]]
-        return "Answers of the model before and after training to held-out prompts, by `proxima eval`.", rows
+        return "Responses to held-out prompts before and after training, by `proxima eval`.", rows
     steps = run.token_steps()
     if len(steps) > 1:
         old, new = (

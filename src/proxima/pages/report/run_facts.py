@@ -15,8 +15,10 @@ from proxima.config.secrets import shareable
 from proxima.core.regular_files import read_file
 from proxima.pages.report.report_curves import interval_names
 from proxima.runs import Run
+from proxima.runs.glossary import title_of, unit_of
 
-ENOUGH = 5  # steps in a stretch, for an interval
+CARDS = ("avg_reward", "kl_exact", "response_length", "eos_rate")  # in training, first against last steps
+ENOUGH = 5  # steps that a mean needs for an interval
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Story:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class StepMean:
     """The mean of some steps, and the 95 % interval of it where there are enough of them."""
 
     mean: float
@@ -48,7 +50,7 @@ class Stretch:
     steps: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Stretch:
+    def of(cls, values: Sequence[float]) -> StepMean:
         known = [value for value in values if math.isfinite(value)]
         if not known:
             return cls(math.nan, math.nan, 0)
@@ -70,9 +72,9 @@ def tell(run: Run) -> Story:
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """What held-out prompts show: by `proxima eval` where it was asked, else the reference's reward and
-    the last evaluation's."""
+class HeldOutNumbers:
+    """What held-out prompts show: by `proxima eval` where it was run, else the rewards of the reference and
+    of the last evaluation."""
 
     first: float
     last: Interval
@@ -102,7 +104,7 @@ class Interval:
         return f"{percent(self.value)} %"
 
 
-def held_out(run: Run, metrics: Mapping[str, Sequence[float]]) -> HeldOut | None:
+def held_out(run: Run, metrics: Mapping[str, Sequence[float]]) -> HeldOutNumbers | None:
     asked = run.evaluation or {}
     old, new, rate = (_floats(asked.get(name)) for name in ("reference", "policy", "win_rate"))
     if "avg_reward" in old and "avg_reward" in new:
@@ -112,7 +114,7 @@ def held_out(run: Run, metrics: Mapping[str, Sequence[float]]) -> HeldOut | None
             if "rate" in rate
             else None
         )
-        return HeldOut(old["avg_reward"], last, won, "by `proxima eval`")
+        return HeldOutNumbers(old["avg_reward"], last, won, "by `proxima eval`")
     known = [i for i, value in enumerate(metrics.get("validation/reward", ())) if math.isfinite(value)]
     if not known:
         return None
@@ -122,11 +124,11 @@ def held_out(run: Run, metrics: Mapping[str, Sequence[float]]) -> HeldOut | None
     rates = [i for i, value in enumerate(metrics.get("validation/win_rate", ())) if math.isfinite(value)]
     won = _logged(metrics, "validation/win_rate", rates[-1]) if rates else None
     last = _logged(metrics, "validation/reward", known[-1])
-    return HeldOut(start[-1] if start else column[known[0]], last, won, source)
+    return HeldOutNumbers(start[-1] if start else column[known[0]], last, won, source)
 
 
-def judge(metrics: Mapping[str, Sequence[float]], measured: HeldOut | None) -> tuple[str, bool | None]:
-    """Whether it got better: by held-out prompts where there are any, else by the reward in training."""
+def judge(metrics: Mapping[str, Sequence[float]], measured: HeldOutNumbers | None) -> tuple[str, bool | None]:
+    """Whether it got better: by held-out prompts where there are any, else by the training reward."""
     if measured is not None:
         interval = f" ({measured.last.words()})" if measured.last.words() else ""
         told = (
@@ -137,7 +139,7 @@ def judge(metrics: Mapping[str, Sequence[float]], measured: HeldOut | None) -> t
             return f"{told}.", measured.last.value > measured.first
         interval = f" ({measured.win_rate.words(percents=True)})" if measured.win_rate.words() else ""
         return (
-            f"{told}; its answers win against the model it began as {measured.win_rate.rate()} of the "
+            f"{told}; its answers beat those of the reference {measured.win_rate.rate()} of the "
             f"time{interval}.",
             (True if measured.win_rate.low > 0.5 else False if measured.win_rate.high < 0.5 else None),
         )
@@ -148,71 +150,59 @@ def judge(metrics: Mapping[str, Sequence[float]], measured: HeldOut | None) -> t
         return f"One step was logged; its reward was {short(first.mean)}.", None
     change = f"from {first} to {last}"
     if math.isnan(first.error + last.error):
-        return f"The reward in training went {change}; so few steps cannot tell change from noise.", None
+        return f"The training reward went {change}; so few steps cannot tell a change from noise.", None
     if abs(last.mean - first.mean) < math.hypot(first.error, last.error):
-        return f"The reward in training went {change}: no more than its noise.", None
+        return f"The training reward went {change}: no more than its noise.", None
     rose = last.mean > first.mean
-    return f"The reward in training {'rose' if rose else 'fell'} {change}.", rose
+    return f"The training reward {'rose' if rose else 'fell'} {change}.", rose
 
 
-def ends(values: Sequence[float]) -> tuple[Stretch, Stretch]:
+def ends(values: Sequence[float]) -> tuple[StepMean, StepMean]:
     """The first and the last tenth of a curve, at least five steps each where there are ten."""
     known = _finite(values)
     width = max(len(known) // 10, min(ENOUGH, len(known) // 2), 1)
-    return Stretch.of(known[:width]), Stretch.of(known[-width:])
+    return StepMean.of(known[:width]), StepMean.of(known[-width:])
 
 
-def cards(metrics: Mapping[str, Sequence[float]], measured: HeldOut | None) -> list[Card]:
+def cards(metrics: Mapping[str, Sequence[float]], measured: HeldOutNumbers | None) -> list[Card]:
     """Before and after of what matters, where the run has it."""
     made = []
     if measured is not None:
         change = f"{short(measured.first)} → {short(measured.last.value)}"
-        made.append(Card("Reward, held-out", change, measured.last.words() or measured.source))
-        if measured.win_rate is not None:
-            made.append(
-                Card(
-                    "Wins against the start", measured.win_rate.rate(), measured.win_rate.words(percents=True)
-                )
-            )
-    first, last = ends(metrics.get("avg_reward", ()))
-    if first.steps:
-        several = (
-            f"mean of the first and last {first.steps} steps" if first.steps > 1 else "first and last step"
-        )
-        made.append(Card("Reward in training", f"{short(first.mean)} → {short(last.mean)}", several))
-    for label, name, unit in (
-        ("Distance from the start", "kl_exact", "nats of KL a text"),
-        ("Length", "response_length", "tokens a text"),
-        ("End by themselves", "eos_rate", "share of texts"),
-    ):
-        begin, end = ends(metrics.get(name, ()))
-        if begin.steps:
-            made.append(Card(label, f"{short(begin.mean)} → {short(end.mean)}", unit))
+        made.append(Card(title_of("validation/reward"), change, measured.last.words() or measured.source))
+        if (won := measured.win_rate) is not None:
+            made.append(Card(title_of("validation/win_rate"), won.rate(), won.words(percents=True)))
+    for name in CARDS:
+        first, last = ends(metrics.get(name, ()))
+        if first.steps:
+            change = f"{short(first.mean)} → {short(last.mean)}"
+            several = f"first and last {first.steps} steps" if first.steps > 1 else "first and last step"
+            made.append(Card(title_of(name), change, f"{unit_of(name)}, {several}"))
     return made
 
 
 def what_was_trained(run: Run, metrics: Mapping[str, Sequence[float]]) -> list[str]:
-    """Sentences for someone who knows nothing of the project."""
+    """Sentences for someone who does not know the project."""
     config, steps = run.config, len(metrics["step"])
     model = str(config.get("model_name", "a language model"))
     size = config.get("batch_size")
-    answers = f", {steps * size:,} texts in all" if isinstance(size, int) else ""
+    answers = f", {steps * size:,} responses in all" if isinstance(size, int) else ""
     told = [
-        f"The language model {model} wrote texts for prompts, each text got a score, and PPO made what "
-        "scored well likelier: "
+        f"The language model {model} answered prompts, each response was scored, and PPO made responses with "
+        "high scores more likely: "
         f"{steps:,} step{'s' if steps != 1 else ''} of {size or '?'} prompts{answers}."
     ]
     if data := read_data(run):
         count = f"{data['prompts']:,} prompts" if isinstance(data.get("prompts"), int) else "prompts"
         held_out = f"; held out: {data['validation']}" if data.get("validation") else ""
-        told.append(f"Its prompts: {count} of {data.get('data', '?')}{held_out}.")
+        told.append(f"Prompts: {count} from {data.get('data', '?')}{held_out}.")
     if rewards := [
         reward_words(reward) for reward in config.get("rewards") or () if isinstance(reward, dict)
     ]:
-        told.append(f"Its score: {' plus '.join(rewards)}.")
+        told.append(f"Reward: {' plus '.join(rewards)}.")
     if isinstance(coef := config.get("kl_coef"), (int, float)) and coef:
         told.append(
-            f"Every nat of distance from the model it began as costs {coef:g}, so that it keeps its language."
+            f"A penalty of {coef:g} per nat of KL keeps it close to the reference, the model it started as."
         )
     return [shareable(each) for each in told]
 
@@ -238,7 +228,7 @@ def read_data(run: Run) -> dict[str, Any]:
 
 
 def short(value: float, digits: int = 3) -> str:
-    """A number for a sentence."""
+    """A number for a sentence, in few digits."""
     if not math.isfinite(value):
         return "–"
     if value and not 1e-3 <= abs(value) < 1e6:

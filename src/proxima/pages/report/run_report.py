@@ -25,10 +25,11 @@ from proxima.pages.report.report_page import (
 from proxima.pages.report.report_samples import before_and_after, embedded_tokens
 from proxima.pages.report.run_facts import Story, read_data, short, tell
 from proxima.runs import Run
+from proxima.runs.glossary import title_of, unit_of
 
 STATES = {
     "training": "This run is still training: the report shows it as it is now.",
-    "stopped": "This run stopped before its end (interrupted, killed or failed).",
+    "stopped": "This run stopped early (interrupted, killed or failed).",
 }
 
 
@@ -41,13 +42,14 @@ def write_report(run: Run, path: str | Path | None = None) -> Path:
     for group, charts in groups[:1]:
         page.section(group.title, paragraph(group.text, "soft"), page.plots(charts))
     if (traded := frontier(run.metrics())) is not None:
-        page.section("What did it cost?", page.plots([traded]))
+        page.section("Reward against KL", page.plots([traded]))
     _samples(page, run)
     for group, charts in groups[1:]:
         page.section(group.title, paragraph(group.text, "soft"), page.plots(charts))
     if same := constants(run.metrics()):
-        told = ", ".join(f"{name} {short(value)}" for name, value in same.items())
-        page.section("The same at every step", paragraph(f"{told}.", "soft"))
+        rows = [(title_of(name), name, short(value), unit_of(name)) for name, value in same.items()]
+        told = table(("metric", "name", "value", "unit"), rows, right=4)
+        page.section("Constant metrics", folded(f"{len(rows)} metrics had one value at every step", told))
     _warnings(page, story)
     _how(page, run)
     return page.write(Path(path) if path else run.path / "report.html")
@@ -63,7 +65,7 @@ def _first_screen(page: Page, run: Run, story: Story) -> None:
         conclusion(story.conclusion, story.better),
         *(paragraph(sentence) for sentence in story.what),
         numbers(story.cards),
-        paragraph(f"It ended because: {shareable(reason)}.", "soft") if reason else "",
+        paragraph(f"Why it ended: {shareable(reason)}.", "soft") if reason else "",
         paragraph(_alarm_words(len(story.warnings)), "soft"),
     )
 
@@ -71,7 +73,7 @@ def _first_screen(page: Page, run: Run, story: Story) -> None:
 def _alarm_words(count: int) -> str:
     if not count:
         return "No guard raised an alarm."
-    return f"{count} alarm{'s' if count > 1 else ''} of the guards: see “Warnings met”."
+    return f"The guards raised {count} alarm{'s' if count > 1 else ''}: see “Warnings”."
 
 
 def _samples(page: Page, run: Run) -> None:
@@ -84,9 +86,11 @@ def _samples(page: Page, run: Run) -> None:
             (str(s.get("prompt", "")), str(s.get("text", "")), short(_number(s.get("reward"))))
             for s in run.samples(last)
         ]
-        told = f"Texts of step {last}. Nothing to set beside them was logged."
+        told = f"Responses of step {last}. No earlier responses were logged to compare them with."
         page.section(
-            "What it writes", paragraph(told, "soft"), table(("prompt", "text", "reward"), shown[:8], right=2)
+            "Responses of the last step",
+            paragraph(told, "soft"),
+            table(("prompt", "response", "reward"), shown[:8], right=2),
         )
     steps = embedded_tokens(run)
     if steps:
@@ -95,16 +99,15 @@ def _samples(page: Page, run: Run) -> None:
         held = (
             f"{len(steps)} of {logged} logged; `proxima studio` shows all"
             if len(steps) < logged
-            else "all that were logged"
+            else "all logged steps"
         )
         if left_out := sum(step["left_out"] for step in steps):
             held += f"; {left_out} of their samples are too large for this file"
         page.section(
             "Token microscope",
             paragraph(
-                "What training saw in each token of a text: how likely it was, what it earned, what was "
-                "expected of it. "
-                "Choose a step, a sample, and a second step to set beside it.",
+                "What training saw in each token of a response: its log-probability, reward, value and "
+                "advantage. Choose a step, a sample, and a second step to compare with.",
                 "soft",
             ),
             page.microscope(steps),
@@ -121,25 +124,23 @@ def _warnings(page: Page, story: Story) -> None:
     ]
     most = 200
     more = paragraph(f"{len(rows) - most} more are in warnings.jsonl.", "soft") if len(rows) > most else ""
-    page.section(
-        "Warnings met", table(("step", "guard", "what it saw", "what was done"), rows[:most], right=4), more
-    )
+    page.section("Warnings", table(("step", "guard", "message", "action"), rows[:most], right=4), more)
 
 
 def _how(page: Page, run: Run) -> None:
-    """Settings, environment, checkpoints, and the commands that do it again."""
+    """Settings, environment, checkpoints, and the commands that repeat the run."""
     config = {name: shareable(str(value)) for name, value in run.config.items()}
     defaults = {name: str(value) for name, value in PPOConfig().to_dict().items()}
     changed = {name: value for name, value in config.items() if value != defaults.get(name)}
     rest = {name: value for name, value in config.items() if name not in changed}
     page.section(
         "Settings",
-        paragraph("What differs from the defaults:", "soft"),
+        paragraph("Settings that differ from the defaults:", "soft"),
         settings(changed),
         folded(f"{len(rest)} settings at their defaults", settings(rest)) if rest else "",
     )
     if run.environment:
-        page.section("Where it ran", folded("Versions and hardware", settings(_flat(run.environment))))
+        page.section("Environment", folded("Versions and hardware", settings(_flat(run.environment))))
     if checkpoints := run.checkpoints():
         rows = [
             (
@@ -157,13 +158,11 @@ def _how(page: Page, run: Run) -> None:
 
 
 def repeat_commands(run: Run) -> str:
-    """Shell lines; what the run did not note is said."""
+    """Shell lines; they say what the run did not record."""
     data, commit = read_data(run), run.environment.get("git_commit")
     lines = []
     if commit:
-        dirty = (
-            "   # its files had changes that were not committed" if run.environment.get("git_changes") else ""
-        )
+        dirty = "   # with uncommitted changes" if run.environment.get("git_changes") else ""
         lines.append(f"git checkout {shlex.quote(str(commit))}{dirty}")
     words = [
         "proxima",
@@ -178,11 +177,11 @@ def repeat_commands(run: Run) -> str:
             words += [f"--{name}", str(data[name])]
     if not data.get("data"):
         words += ["--data", "PROMPTS"]
-        lines.append("# trained from Python: PROMPTS stands for the prompts that were given there")
+        lines.append("# trained from Python: replace PROMPTS by the prompts that were used there")
     trust = ["--trust-remote-code"] if run.config.get("trust_remote_code") is True else []
     lines.append(shlex.join([*words, *trust]))
     again = ["proxima", "eval", str(run.path), "--data", "HELD_OUT", *_named(run), *trust]
-    lines.append(f"{shlex.join(again)}   # beside the model it started as")
+    lines.append(f"{shlex.join(again)}   # compared with the reference")
     return shareable("\n".join(lines))
 
 

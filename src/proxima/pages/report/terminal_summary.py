@@ -9,18 +9,20 @@ from proxima.config.secrets import shareable
 from proxima.core.terminal_text import visible
 from proxima.pages.report.run_facts import tell
 from proxima.runs import Run
+from proxima.runs.glossary import title_of
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 48
+CURVES = ("avg_reward", "kl_exact", "response_length")
 
 
 def summary(run: Run) -> str:
     story, metrics = tell(run), run.metrics()
     lines = [f"{run.name}: {run.state}, {len(metrics['step'])} steps", story.conclusion]
-    for label, name in (("reward", "avg_reward"), ("KL", "kl_exact"), ("length", "response_length")):
+    for name in CURVES:
         if line := sparkline(metrics.get(name, ())):
-            lines.append(f"  {label:8}{line}")
-    lines += [f"  {card.label:26}{card.value:>20}  {card.note}" for card in story.cards]
+            lines.append(f"  {title_of(name):32}{line}")
+    lines += [f"  {card.label:32}{card.value:20}  {card.note}" for card in story.cards]
     lines += [
         f"  warning at step {w['step']}, {w.get('guard', '')}: {w.get('message', '')}"
         for w in story.warnings[:3]

@@ -1,9 +1,8 @@
 """The runs of a folder, held open between requests. In: runs/. Out: a run by its name, and a line for the
 list.
 
-A name counts only if a look at the folder found it: no path of a request reaches the disk. Of every run in
-the list just the last line and a few others are read; the numbers of a few runs, those looked at last, stay
-in memory.
+Only names found in the folder are accepted, so no path of a request reaches the disk. For the list, only the
+last line and a few others of each run are read. The numbers of the runs viewed last stay in memory.
 """
 
 from __future__ import annotations
@@ -26,12 +25,13 @@ from proxima.runs import Run, find_runs
 KEPT = 8  # runs whose numbers stay in memory: about 60 MB each at 10,000 steps
 QUIET = 60.0  # seconds without a new step after which a run that holds its lock is called stale ...
 QUIET_STEPS = 10  # ... or this many times its last step's duration, whichever is longer
+SHOWN = ("avg_reward", "kl")  # metrics in the list of runs
 _number = count(1)
 
 
 @dataclass
 class Open:
-    """A run that is being looked at; one request at a time reads from it."""
+    """A run that is being viewed; one request at a time reads from it."""
 
     run: Run
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -39,13 +39,12 @@ class Open:
 
     @property
     def edition(self) -> str:
-        """Another one means that earlier steps are no longer what they were: cut back, rolled back, begun
-        anew."""
+        """A new one means that earlier steps changed: the run was cut back, rolled back or started again."""
         return f"{self.number}.{self.run.version}"
 
 
 class Library:
-    """What is in a folder of runs, now."""
+    """What a folder of runs holds now."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -55,9 +54,9 @@ class Library:
         self._lock = threading.Lock()
 
     def list(self, seconds: float = 1.0) -> list[dict[str, Any]]:
-        """One line a run, the newest first.
+        """One line per run, the newest first.
 
-        What cannot be read in so many seconds says `unread`; the next call goes on.
+        Runs that cannot be read within `seconds` are marked `unread`; the next call reads them.
         """
         until = time.monotonic() + seconds
         found = [
@@ -100,7 +99,7 @@ class Library:
         kept = self._lines.get(run.name)
         if kept is None or kept[0] != mark:
             last = run.last()
-            seen = {name: last.get(name) for name in ("step", "avg_reward", "kl", "seconds")}
+            seen = {name: last.get(name) for name in ("step", *SHOWN, "seconds")}
             kept = mark, seen | {"spark": glance(run.path / "metrics.jsonl", "avg_reward")}
             self._lines[run.name] = kept
         return {

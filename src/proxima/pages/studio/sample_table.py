@@ -1,6 +1,6 @@
-"""Samples that follow a prompt through the steps.
+"""The same prompts at several steps.
 
-In: rows of samples.jsonl. Out: one row a prompt, one cell a chosen step.
+In: rows of samples.jsonl. Out: one row per prompt, one cell per chosen step.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ TEXT = 2000  # characters of a cell; the microscope shows all of it
 
 
 def follow(rows: Sequence[Mapping[str, Any]], wanted: Sequence[int] = ()) -> dict[str, Any]:
-    """Followed prompts come first, then those met at most steps; of all this only so many rows and so much
-    text."""
+    """Followed prompts come first, then those sampled at the most steps; at most `ROWS` rows, texts cut at
+    `TEXT`."""
     steps = sorted({row["step"] for row in rows})
     chosen = choose(steps, wanted)
     cells: dict[tuple[str, str, int], dict[int, Mapping[str, Any]]] = {}

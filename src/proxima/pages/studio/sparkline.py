@@ -1,6 +1,6 @@
-"""A long file of numbers at a glance.
+"""One metric of a long file, for a small drawing.
 
-In: metrics.jsonl of any length. Out: one metric at a few places, for a small drawing.
+In: metrics.jsonl of any length. Out: a few points of it.
 """
 
 from __future__ import annotations

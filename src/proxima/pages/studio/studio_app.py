@@ -1,16 +1,17 @@
 """The studio's routes. In: a library of runs, and a feedback store if there is one. Out: an app with the page
 and its routes.
 
-    GET /api/runs                            one line a run
+    GET /api/runs                            one line per run
     GET /api/run?name=                       a run: config, environment, end, warnings, charts, logged steps
     GET /api/curves?name=&metric=&after=     points after a step, with what else is new; all of them where the
-    run was cut back
-    GET /api/samples?name=&step=             prompts followed through the steps
+                                             run was cut back
+    GET /api/samples?name=&step=             the same prompts at several steps
     GET /api/tokens?name=&step=              token records of a step
     GET /api/compare?name=&metric=           several runs over each other
 
-The label page is at /label with the routes of its own. Answers are plain ASCII JSON: whatever a model wrote,
-half a surrogate pair included, arrives as the text it was.
+The label page is at /label with routes of its own. Titles and units of metrics come from their declarations.
+Replies are plain ASCII JSON, so that whatever a model wrote, half a surrogate pair included, arrives
+unchanged.
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.pages.label import PAGE, Store, add_label_routes
-from proxima.pages.studio.run_library import Library, Open, said, state_of
+from proxima.pages.studio.run_library import SHOWN, Library, Open, said, state_of
 from proxima.pages.studio.sample_table import follow
 from proxima.pages.studio.studio_comparison import Member, compare
 from proxima.pages.studio.studio_curves import band, curve, groups
 from proxima.pages.web import Site, make_app
-from proxima.runs.run_writer import plain
+from proxima.runs.glossary import title_of, unit_of
+from proxima.runs.run_files import plain
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Response
 
 STATIC = Path(__file__).parent / "static"
 MOST = 12  # runs in one comparison
+HEAD = ("avg_reward", "kl", "seconds")  # metrics at the head of a run
 
 
 def make_studio_app(library: Library, site: Site, store: Store | None = None) -> FastAPI:
@@ -43,7 +46,11 @@ def make_studio_app(library: Library, site: Site, store: Store | None = None) ->
 
     @app.get("/api/runs")
     def runs() -> Response:
-        return answer({"folder": str(library.folder), "label": store is not None, "runs": library.list()})
+        titles = {name: title_of(name) for name in SHOWN}
+        found = library.list()
+        return answer(
+            {"folder": str(library.folder), "label": store is not None, "titles": titles, "runs": found}
+        )
 
     @app.get("/api/run")
     def run(name: str) -> Response:
@@ -101,9 +108,10 @@ def head_of(opened: Open, metrics: dict[str, list[float]]) -> dict[str, Any]:
         "edition": opened.edition,
         "changed": run.changed,
         "step": int(last.get("step", 0)),
-        "last": {
-            name: last.get(name) for name in ("avg_reward", "kl", "entropy", "response_length", "seconds")
-        },
+        "last": [
+            {"name": name, "title": title_of(name), "unit": unit_of(name), "value": last.get(name)}
+            for name in HEAD
+        ],
         "warnings": len(run.warnings()),
         "token_steps": [len(steps), steps[-1] if steps else 0],
         **said(run),

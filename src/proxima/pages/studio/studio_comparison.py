@@ -1,7 +1,7 @@
-"""Runs over each other on the page. In: configs, states and metrics of several runs. Out: what `proxima
-compare` shows.
+"""Several runs in one comparison on the page. In: configs, states and metrics of runs. Out: what `proxima
+compare` shows, and any other metric on request.
 
-Any other metric may be asked for beside it. A run without a step is left out.
+A run without a step is left out.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.pages.comparison.compare_runs import CURVES, curves, frontier, notes, table
+from proxima.pages.comparison.compare_runs import columns_of, compared, curves, frontier, notes, table
 from proxima.pages.comparison.seed_groups import group_by_seed
 from proxima.pages.report.report_curves import NOT_DRAWN, bounds
 from proxima.pages.studio.studio_curves import Metrics
+from proxima.runs.glossary import title_of
 
 
 @dataclass(frozen=True)
@@ -30,21 +31,20 @@ def compare(members: Sequence[Member], more: Sequence[str] = ()) -> dict[str, An
     """
     Args:
         more: metrics to draw beside the usual ones.
-    Returns: `rows` of the table, `groups` of seeds, `charts`, `notes`, and the `names` of metrics that are in
-        no chart yet.
+    Returns: `columns` and `rows` of the table, `groups` of seeds, `charts`, `notes`, and `more`: name and
+        title of the metrics that are in no chart yet.
     """
     there = [member for member in members if member.metrics.get("step")]
     metrics = {member.name: member.metrics for member in there}
     configs = {member.name: member.config for member in there}
     groups = group_by_seed(configs)
-    wanted = (*CURVES, *((name, "", name, "", "") for name in more))
-    drawn = {metric for _, _, metric, _, _ in wanted}.union(
-        NOT_DRAWN, *(bounds(each) for each in metrics.values())
-    )
+    drawn = {*compared(), *more, *NOT_DRAWN}.union(*(bounds(each) for each in metrics.values()))
+    left = {name for each in metrics.values() for name in each} - drawn
     return {
+        "columns": columns_of(metrics) if metrics else {},
         "rows": table(metrics, groups, {member.name: member.state for member in there}),
         "groups": groups,
-        "charts": [*frontier(metrics), *curves(metrics, groups, wanted)],
+        "charts": [*frontier(metrics, groups), *curves(metrics, groups, more)],
         "notes": notes(configs),
-        "names": sorted({name for each in metrics.values() for name in each} - drawn),
+        "more": {name: title_of(name) for name in sorted(left)},
     }

@@ -11,11 +11,12 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxima.pages.report.report_curves import GROUPS, NOT_DRAWN, REST, bounds, interval_names, meanings
+from proxima.pages.report.report_curves import MARKED, NOT_DRAWN, bounds, interval_names, meanings
 from proxima.runs import thin
+from proxima.runs.glossary import charts_in_groups
 
 POINTS = 600
-"""Points a curve; a screen shows no more."""
+"""Points per curve; a screen shows no more."""
 OPEN = 3
 """Groups drawn at once; the others when they are opened."""
 
@@ -23,25 +24,27 @@ Metrics = Mapping[str, Sequence[float]]
 
 
 def groups(metrics: Metrics) -> list[dict[str, Any]]:
-    """What to draw: the report's groups, then one chart for each metric that is in none of them."""
+    """What to draw: every metric in one chart, in the groups of its declaration."""
     ends = bounds(metrics)
-    left = [name for name in metrics if name not in NOT_DRAWN and name not in ends]
-    found = []
-    for place, group in enumerate(GROUPS):
-        charts = []
-        for title, unit, wanted in group.charts:
-            mine = list(dict.fromkeys(name for want in wanted for name in left if _fits(name, want)))
-            left = [name for name in left if name not in mine]
-            if mine:
-                charts.append({"title": title, "unit": unit, "names": mine, "about": meanings(mine)})
-        found.append({"title": group.title, "text": group.text, "open": place < OPEN, "charts": charts})
-    rest = [{"title": name, "unit": "", "names": [name], "about": meanings([name])} for name in left]
-    found.append({"title": REST.title, "text": REST.text, "open": False, "charts": rest})
-    return [group for group in found if group["charts"]]
-
-
-def _fits(name: str, wanted: str) -> bool:
-    return name.startswith(wanted[:-1]) if wanted.endswith("*") else name == wanted
+    wanted = [name for name in metrics if name not in NOT_DRAWN and name not in ends]
+    return [
+        {
+            "title": group.title,
+            "text": group.text,
+            "open": place < OPEN,
+            "charts": [
+                {
+                    "title": chart.title,
+                    "unit": chart.unit,
+                    "names": chart.names,
+                    "marked": chart.names[0] in MARKED,
+                    "about": meanings(chart.names),
+                }
+                for chart in charts
+            ],
+        }
+        for place, (group, charts) in enumerate(charts_in_groups(wanted))
+    ]
 
 
 def curve(

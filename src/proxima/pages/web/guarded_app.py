@@ -1,12 +1,13 @@
 """The app behind the guard. In: a site and folders of static files. Out: a FastAPI app to add routes to.
 
 `/` is the folder's index.html; `/static/NAME` its other files and those shared by all pages; a further page
-has an address and a folder of its own. They are read once, by name: no path of a request ever reaches the
+has an address and a folder of its own. They are read once, by name, so no path of a request ever reaches the
 disk. Errors are JSON, `{"error": "in words"}`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,15 +41,12 @@ class Missing(ValueError):  # noqa: N818
 
 
 def make_app(site: Site, folder: Path, **pages: Path) -> FastAPI:
-    """An app that only answers what the site's guard lets through, however it is run.
+    """An app that answers only requests that the site's guard lets through, however it is run.
 
     Args:
         pages: folders of further pages by name; the index.html of one is at /NAME.
     """
-    from fastapi import FastAPI, HTTPException, Response
-    from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse
-    from starlette.exceptions import HTTPException as AnyHTTPException
+    from fastapi import FastAPI
 
     class GuardedApp(FastAPI):
         async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -59,6 +57,15 @@ def make_app(site: Site, folder: Path, **pages: Path) -> FastAPI:
     app = GuardedApp(
         docs_url=None, redoc_url=None, openapi_url=None, telemetry=quiet
     )  # which older ones lack
+    _add_files(app, folder, pages)
+    _add_errors(app)
+    return app
+
+
+def _add_files(app: FastAPI, folder: Path, pages: Mapping[str, Path]) -> None:
+    """Pages and static files, read once."""
+    from fastapi import HTTPException, Response
+
     files = {path.name: path for place in (SHARED, *pages.values(), folder) for path in place.iterdir()}
     files |= {f"{name}.html": place / "index.html" for name, place in pages.items()}
     contents = {
@@ -75,7 +82,14 @@ def make_app(site: Site, folder: Path, **pages: Path) -> FastAPI:
     for page in pages:
         app.get(f"/{page}")(partial(send_file, f"{page}.html"))
     app.get("/static/{name}")(send_file)
-    app.get("/favicon.ico")(lambda: send_file("icon.svg"))  # asked for by the entry page
+    app.get("/favicon.ico")(lambda: send_file("icon.svg"))  # requested by the entry page
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Errors as JSON, in words."""
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse
+    from starlette.exceptions import HTTPException as AnyHTTPException
 
     @app.exception_handler(ValueError)
     def refuse(request: object, error: ValueError) -> JSONResponse:
@@ -90,5 +104,3 @@ def make_app(site: Site, folder: Path, **pages: Path) -> FastAPI:
     @app.exception_handler(RequestValidationError)
     def refuse_form(request: object, error: RequestValidationError) -> JSONResponse:
         return JSONResponse({"error": "the request has not the form that this page sends"}, 422)
-
-    return app

@@ -20,6 +20,7 @@ from proxima.evaluator import win_rate
 from proxima.finetuning import Preference, RewardTrainer, read_preferences
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import Run
+from proxima.runs.run_files import write_json
 from proxima.world.build_embedded import demonstrations, sample_preferences
 from proxima.world.demo.demo_report import write_report
 from proxima.world.demo.gold_judge import Judgement, accuracy_by_gap, judge
@@ -101,7 +102,7 @@ def run_demo(
             "all": time.perf_counter() - started,
         },
     }
-    (home / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    write_json(home / "results.json", results)
     examples = list(zip(held_out[:4], before.texts, before.gold, after.texts, after.gold, strict=False))
     report = write_report(home / "report.html", results, held_out, before, after, Run(run.run_folder))
     _show(results, examples)

@@ -26,15 +26,12 @@ from proxima.pages.report.report_page import (
 from proxima.pages.report.report_samples import Pair, cut
 from proxima.pages.report.run_facts import Card, percent
 from proxima.runs import Run
+from proxima.runs.glossary import title_of
 from proxima.world.demo.gold_judge import Judgement
 from proxima.world.posts import Post
 
 EXAMPLES = 8
-CURVES = {
-    "Score of the reward model": ("score", ["avg_reward"]),
-    "Distance from the start (KL)": ("nats", ["kl_exact"]),
-    "Length": ("tokens", ["response_length"]),
-}
+CURVES = ("avg_reward", "kl_exact", "response_length")
 HABIT = "basically"  # what the annotators like more than they should
 
 
@@ -59,7 +56,7 @@ def write_report(
         pairs(rows[:EXAMPLES], "quality"),
     )
     metrics = run.metrics()
-    charts = [chart(metrics, names, title, unit) for title, (unit, names) in CURVES.items()]
+    charts = [chart(metrics, [name]) for name in CURVES]
     traded = frontier(metrics)
     page.section("While it trained", page.plots([*charts, traded] if traded else charts))
     page.section(
@@ -145,7 +142,7 @@ def _first_screen(page: Page, results: dict[str, Any]) -> None:
             [
                 Card("True quality", f"{sft['gold']:.2f} → {ppo['gold']:.2f}", "of at most 1"),
                 Card("Wins against before", f"{percent(win['rate'])} %", interval),
-                Card("Distance travelled", f"{ppo['kl']:.1f} nats", "KL a summary"),
+                Card(title_of("kl_exact"), f"{ppo['kl']:.1f} nats", "per summary"),
                 Card(
                     "Reward model is right",
                     f"{percent(model['accuracy'])} %",
@@ -183,7 +180,7 @@ def _weakness(page: Page, before: Judgement, after: Judgement) -> None:
             "learns its "
             f"teachers' weaknesses, and PPO finds them: {counts[0]} of {len(before.texts)} summaries opened "
             "so before, "
-            f"{counts[1]} after. This is reward hacking in the small; the price of distance is what holds "
+            f"{counts[1]} after. This is reward hacking in the small; the KL penalty is what holds "
             "it back. In the "
             "token microscope the word stands out in blue wherever PPO made it likelier."
         ),

@@ -15,6 +15,7 @@ import torch
 from proxima.finetuning import Preference, RewardTrainer
 from proxima.ppo_trainer import PPOTrainer
 from proxima.ppo_trainer.token_records import followed_records
+from proxima.runs.glossary import with_unit
 from proxima.runs.metrics import rollout_metrics
 from proxima.world.gold import gold_score
 from proxima.world.posts import Post, facts_of
@@ -39,9 +40,7 @@ class Judgement:
     ROWS: ClassVar[dict[str, str]] = {
         "gold score": "gold",
         "reward-model score": "score",
-        "sequence KL (nats)": "kl",
-        "length (tokens)": "response_length",
-        "ended by itself": "eos_rate",
+        **{with_unit(name): name for name in ("kl", "response_length", "eos_rate")},
     }
 
     def summary(self) -> dict[str, float]:

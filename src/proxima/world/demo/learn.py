@@ -10,11 +10,11 @@ and gold against KL
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from proxima.runs.run_files import write_json
 from proxima.world.demo.demo_pipeline import run_demo
 
 STEPS = 40
@@ -88,6 +88,6 @@ if __name__ == "__main__":
         else learn(given.folder, given.seeds, given.device)
     )
     path = given.folder / ("frontier.json" if given.frontier else "learn.json")
-    path.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    write_json(path, table)
     show(table)
     print(f"written to {path}")

@@ -20,11 +20,11 @@ function table(head, rows) {
   return element("div", { className: "wide" }, made);
 }
 
-const columns = Object.keys(data.rows[0]).filter((name) => data.rows.some((row) => row[name] !== null && row[name] !== ""));
+const columns = Object.entries(data.columns).filter(([key]) => data.rows.some((row) => row[key] !== null && row[key] !== ""));
 byId("table").append(
-  table(columns, data.rows.map((row) => columns.map((name) => cell(row[name])))),
-  element("p", { className: "soft", text: "Last numbers of each run. Runs that differ in their seed only are also one row: "
-    + "mean, and the 95 % interval of it (Student's t)." }),
+  table(columns.map(([, title]) => title), data.rows.map((row) => columns.map(([key]) => cell(row[key])))),
+  element("p", { className: "soft", text: "The last numbers of each run. Runs that differ only in their seed are also shown as one row: "
+    + "the mean and its 95 % interval (Student's t)." }),
   ...data.notes.map((text) => element("p", { text })),
 );
 
@@ -41,7 +41,7 @@ for (const [judge, rows] of Object.entries(data.win_rates)) {
   ]);
   const prompts = Math.min(...rows.map((row) => row.prompts));
   byId("wins").append(
-    element("h2", { text: `How often is the answer of the row better than that of the column? By ${visible(judge, 60)}` }),
+    element("h2", { text: `Win rate of the row over the column, by ${visible(judge, 60)}` }),
     table(["", ...data.names.map((name) => visible(name, 60))], body),
     element("p", { className: "soft", text: `Ties count half. 95 % intervals by bootstrap over ${prompts} prompts.` }),
   );
@@ -53,7 +53,7 @@ for (const chart of data.charts) {
   drawChart(place, chart);
 }
 
-if (data.texts.length) byId("texts").append(element("h2", { text: "Answers to the same prompts" }));
+if (data.texts.length) byId("texts").append(element("h2", { text: "Responses to the same prompts" }));
 for (const row of data.texts) {
   const answers = data.names.map((name) => element("div", {}, element("b", { text: visible(name, 60) }),
     element("p", { text: visible(row.answers[name], 1000) })));

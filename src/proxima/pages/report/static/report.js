@@ -34,7 +34,7 @@ function openMicroscope(place, steps) {
   const left = picker("left", named, steps.length > 1 ? "0" : last);
   const right = picker("right", [["", "nothing"], ...named], steps.length > 1 ? last : "");
   const scope = element("div");
-  place.append(element("div", { className: "pickers" }, label("Sample ", sample), label("at ", left), label("beside ", right)), scope);
+  place.append(element("div", { className: "pickers" }, label("Sample ", sample), label("at ", left), label("compared with ", right)), scope);
 
   function titleOf(key) {
     const found = keyed.map((map) => map.get(key)).find(Boolean);

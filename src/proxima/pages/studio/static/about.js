@@ -1,4 +1,4 @@
-// What the run was made of: config, environment, checkpoints, and how it ended.
+// The settings of a run, its environment, checkpoints, and how it ended.
 
 import { element } from "./base.js";
 import { visible } from "./dom.js";
@@ -16,7 +16,7 @@ export function showAbout(run, panel) {
     card("Settings", filter, settings),
     card("Environment", table({ folder: path, ...environment })),
     Object.keys(saved).length ? card("Checkpoints", table(saved)) : null,
-    results ? card("End", table(results)) : null,
+    results ? card("Results", table(results)) : null,
     evaluation ? card("Evaluation", table(evaluation)) : null,
   ];
   panel.append(element("div", { className: "cards" }, ...cards.filter(Boolean)));

@@ -1,4 +1,4 @@
-// Runs over each other. The address names them; the seeds of one config are one line with a band.
+// Several runs in one chart. The address names them; the seeds of one config are one curve with a band.
 
 import { ask, element } from "./base.js";
 import { drawChart } from "./chart.js";
@@ -52,17 +52,18 @@ export function showCompare(place, view) {
     [...list.querySelectorAll("input")].find((box) => box.value === focused)?.focus();
   }
 
-  function drawMetrics(left) {
-    if (offered === String(left)) return;
-    offered = String(left);
-    metric.replaceChildren(element("option", { value: "", text: "Add a chart …" }), ...left.map((name) => element("option", { value: name, text: line(name, 60) })));
+  function drawMetrics(left) { // metric -> title
+    const now = JSON.stringify(left);
+    if (offered === now) return;
+    offered = now;
+    metric.replaceChildren(element("option", { value: "", text: "Add a chart …" }), ...Object.entries(left).map(([name, title]) => element("option", { value: name, text: line(title, 60) })));
   }
 
   // The last numbers; those of a group of seeds are a mean and its interval.
-  function drawLast(rows) {
+  function drawLast(columns, rows) {
     last.hidden = !rows.length;
     if (!rows.length) return;
-    const heads = Object.keys(rows[0]);
+    const heads = Object.keys(columns);
     const cell = (head, value) => {
       if (head === "run") return element("th", { scope: "row" }, element("bdi", { text: line(value, 80) }));
       if (head === "state") return element("td", {}, ...(value ? [stateMark(value)] : []));
@@ -70,7 +71,7 @@ export function showCompare(place, view) {
       return element("td", { className: "figure", text });
     };
     const body = rows.map((row) => element("tr", {}, ...heads.map((head) => cell(head, row[head]))));
-    const top = heads.map((head) => element("th", { scope: "col", text: head, className: ["run", "state"].includes(head) ? "" : "figure" }));
+    const top = heads.map((head) => element("th", { scope: "col", text: columns[head], className: ["run", "state"].includes(head) ? "" : "figure" }));
     last.replaceChildren(element("table", { className: "plain" }, element("thead", {}, element("tr", {}, ...top)), element("tbody", {}, ...body)));
   }
 
@@ -85,7 +86,7 @@ export function showCompare(place, view) {
     const now = JSON.stringify([wanted, more, lost, lines.map((run) => [run.step, run.changed])]);
     if (now === mark) return pace; // nothing is new
     if (!wanted.length) {
-      note.textContent = runs.length ? "Choose two runs or more." : "There are no runs yet.";
+      note.textContent = runs.length ? "Select two or more runs." : "There are no runs yet.";
       charts.replaceChildren();
       drawn.clear();
       last.hidden = true;
@@ -93,12 +94,12 @@ export function showCompare(place, view) {
       return pace;
     }
     const said = await ask(`/api/compare?${new URLSearchParams([...wanted.map((name) => ["name", name]), ...more.map((name) => ["metric", name])])}`);
-    drawMetrics(said.names);
-    drawLast(said.rows);
+    drawMetrics(said.more);
+    drawLast(said.columns, said.rows);
     note.textContent = [
       ...said.notes,
-      Object.keys(said.groups).length && "Runs of the same config but for the seed are also one line: their mean, and its 95 % interval.",
-      lost.length && `No longer there: ${lost.map((name) => line(name, 80)).join(", ")}.`,
+      Object.keys(said.groups).length && "Runs whose configs differ only in the seed are also drawn as one curve: their mean and its 95 % interval.",
+      lost.length && `No longer found: ${lost.map((name) => line(name, 80)).join(", ")}.`,
     ].filter(Boolean).join(" ");
     const titles = new Set(said.charts.map((chart) => chart.title));
     for (const [title, { node }] of drawn) if (!titles.has(title)) { node.remove(); drawn.delete(title); }

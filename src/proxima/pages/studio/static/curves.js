@@ -1,14 +1,13 @@
-// The charts of a run, in groups. Points that are here are not asked for again; a run that was cut back is drawn anew.
+// The charts of a run, in groups. Points that are here are not requested again; a run that was cut back is redrawn.
 
 import { element } from "./base.js";
 import { drawChart } from "./chart.js";
 
-const MOST = 1500; // points a curve, after which all are asked for anew, thinned by the server
-const MARKED = ["avg_reward", "kl", "validation/reward"]; // warnings are marked here
+const MOST = 1500; // points per curve; beyond it all are requested again, thinned by the server
 
 export function showCurves(run, panel) {
   const { node: label, box } = smoothBox(() => draw());
-  const none = element("p", { className: "soft narrow", text: "No step is done yet." });
+  const none = element("p", { className: "soft narrow", text: "No step is finished yet." });
   panel.append(label, none);
   const opened = new Map(); // title of a group -> { node, grid, open() }
   const drawn = new Map(); // title of a chart -> chart
@@ -36,12 +35,12 @@ export function showCurves(run, panel) {
   function draw() {
     label.hidden = !(none.hidden = charts().length > 0);
     const marks = run.about.messages.slice(-20).map(({ step, guard }) => ({ x: step, text: String(guard) }));
-    for (const [group, { title, unit, names, about }] of charts()) {
+    for (const [group, { title, unit, names, about, marked }] of charts()) {
       const series = names.map((name) => {
         const points = curves.get(name) ?? [];
         return { name, points, band: bands.get(name), trend: smooth() ? trend(points) : null };
       });
-      const spec = { title, about, x: "step", y: unit, series, marks: MARKED.includes(names[0]) ? marks : [] };
+      const spec = { title, about, x: "step", y: unit, series, marks: marked ? marks : [] };
       if (drawn.has(title)) drawn.get(title).update(spec);
       else {
         const place = element("div", { className: "card chart-card" });
@@ -57,7 +56,7 @@ export function showCurves(run, panel) {
     metrics,
     after: () => after,
     edition: () => (lacking() || [...curves.values()].some((points) => points.length > MOST) ? "" : edition),
-    keys: [["s", "smooth, or not", () => box.click()]],
+    keys: [["s", "smoothing on or off", () => box.click()]],
     add(head, asked) {
       const news = head.anew || Object.values(head.curves).some((points) => points.length);
       if (head.anew) [curves, bands] = [new Map(), new Map()];
@@ -78,7 +77,7 @@ export function smoothBox(changed) {
     sessionStorage.setItem("smooth", box.checked ? "yes" : "no");
     changed();
   };
-  return { box, node: element("label", { className: "box small" }, box, " Smooth: a running mean over the raw line") };
+  return { box, node: element("label", { className: "box small" }, box, " Smooth (running mean over the raw curve)") };
 }
 
 // A running mean over a thirtieth of the steps, where there are enough of them.

@@ -1,4 +1,4 @@
-// The microscope of a run: a step, a sample, a column, and another step beside it.
+// The microscope of a run: a step, a sample, a column, and another step to compare with.
 
 import { ask, element, notice } from "./base.js";
 import { drawMicroscope } from "./microscope.js";
@@ -10,7 +10,7 @@ export function showInspect(run, panel, asked) {
   const kept = new Map(); // step -> samples
   const bar = element("div", { className: "row tools" });
   const place = element("div", { id: "scope" });
-  const none = element("p", { className: "soft narrow", hidden: true, text: "No tokens were logged yet. They come with the evaluations (eval_every), for as many samples as token_samples says." });
+  const none = element("p", { className: "soft narrow", hidden: true, text: "No tokens were logged yet. They are logged with the evaluations (eval_every), for token_samples samples." });
   panel.append(bar, place, none);
   let scope = null, picker = null, edition = run.about.edition, drawing = 0, wanted = null;
 
@@ -78,9 +78,9 @@ export function showInspect(run, panel, asked) {
     picker = stepPicker("Step", run.about.tokens, at.step, (step) => go({ step }));
     const choice = element("select", { ariaLabel: "Sample", onchange: () => go({ sample: Number(choice.value) }) },
       ...samples.map((sample, i) => element("option", { value: i, selected: i === at.sample, text: `${i + 1} · ${sample.kind} · ${line(sample.prompt.slice(-60), 60)}` })));
-    const box = element("input", { type: "checkbox", checked: at.beside !== null, ariaLabel: "Beside another step", onchange: () => go({ beside: box.checked ? run.about.tokens[0] : null }) });
+    const box = element("input", { type: "checkbox", checked: at.beside !== null, ariaLabel: "Compare with another step", onchange: () => go({ beside: box.checked ? run.about.tokens[0] : null }) });
     const other = at.beside === null ? [] : [stepPicker("Other step", run.about.tokens, at.beside, (beside) => go({ beside })).node];
-    bar.replaceChildren(picker.node, element("label", { className: "pick" }, choice), element("label", { className: "box" }, box, " Beside another step"), ...other);
+    bar.replaceChildren(picker.node, element("label", { className: "pick" }, choice), element("label", { className: "box" }, box, " Compare with another step"), ...other);
     if (focused) [...bar.querySelectorAll("button, select, input")].find((one) => one.ariaLabel === focused)?.focus();
   }
 
@@ -106,11 +106,11 @@ export function showInspect(run, panel, asked) {
       draw();
     },
     keys: [
-      ["[", "step before", () => picker?.move(-1)],
+      ["[", "previous step", () => picker?.move(-1)],
       ["]", "next step", () => picker?.move(1)],
-      [",", "sample before", () => sampleBy(-1)],
+      [",", "previous sample", () => sampleBy(-1)],
       [".", "next sample", () => sampleBy(1)],
-      ["b", "beside the first step, or alone", () => go({ beside: at.beside === null ? run.about.tokens[0] : null })],
+      ["b", "compare with the first step, or not", () => go({ beside: at.beside === null ? run.about.tokens[0] : null })],
     ],
   };
 }

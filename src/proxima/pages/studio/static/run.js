@@ -1,4 +1,4 @@
-// One run: its head, and a tab for charts, samples, microscope, warnings and what it was made of.
+// One run: its head, and one tab each for charts, samples, microscope, warnings and config.
 
 import { ask, byId, element } from "./base.js";
 import { showAbout } from "./about.js";
@@ -34,7 +34,7 @@ export function showRun(place, view) {
       state.replaceChildren(stateMark(head.state));
       if (before) byId("live").textContent = `The run is ${head.state}.`;
     }
-    const rows = [["Step", number(head.step, 9)], ["Reward", number(head.last.avg_reward)], ["KL", number(head.last.kl)], ["Seconds a step", number(head.last.seconds, 3)], ["Changed", ago(head.changed)]];
+    const rows = [["Step", number(head.step, 9)], ...head.last.map(({ title, unit, value }) => [`${title} (${unit})`, number(value)]), ["Changed", ago(head.changed)]];
     rows.forEach(([term, value], i) => {
       const row = figures.children[i] ?? figures.appendChild(element("div", {}, element("dt", { text: term }), element("dd")));
       if (row.lastChild.textContent !== value) row.lastChild.textContent = value;

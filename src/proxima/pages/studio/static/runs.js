@@ -6,7 +6,9 @@ import { link } from "./places.js";
 import { ago, number, spark, stateMark } from "./words.js";
 import { watch } from "./watch.js";
 
-const HEADS = ["", "Run", "State", "Step", "Reward", "KL", "Reward so far", "Changed"];
+const METRICS = ["avg_reward", "kl"]; // their titles come with the runs
+const HEADS = ["", "Run", "State", "Step", ...METRICS, "Curve", "Changed"];
+const FIGURES = ["Step", ...METRICS];
 
 export function showRuns(place, view) {
   const filter = element("input", { id: "filter", type: "search", placeholder: "Filter by name, state or model", autocomplete: "off", value: place.asked.get("q") ?? "" });
@@ -14,7 +16,8 @@ export function showRuns(place, view) {
   const count = element("p", { className: "soft", id: "count" });
   const compare = element("button", { type: "button", id: "compare-chosen", className: "main", hidden: true });
   const body = element("tbody", { id: "runs" });
-  const heads = HEADS.map((text) => element("th", { text, scope: "col", className: ["Step", "Reward", "KL"].includes(text) ? "figure" : "" }));
+  const heads = HEADS.map((text) => element("th", { text, scope: "col", className: FIGURES.includes(text) ? "figure" : "" }));
+  let titles = {};
   const table = element("table", { className: "runs" }, element("thead", {}, element("tr", {}, ...heads)), body);
   const empty = element("div", { className: "narrow", hidden: true });
   view.append(element("div", { className: "row tools" }, element("h1", { text: "Runs" }), filter, count, compare), element("div", { className: "card scroll" }, table), empty);
@@ -41,7 +44,7 @@ export function showRuns(place, view) {
   }
 
   function newRow(name) {
-    const box = element("input", { type: "checkbox", ariaLabel: `Choose ${name} for comparison`, onchange: () => { toggle(name); draw(); } });
+    const box = element("input", { type: "checkbox", ariaLabel: `Select ${name} for comparison`, onchange: () => { toggle(name); draw(); } });
     const anchor = element("a", { href: link({ run: name }) }, element("bdi", { text: name }));
     const cells = HEADS.map((head, place) => element("td", { className: `cell-${place}` }));
     cells[0].append(element("label", { className: "box" }, box));
@@ -63,22 +66,24 @@ export function showRuns(place, view) {
     row.note.classList.toggle("wrong", run.problems.length > 0);
     row.cells[2].replaceChildren(stateMark(run.state));
     row.cells[2].title = run.stop_reason ?? "";
-    [["Step", run.step], ["Reward", run.avg_reward], ["KL", run.kl]].forEach(([name, value], i) => {
+    [["Step", run.step], ...METRICS.map((name) => [titles[name], run[name]])].forEach(([title, value], i) => {
       row.cells[3 + i].textContent = number(value);
-      row.cells[3 + i].dataset.name = name;
+      row.cells[3 + i].dataset.name = title;
     });
     row.cells[6].replaceChildren(spark(run.spark));
   }
 
   const looking = watch(async () => {
-    const { runs, folder, label } = await ask("/api/runs");
+    const { runs, folder, label, ...more } = await ask("/api/runs");
     said = runs;
+    titles = more.titles;
+    heads.forEach((head, i) => (head.textContent = titles[HEADS[i]] ?? HEADS[i]));
     document.title = `Runs · Proxima`;
     byId("to-label").hidden = !label;
     empty.hidden = runs.length > 0;
     empty.replaceChildren(
       element("h2", { text: "No runs yet" }),
-      element("p", { className: "soft", text: `Nothing in ${folder} looks like a run. Start one and it appears here by itself:` }),
+      element("p", { className: "soft", text: `There is no run in ${folder}. Start one and it appears here:` }),
       element("code", { className: "card command", text: `proxima train --model-name embedded --data prompts.txt --rewards length_band,low=5,high=20 --run-dir ${folder}` }),
     );
     draw();
@@ -102,9 +107,9 @@ export function showRuns(place, view) {
     keys: [
       ["/", "filter the runs", () => filter.focus()],
       ["j ArrowDown", "next run", () => move(1)],
-      ["k ArrowUp", "run before", () => move(-1)],
+      ["k ArrowUp", "previous run", () => move(-1)],
       ["Enter", "open the run", () => document.activeElement?.closest("tr")?.querySelector("a")?.click()],
-      ["x", "choose it for comparison", () => document.activeElement?.closest("tr")?.querySelector("input")?.click()],
+      ["x", "select it for comparison", () => document.activeElement?.closest("tr")?.querySelector("input")?.click()],
     ],
   };
 }

@@ -1,4 +1,4 @@
-// Samples: the same prompts through the steps, one column a step.
+// Samples: the same prompts at several steps, one column per step.
 
 import { ask, element, notice } from "./base.js";
 import { visible } from "./dom.js";
@@ -15,7 +15,7 @@ export function showSamples(run, panel, asked) {
     const query = new URLSearchParams([["name", run.name], ...steps.map((step) => ["step", step])]);
     const said = await ask(`/api/samples?${query}`).catch((problem) => notice(problem.message));
     if (!said || !panel.isConnected) return;
-    if (!said.rows.length) return panel.replaceChildren(element("p", { className: "soft narrow", text: "No samples yet. They come with the first evaluation (eval_every)." }));
+    if (!said.rows.length) return panel.replaceChildren(element("p", { className: "soft narrow", text: "No samples yet. They are logged with the first evaluation (eval_every)." }));
     const places = said.chosen;
     const head = element("tr", {}, element("th", { text: "Prompt", scope: "col" }), ...places.map((step, i) => {
       const go = (next) => {
@@ -29,8 +29,8 @@ export function showSamples(run, panel, asked) {
     const body = said.rows.map((row) => element("tr", {},
       element("th", { scope: "row" }, element("span", { className: "soft small", text: row.kind }), element("div", { className: "text clamp soft", tabIndex: 0, dir: "auto", text: seen(row.prompt) })),
       ...row.cells.map((cell, i) => showCell(cell, row, places[i]))));
-    const left = said.left ? ` ${said.left} more prompts are left out.` : "";
-    const note = `Steps with samples: ${said.steps.length}. Prompts that are followed come first.${left}`;
+    const left = said.left ? ` ${said.left} more prompts are not shown.` : "";
+    const note = `Steps with samples: ${said.steps.length}. Followed prompts come first.${left}`;
     panel.replaceChildren(
       element("p", { className: "soft small", text: note }),
       element("div", { className: "card scroll" }, element("table", { className: "samples" }, element("thead", {}, head), element("tbody", {}, ...body))),

@@ -9,7 +9,7 @@ import { showRuns } from "./runs.js";
 const VIEWS = { runs: showRuns, run: showRun, compare: showCompare };
 const KEYS = [
   ["g", "all runs", () => (location.hash = "#/")],
-  ["c", "compare the chosen runs", () => (location.hash = link({ view: "compare" }))],
+  ["c", "compare the selected runs", () => (location.hash = link({ view: "compare" }))],
   ["?", "this list", () => showKeys()],
 ];
 

@@ -1,4 +1,4 @@
-// What the guards said, the newest first.
+// Alarms of the guards, the newest first.
 
 import { element } from "./base.js";
 import { visible } from "./dom.js";
@@ -12,7 +12,7 @@ export function showWarnings(run, panel) {
     const rows = [...messages].reverse().slice(0, 500).map(({ step, guard, message, action }) => element("tr", {},
       element("td", { className: "figure", text: String(step) }), element("td", { text: visible(String(guard ?? "")) }),
       element("td", { className: "text", text: visible(String(message ?? ""), 2000) }), element("td", { text: visible(String(action ?? "")) })));
-    const heads = ["Step", "Guard", "What it saw", "What was done"].map((text, i) => element("th", { text, scope: "col", className: i ? "" : "figure" }));
+    const heads = ["Step", "Guard", "Message", "Action"].map((text, i) => element("th", { text, scope: "col", className: i ? "" : "figure" }));
     panel.replaceChildren(element("div", { className: "card scroll" }, element("table", { className: "plain" }, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows))));
   }
   draw();

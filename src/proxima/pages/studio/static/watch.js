@@ -1,4 +1,4 @@
-// Ask again and again while the page is in view. One request at a time; a slow or busy server is asked less often.
+// Poll while the page is in view. One request at a time; a slow or busy server is polled less often.
 
 import { notice, Problem } from "./base.js";
 

@@ -15,10 +15,10 @@ export function ago(seconds) {
 }
 
 const STATES = {
-  training: "A process trains it now.",
-  finished: "It ended by itself.",
-  stopped: "It ended before its end: interrupted, killed or failed.",
-  stale: "A process holds it, but no step has come for long.",
+  training: "A process is training it now.",
+  finished: "Training is complete.",
+  stopped: "It stopped early: interrupted, killed or failed.",
+  stale: "A process holds it, but no step has been logged for a long time.",
 };
 
 export function stateMark(state) {
@@ -40,7 +40,7 @@ export function spark(points, width = 96, height = 24) {
   return drawing;
 }
 
-// Choose by buttons and by typing: a whole number of a sorted list. `picked` gets the number.
+// A number from a sorted list, chosen with buttons or by typing. `picked` gets the number.
 export function stepPicker(label, steps, value, picked) {
   const nearest = (wanted) => steps.reduce((best, step) => (Math.abs(step - wanted) < Math.abs(best - wanted) ? step : best), steps[0]);
   const input = element("input", { type: "number", inputMode: "numeric", min: steps[0], max: steps.at(-1), value, ariaLabel: label });
@@ -54,6 +54,6 @@ export function stepPicker(label, steps, value, picked) {
   };
   input.onchange = () => set(nearest(Number(input.value) || 0));
   const button = (text, by, words) => element("button", { type: "button", text, ariaLabel: `${label}: ${words}`, onclick: () => move(by) });
-  const node = element("span", { className: "picker" }, element("span", { className: "soft", text: label }), button("‹", -1, "one earlier"), input, button("›", 1, "one later"));
+  const node = element("span", { className: "picker" }, element("span", { className: "soft", text: label }), button("‹", -1, "previous"), input, button("›", 1, "next"));
   return { node, move, set };
 }

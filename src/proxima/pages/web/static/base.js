@@ -10,7 +10,7 @@ export class Problem extends Error {
     super(message);
     Object.assign(this, { status, state });
   }
-  get mayPass() { // worth trying again: gone, started anew, or broken for a moment
+  get mayPass() { // worth trying again: gone, restarted, or failing for a moment
     return this.status === 0 || this.status === 403 || this.status >= 500;
   }
 }
@@ -26,14 +26,14 @@ export async function ask(path, body = null) {
   try {
     response = await fetch(path, options);
   } catch {
-    throw new Problem(0, "The server does not answer.");
+    throw new Problem(0, "The server does not respond.");
   }
   if (response.status === 403) {
-    throw new Problem(403, "The server was started anew. Open the address it shows now, in this browser.");
+    throw new Problem(403, "The server was restarted. Open the address it prints now, in this browser.");
   }
   const said = await response.json().catch(() => null);
   if (!response.ok || said === null) {
-    throw new Problem(response.status, said?.error ?? "The server made a mistake.", said?.state);
+    throw new Problem(response.status, said?.error ?? "The server failed.", said?.state);
   }
   return said;
 }
@@ -53,7 +53,7 @@ export function notice(text, label = "", action = null) {
   if (label) strip.append(element("button", { text: label, type: "button", onclick: action }));
 }
 
-// Ask until there is an answer, saying meanwhile in words why there is none.
+// Ask until there is an answer, and say meanwhile why there is none.
 export async function askUntilAnswered(path, body = null, kept = "") {
   for (let wait = 1000; ; wait = Math.min(wait * 1.5, 8000)) {
     try {

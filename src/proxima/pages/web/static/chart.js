@@ -1,6 +1,6 @@
 // Line charts. In: series of points. Out: a figure that fits its place, read by pointer or by arrow keys.
 //
-// drawChart(place, { title, note, x, y, series: [{ name, points: [[x, y, note?], …], band: [[x, low, high], …], faint, trend }],
+// drawChart(place, { title, note, x, y, series: [{ name, points: [[x, y, note?], …], band: [[x, low, high], …], faint, trend, colour }],
 //                    marks: [{ x, text }], about: [{ name, meaning, healthy, otherwise }], free }) -> { update(spec) }
 // y may be null: a gap. trend = points of a calmer line over the others, which become faint.
 // about = what its metrics are, behind a question mark; what the note says already is not said again.
@@ -28,7 +28,10 @@ export function drawChart(place, given) {
   place.replaceChildren(figure);
 
   const shown = () => spec.series.filter((one) => !hidden.has(one.name));
-  const colour = (name) => `chart-c${spec.series.findIndex((one) => one.name === name) % COLOURS}`;
+  const colour = (name) => {
+    const place = spec.series.findIndex((one) => one.name === name);
+    return `chart-c${(spec.series[place].colour ?? place) % COLOURS}`;
+  };
 
   function draw() {
     title.textContent = spec.title ?? "";

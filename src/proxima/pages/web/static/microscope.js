@@ -8,15 +8,15 @@ import { element, formatNumber, visible } from "./dom.js";
 
 // Each column in a sentence; kind says how it is coloured: signed about `centre`, or from 0 on.
 export const COLUMNS = {
-  advantage: { name: "advantage", kind: "signed", text: "How much better this token was than expected: blue is made likelier, orange less likely." },
-  kl: { name: "KL", kind: "signed", text: "Log-probability minus the reference's: blue is what training made likelier than before." },
-  reward: { name: "reward", kind: "signed", text: "Reward at this token: the KL penalty everywhere, the score at the last one." },
-  value: { name: "value", kind: "signed", text: "What the value model expects the rest of the text to earn, before this token is written." },
-  td_error: { name: "TD error", kind: "signed", text: "Surprise of one step: reward and next value against the value here." },
-  return: { name: "return", kind: "signed", text: "What the value model is taught to expect here." },
-  logprob: { name: "log-probability", kind: "size", text: "How likely the policy found this token: the darker, the more surprising." },
-  logprob_ref: { name: "reference's log-probability", kind: "size", text: "How likely the model before training found this token." },
-  ratio: { name: "ratio", kind: "signed", centre: 1, text: "Probability after the update over that before it: above 1 is now likelier." },
+  advantage: { name: "advantage", kind: "signed", text: "How much better this token was than expected: blue tokens become more likely, orange ones less likely." },
+  kl: { name: "KL", kind: "signed", text: "Log-probability minus the reference's: training made blue tokens more likely than before." },
+  reward: { name: "reward", kind: "signed", text: "Reward at this token: the KL penalty at every token, and the score at the last one." },
+  value: { name: "value", kind: "signed", text: "The return that the value model predicts before this token is written." },
+  td_error: { name: "TD error", kind: "signed", text: "TD error: reward plus discounted next value, minus the value here." },
+  return: { name: "return", kind: "signed", text: "The return from this token on: the target of the value model." },
+  logprob: { name: "log-probability", kind: "size", text: "Log-probability under the policy: the darker, the less likely." },
+  logprob_ref: { name: "reference's log-probability", kind: "size", text: "Log-probability under the reference, the model before training." },
+  ratio: { name: "ratio", kind: "signed", centre: 1, text: "Probability after the update over the probability before it: above 1 is now more likely." },
   clipped: { name: "clipped", kind: "size", text: "1 where clipping stopped the update of this token." },
 };
 
@@ -27,7 +27,7 @@ export function drawMicroscope(place, given) {
   const say = element("span", { className: "scope-say" });
   const scale = element("div", { className: "scope-scale" });
   const label = element("label", {}, element("span", { text: "Colour by " }), picker);
-  const hint = element("span", { className: "scope-hint", text: "Point at a token or move with the arrow keys." });
+  const hint = element("span", { className: "scope-hint", text: "Point at a token, or use the arrow keys." });
   const bar = element("div", { className: "scope-bar" }, label, scale, say, hint);
   const sides = element("div", { className: "scope-sides" });
   place.replaceChildren(element("div", { className: "scope" }, bar, sides));
@@ -85,7 +85,7 @@ export function drawMicroscope(place, given) {
     for (const [name, value] of [["reward", sample.reward], ...(parts.length > 1 ? parts : [])]) {
       heading.append(element("span", { text: ` ${visible(name, 80)} ${formatNumber(value)}` }));
     }
-    if (sample.ended === false) heading.append(element("span", { text: " cut at the limit" }));
+    if (sample.ended === false) heading.append(element("span", { text: " truncated at max_new_tokens" }));
     const prompt = element("details", { className: "scope-prompt" },
       element("summary", { text: "Prompt" }), element("div", { text: visible(sample.prompt ?? "", 4000) }));
     const panel = element("section", { className: "scope-side" }, heading, prompt, text, facts);
