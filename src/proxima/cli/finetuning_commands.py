@@ -69,7 +69,7 @@ class Reward:
     def run(self) -> None:
         from proxima.base_setup.tokenizer_setup import load_tokenizer
         from proxima.data import kinds_of, open_rows, read_demonstrations, read_preferences, read_ratings
-        from proxima.finetuning import RatingTrainer, RewardTrainer, StageResults
+        from proxima.finetuning import FinetuningResults, RatingTrainer, RewardTrainer
 
         rows = open_rows(self.data, self.limit)
         held_out_rows, centre_rows = (
@@ -78,7 +78,7 @@ class Reward:
         tokenizer = load_tokenizer(self.stage.model_name, self.stage.trust_remote_code)
         centre = read_demonstrations(centre_rows, tokenizer) if centre_rows is not None else None
 
-        def train(trainer: Any, read: Any) -> StageResults:
+        def train(trainer: Any, read: Any) -> FinetuningResults:
             examples = read(rows, tokenizer)
             held_out = read(held_out_rows, tokenizer) if held_out_rows is not None else None
             return trainer(self.stage, tokenizer=tokenizer, centre_on=centre).train(examples, held_out)
