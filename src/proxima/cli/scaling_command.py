@@ -32,7 +32,7 @@ class Scaling:
 
     def run(self) -> None:
         from proxima.tools.scaling import SHAPES, best_plan, plans
-        from proxima.tools.scaling.step_costs import GIB, Work
+        from proxima.tools.scaling.step_costs import GIB, StepWork
 
         if unknown := [size for size in self.sizes if size not in SHAPES]:
             raise ValueError(f"unknown size {unknown[0]!r}; the sizes are {', '.join(SHAPES)}")
@@ -41,7 +41,7 @@ class Scaling:
             raise ValueError(
                 f"{min(numbers)} is too small: GPUs, batch, tokens, epochs and minibatches must be at least 1"
             )
-        work = Work(self.batch, self.prompt, self.response, self.epochs, self.minibatches)
+        work = StepWork(self.batch, self.prompt, self.response, self.epochs, self.minibatches)
         print("On paper, from one measured H200; several GPUs were not measured (docs/scaling.md).\n")
         print(f"{'size':>5} {'GPUs':>5} {'GiB a GPU':>10} {'s a step':>9}  {'way':34} bottleneck")
         for size in self.sizes:

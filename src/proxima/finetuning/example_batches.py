@@ -16,7 +16,7 @@ from proxima.runtime.engine import Layout, pack
 def encode(
     tokenizer: Tokenizer, prompt: str, completion: str, ended: bool = True
 ) -> tuple[list[int], list[int]]:
-    """Ids of prompt and completion, tokenised as in PPO: the prompt by itself, then the completion and EOS."""
+    """Ids of prompt and completion, tokenised as in PPO: the prompt alone, then the completion and EOS."""
     response = tokenizer(completion, add_special_tokens=False)["input_ids"]
     return encode_prompts(tokenizer, [prompt])[0], response + ([tokenizer.eos_token_id] if ended else [])
 

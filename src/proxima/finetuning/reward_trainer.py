@@ -128,8 +128,8 @@ class RewardTrainer(ScoreTrainer[Preference]):
 
 
 def calibration_error(margins: Tensor) -> float:
-    """Expected calibration error: mean |confidence - accuracy| over bins of confidence max(p, 1 - p), where p is
-    sigmoid(margin)."""
+    """Expected calibration error: mean |confidence - accuracy| over bins of confidence max(p, 1 - p), where
+    p is sigmoid(margin)."""
     confidence = torch.sigmoid(margins.abs())
     right = (margins > 0).float()
     bins = ((confidence - 0.5) * 2 * BINS).long().clamp(max=BINS - 1)
