@@ -32,8 +32,8 @@ def table(result: dict[str, Any], peer: dict[str, Any] | None = None) -> str:
     )
     lines.append(
         f"  decode steps after warm-up: {result['graph_replays']} by CUDA graph, "
-        f"{result['eager_decode_steps']} without; "
-        f"largest |ratio - 1| of the first minibatch {result['first_ratio_error']:.1g}"
+        f"{result['eager_decode_steps']} without; largest |ratio - 1| of the first minibatch "
+        f"{result['first_ratio_error']:.1g}"
     )
     if peer:
         allocated = f", allocated {peer['peak_gib']:.1f} GiB" if peer["peak_gib"] else ""

@@ -194,9 +194,8 @@ OLDER: dict[str, str] = {
     "save_safetensors": "weights are always safetensors",
     "group_by_length": "prompts are shuffled; passes are packed, so there is no padding to save",
     "no_cuda use_mps_device tpu_num_cores half_precision_backend fp16_opt_level jit_mode_eval use_ipex "
-    "past_index ray_scope "
-    "torchdynamo mp_parameters include_tokens_per_second include_inputs_for_metrics adafactor "
-    "push_to_hub_model_id "
+    "past_index ray_scope torchdynamo mp_parameters include_tokens_per_second include_inputs_for_metrics "
+    "adafactor push_to_hub_model_id "
     "push_to_hub_organization push_to_hub_token": "it is a setting of transformers 4 that TRL's PPO loop "
     "never read",
 }
