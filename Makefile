@@ -49,7 +49,7 @@ test-engines: .venv-vllm/.installed  ## rollouts on real vLLM, on a CPU: in this
 	.venv-vllm/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -e .
 	touch $@
 
-test-gpu: $(VENV)/.installed  ## the fast engine on a GPU: equal to the plain road, and the same bits twice
+test-gpu: $(VENV)/.installed  ## the fast engine on a GPU: equal to the reference path, and bit-identical when repeated
 	$(BIN)/python -m pytest tests/gpu
 
 bench: $(VENV)/.installed  ## how fast a PPO step is here (beside TRL where `make peer` was run)

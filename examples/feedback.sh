@@ -1,5 +1,5 @@
 # bash examples/feedback.sh
-# From preferences to a judged policy, on the sample data and the model in the package; small limits, so that it takes a minute.
+# From preferences to an evaluated policy, with the sample data and the model in the package; small limits, so it takes a minute.
 set -euo pipefail
 proxima data sample my-data
 proxima reward --config my-data/reward.yaml --data my-data/preferences.jsonl --limit 160 --run-name reward

@@ -1,5 +1,5 @@
 # python examples/own_reward.py
-"""A reward that reads a column of the data: train on it, judge it on the prompts, write the report."""
+"""A reward that reads a column of the data: train on it, evaluate, write the report."""
 
 from proxima import PPOConfig, PPOTrainer, Run
 from proxima.data import read_prompts
@@ -8,7 +8,7 @@ from proxima.pages.report import summary, write_report
 
 
 def mentions(prompts, completions, answer):
-    """1 where the summary names what the post is about, less a little for every character."""
+    """1 if the summary names what the post is about, minus a small penalty per character."""
     return [float(wanted in text) - len(text) / 200 for wanted, text in zip(answer, completions, strict=True)]
 
 

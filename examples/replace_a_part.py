@@ -1,7 +1,7 @@
 # python examples/replace_a_part.py
-"""One part by itself, then one of your own in its place.
+"""One component alone, then your own in its place.
 
-State-action pairs read as plain dicts, one a token.
+State-action pairs read as plain dicts, one per token.
 """
 
 from proxima import GAEAdvantage, PPOConfig, PPOTrainer

@@ -1,5 +1,5 @@
 # python examples/watch_tokens.py
-"""What a run learned, token by token, as data frames: which words it was paid for and how much likelier
+"""What a run learned, token by token, as data frames: which tokens earned reward and how much more likely
 they became."""
 
 from proxima import PPOConfig, PPOTrainer, Run

@@ -165,7 +165,7 @@ def _serve(block: Block, folder: Path, limit: float) -> None:
             end = time.monotonic() + limit
             while not _answers(_read(output)):
                 if process.poll() is not None:
-                    _fail(block, f"the server ended by itself with {process.returncode}", _read(output))
+                    _fail(block, f"the server exited with {process.returncode}", _read(output))
                 if time.monotonic() > end:
                     _fail(block, f"no address that it printed answered within {limit} s", _read(output))
                 time.sleep(0.2)

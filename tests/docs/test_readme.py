@@ -23,21 +23,22 @@ def test_the_quickstart_runs_as_printed_and_is_short(tmp_path, monkeypatch, caps
 def test_the_table_beside_others_is_that_of_its_page():
     page = (ROOT / "docs" / "peers.md").read_text(encoding="utf-8").split("## In short")[1]
     assert re.findall(r"^\|.*\|$", page, re.MULTILINE) == re.findall(
-        r"^\|.*\|$", README.split("## Beside others")[1], re.MULTILINE
+        r"^\|.*\|$", README.split("## Compared with other projects")[1], re.MULTILINE
     )
 
 
 def test_the_tree_is_the_one_on_disk():
-    block = README.split("## What is where")[1].split("```text")[1].split("```")[0]
+    block = README.split("## Repository layout")[1].split("```text")[1].split("```")[0]
     package = ROOT / "src" / "proxima"
     rooms, room = set(), package
     for line in block.split("src/proxima/\n")[1].split("examples/")[0].splitlines():
-        name = line.split()[0].rstrip("/")
-        if line.startswith("    "):
-            assert (room / name).exists(), line
-        else:
-            room = package / name
-            rooms.add(name)
+        names = re.match(r"  (?:  )?(\S+(?:, \S+)*) ", line)  # a line that goes on another one has none
+        if names and not line.startswith("    "):
+            room = package / names[1]
+            rooms.add(room.name)
+        elif names:
+            assert all((room / name).exists() for name in names[1].split(", ")), line
+        assert all((room / name).exists() for name in re.findall(r"`(\w+\.py)`", line)), line
     assert rooms == {path.name for path in package.iterdir() if any(path.glob("*.py"))}
 
 

@@ -212,7 +212,7 @@ def test_a_server_that_answers_is_stopped_and_the_page_goes_on(run):
     [
         (SERVER.replace("CODE", "500"), 1, "no address that it printed answered"),
         ("<!-- server -->\n```bash\nsleep 60\n```", 0.5, "no address that it printed answered"),
-        ("<!-- server -->\n```bash\necho http://127.0.0.1:9\n```", 60, "ended by itself with 0"),
+        ("<!-- server -->\n```bash\necho http://127.0.0.1:9\n```", 60, "the server exited with 0"),
         (
             SERVER.replace("CODE", "200").replace('print("stopped")', "sys.exit(3)"),
             60,

@@ -1,5 +1,5 @@
-"""The process that runs a page's Python blocks. In: one JSON object a line on stdin: page, line, source. Out:
-one JSON line a block on the descriptor in argv[1]: the traceback, empty where all went well.
+"""The process that runs a page's Python blocks. In: one JSON object per line on stdin: page, line,
+source. Out: one JSON line per block on the descriptor in argv[1]: the traceback, empty where all went well.
 
 It is started as `python -c THIS`, so that the page's folder is the first place to import from and blocks
 run in `__main__`."""
