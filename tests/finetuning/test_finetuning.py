@@ -1,4 +1,4 @@
-"""Supervised fine-tuning and reward training, on small data of the tests' own."""
+"""Supervised fine-tuning and reward-model training, on small data made here."""
 
 import json
 import math
@@ -20,7 +20,7 @@ PREFERENCES = [Preference(f"prompt {i}", " yes" + "!" * (i % 3), " no" + "!" * (
 
 
 @pytest.fixture
-def stage(tiny, tmp_path):
+def finetuning(tiny, tmp_path):
     def make(**settings) -> FinetuningConfig:
         base = {
             "model_name": tiny,
@@ -36,13 +36,15 @@ def stage(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("way", [{}, {"lora_r": 0, "learning_rate": 3e-3}], ids=["lora", "full"])
-def test_sft_learns_its_demonstrations_and_ppo_starts_from_them(stage, way):
-    results = SFTTrainer(stage(epochs=6, **way)).train(DEMONSTRATIONS)
+def test_sft_learns_its_demonstrations_and_ppo_starts_from_them(finetuning, way):
+    results = SFTTrainer(finetuning(epochs=6, **way)).train(DEMONSTRATIONS)
     losses = [row["validation_loss"] for row in results.metrics]
     assert losses[-1] < losses[0] / 3
     assert results.best["validation_loss"] == min(losses)
     folder = str(results.folder)
-    names = {"sft_adapter": folder, "model_name": stage().model_name} if not way else {"model_name": folder}
+    names = (
+        {"sft_adapter": folder, "model_name": finetuning().model_name} if not way else {"model_name": folder}
+    )
     config = PPOConfig(**names, max_new_tokens=5, top_k=1, rewards=lambda prompts, texts: [0.0] * len(texts))
     trainer = PPOTrainer(config)
     texts = trainer.generator.generate([f"say {letter}:" for letter in "abcd"])[0]
@@ -50,12 +52,12 @@ def test_sft_learns_its_demonstrations_and_ppo_starts_from_them(stage, way):
 
 
 @pytest.mark.parametrize("way", [{}, {"lora_r": 0, "learning_rate": 3e-3}], ids=["lora", "full"])
-def test_a_reward_model_learns_preferences_is_centred_and_can_be_used(stage, way):
+def test_a_reward_model_learns_preferences_is_centred_and_can_be_used(finetuning, way):
     centre = [Demonstration("prompt 1", " yes"), Demonstration("prompt 2", " no")]
-    trainer = RewardTrainer(stage(epochs=4, **way), centre_on=centre)
+    trainer = RewardTrainer(finetuning(epochs=4, **way), centre_on=centre)
     results = trainer.train(PREFERENCES)
     assert results.best["accuracy"] == 1.0
-    config = PPOConfig(stage().model_name, max_new_tokens=3, rewards=str(results.folder))
+    config = PPOConfig(finetuning().model_name, max_new_tokens=3, rewards=str(results.folder))
     ppo = PPOTrainer(config)
     assert ppo.models.reward.source == str(results.folder)
     encoded = [trainer.encode(Preference(item.prompt, item.completion, " no"))[0] for item in centre]
@@ -70,20 +72,20 @@ def test_a_reward_model_learns_preferences_is_centred_and_can_be_used(stage, way
     assert ppo.ppo_step(["prompt 3", "prompt 4"])["value_loss"] >= 0
 
 
-def test_a_reward_model_near_chance_or_without_a_report_says_so(stage, tmp_path):
-    folder = RewardTrainer(stage()).train(PREFERENCES).folder
+def test_a_reward_model_near_chance_or_without_a_report_says_so(finetuning, tmp_path):
+    folder = RewardTrainer(finetuning()).train(PREFERENCES).folder
     assert reward_warning(str(folder)) == ""
     (folder / REPORT_FILE).write_text(json.dumps({"accuracy": 0.51}))
     with pytest.warns(UserWarning, match=r"near chance: 0\.510"):
-        PPOTrainer(PPOConfig(stage().model_name, rewards=str(folder)))
+        PPOTrainer(PPOConfig(finetuning().model_name, rewards=str(folder)))
     (folder / REPORT_FILE).unlink()
     with pytest.warns(UserWarning, match="nothing is known of its held-out accuracy"):
-        PPOTrainer(PPOConfig(stage().model_name, rewards=str(folder)))
+        PPOTrainer(PPOConfig(finetuning().model_name, rewards=str(folder)))
 
 
-def test_the_reward_adapter_starts_as_a_copy_of_the_sft_adapter(stage, tmp_path):
-    sft = SFTTrainer(stage(run_name="sft", epochs=2)).train(DEMONSTRATIONS).folder
-    trainer = RewardTrainer(stage(sft_adapter=str(sft)))
+def test_the_reward_adapter_starts_as_a_copy_of_the_sft_adapter(finetuning, tmp_path):
+    sft = SFTTrainer(finetuning(run_name="sft", epochs=2)).train(DEMONSTRATIONS).folder
+    trainer = RewardTrainer(finetuning(sft_adapter=str(sft)))
     adapters = [trainer.backbone.adapter_parameters(name) for name in ("sft", "reward")]
     assert all(torch.equal(left, right) for left, right in zip(*adapters, strict=True))
     before = [parameter.clone() for parameter in adapters[0]]
@@ -92,23 +94,23 @@ def test_the_reward_adapter_starts_as_a_copy_of_the_sft_adapter(stage, tmp_path)
     assert not all(torch.equal(left, right) for left, right in zip(*adapters, strict=True))
 
 
-def test_micro_batches_do_not_change_a_stage_and_the_same_seed_gives_the_same_bits(stage):
+def test_micro_batches_do_not_change_training_and_the_same_seed_gives_the_same_bits(finetuning):
     finals = []
     for micro in (8, 8, 3):
-        trainer = SFTTrainer(stage(micro_batch_size=micro))
+        trainer = SFTTrainer(finetuning(micro_batch_size=micro))
         trainer.train(DEMONSTRATIONS)
         finals.append(torch.cat([parameter.detach().flatten() for parameter in trainer.role.parameters()]))
     assert torch.equal(finals[0], finals[1])
     assert torch.allclose(finals[0], finals[2], atol=1e-3)
 
 
-def test_patience_stops_and_the_best_weights_are_kept(stage):
+def test_patience_stops_and_the_best_weights_are_kept(finetuning):
     trainer = SFTTrainer(
-        stage(epochs=40, learning_rate=0.5, eval_every=2, patience=3, lr_schedule="constant")
+        finetuning(epochs=40, learning_rate=0.5, eval_every=2, patience=3, lr_schedule="constant")
     )
     results = trainer.train(DEMONSTRATIONS[8:], DEMONSTRATIONS[:8])
-    assert "has not improved in 3 measurements" in results.stop_reason
-    kept = trainer._measure([trainer.encode(item) for item in DEMONSTRATIONS[:8]])["validation_loss"]
+    assert "has not improved in 3 evaluations" in results.stop_reason
+    kept = trainer._measure([trainer.encode(item) for item in DEMONSTRATIONS[:8]], 0)["validation_loss"]
     assert kept == results.best["validation_loss"] < results.metrics[-1]["validation_loss"]
 
 
@@ -134,20 +136,20 @@ def plain():
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_every_setting_of_a_stage_changes_the_outcome(stage, plain, name):
+def test_every_setting_of_fine_tuning_changes_the_outcome(finetuning, plain, name):
     def outcome(**settings):
-        return SFTTrainer(stage(**settings)).train(DEMONSTRATIONS).metrics[-1]
+        return SFTTrainer(finetuning(**settings)).train(DEMONSTRATIONS).metrics[-1]
 
     if not plain:
         plain.update(outcome())
     assert outcome(**{name: CHANGES[name]}) != plain
 
 
-def test_long_examples_are_left_out_and_counted(stage):
+def test_long_examples_are_left_out_and_counted(finetuning):
     data = [*DEMONSTRATIONS, Demonstration("long", " x" * 200)]
-    assert SFTTrainer(stage(max_length=40)).train(data, DEMONSTRATIONS[:4]).left_out == 1
+    assert SFTTrainer(finetuning(max_length=40)).train(data, DEMONSTRATIONS[:4]).left_out == 1
     with pytest.raises(ValueError, match=r"no example fits max_length \(2 tokens\)"):
-        SFTTrainer(stage(max_length=2)).train(data)
+        SFTTrainer(finetuning(max_length=2)).train(data)
 
 
 def test_calibration_error_by_hand():
@@ -221,8 +223,8 @@ class OnDisk(Sequence):
 @pytest.mark.parametrize(
     ("trainer", "examples"), [(SFTTrainer, DEMONSTRATIONS), (RewardTrainer, PREFERENCES)]
 )
-def test_a_stage_reads_examples_when_their_batch_is_due_and_learns_the_same(stage, trainer, examples):
-    settings = stage(epochs=2, max_length=20)
+def test_examples_are_read_when_their_batch_is_due_and_training_is_the_same(finetuning, trainer, examples):
+    settings = finetuning(epochs=2, max_length=20)
     assert trainer(settings).train(OnDisk(examples)).metrics == trainer(settings).train(examples).metrics
 
 
@@ -234,17 +236,17 @@ RATINGS = [
 ]
 
 
-def test_a_reward_model_learns_ratings_and_ppo_uses_its_folder(stage):
-    trainer = RatingTrainer(stage(epochs=8))
+def test_a_reward_model_learns_ratings_and_ppo_uses_its_folder(finetuning):
+    trainer = RatingTrainer(finetuning(epochs=8))
     results = trainer.train(RATINGS)
     assert results.best["accuracy"] > 0.9
-    assert results.best["validation_loss"] < 0.3  # of a variance of 1
+    assert results.best["validation_loss"] < 0.3  # of unit variance
     report = json.loads((results.folder / REPORT_FILE).read_text())
     assert report["accuracy"] == results.best["accuracy"]
     assert report["rating_mean"] == pytest.approx(120, abs=2)
     assert report["rating_deviation"] == pytest.approx(14.1, abs=1)
     assert reward_warning(str(results.folder)) == ""
-    ppo = PPOTrainer(PPOConfig(stage().model_name, max_new_tokens=3, rewards=str(results.folder)))
+    ppo = PPOTrainer(PPOConfig(finetuning().model_name, max_new_tokens=3, rewards=str(results.folder)))
     encoded = [trainer.encode(Rating("prompt 1", f" {word}", 0))[0] for word in WORDS]
     rows = [torch.tensor([prompt + response]) for prompt, response in encoded]
     with torch.no_grad():
@@ -252,7 +254,7 @@ def test_a_reward_model_learns_ratings_and_ppo_uses_its_folder(stage):
             float(ppo.models.reward.scores(row, torch.ones_like(row, dtype=torch.bool))) for row in rows
         ]
     assert scores == sorted(scores)
-    assert abs(sum(scores)) / 5 < 0.5  # centred, in deviations
+    assert abs(sum(scores)) / 5 < 0.5  # centred, in standard deviations
     assert ppo.models.reward.source == str(results.folder)
     assert math.isfinite(ppo.ppo_step(["prompt 3"])["avg_reward"])
 
@@ -267,14 +269,14 @@ def test_order_accuracy_by_hand():
     assert math.isnan(order_accuracy(torch.zeros(3), torch.ones(3)))
 
 
-def test_ratings_without_a_difference_are_refused(stage):
-    with pytest.raises(ValueError, match="all 2 ratings are 3; a reward model needs different ones"):
-        RatingTrainer(stage()).train([Rating("a", "b", 3), Rating("a", "c", 3), Rating("a", "d", 3)])
+def test_ratings_that_are_all_the_same_are_refused(finetuning):
+    with pytest.raises(ValueError, match="all 2 ratings are 3; a reward model needs ratings that differ"):
+        RatingTrainer(finetuning()).train([Rating("a", "b", 3), Rating("a", "c", 3), Rating("a", "d", 3)])
     with pytest.raises(ValueError, match="held-out ratings are all the same"):
-        RatingTrainer(stage()).train(RATINGS, RATINGS[:1])
+        RatingTrainer(finetuning()).train(RATINGS, RATINGS[:1])
 
 
-def test_proxima_reward_takes_ratings_by_their_columns(stage, tiny, tmp_path, monkeypatch, capsys):
+def test_proxima_reward_takes_ratings_by_their_columns(finetuning, tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ratings.csv").write_text(
         "question,answer,rating\n" + "".join(f"q{i},{'x' * i},{i}\n" for i in range(1, 40))
@@ -286,10 +288,12 @@ def test_proxima_reward_takes_ratings_by_their_columns(stage, tiny, tmp_path, mo
     assert PPOTrainer(PPOConfig(tiny, rewards="runs/rm")).models.reward.source == "runs/rm"
 
 
-def test_a_run_is_never_written_over_and_an_unfinished_one_leaves_no_folder(stage, tmp_path, monkeypatch):
-    first = RewardTrainer(stage(run_name="mine")).train(PREFERENCES).folder
+def test_a_run_is_never_written_over_and_an_unfinished_one_leaves_no_folder(
+    finetuning, tmp_path, monkeypatch
+):
+    first = RewardTrainer(finetuning(run_name="mine")).train(PREFERENCES).folder
     before = {path.name: path.read_bytes() for path in first.iterdir()}
-    trainer = SFTTrainer(stage(run_name="mine"))
+    trainer = SFTTrainer(finetuning(run_name="mine"))
     monkeypatch.setattr(trainer, "_fit", lambda *given: pytest.fail("trained before it looked"))
     with pytest.raises(ValueError, match="already holds a run"):
         trainer.train(DEMONSTRATIONS)
@@ -299,7 +303,7 @@ def test_a_run_is_never_written_over_and_an_unfinished_one_leaves_no_folder(stag
         assert (tmp_path / "other").is_dir()
         raise KeyboardInterrupt
 
-    trainer = SFTTrainer(stage(run_name="other"))
+    trainer = SFTTrainer(finetuning(run_name="other"))
     monkeypatch.setattr(trainer, "_fit", stopped)
     with pytest.raises(KeyboardInterrupt):
         trainer.train(DEMONSTRATIONS)
@@ -319,8 +323,8 @@ class Spoilt(RewardTrainer):
         return found
 
 
-def test_an_update_that_is_not_finite_is_skipped_and_counted(stage):
-    trainer = Spoilt(stage(epochs=4))
+def test_an_update_that_is_not_finite_is_skipped_and_counted(finetuning):
+    trainer = Spoilt(finetuning(epochs=4))
     trainer.bad = 3
     results = trainer.train(PREFERENCES)
     assert results.metrics[-1]["skipped_updates"] == 3
@@ -328,8 +332,8 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(stage):
     assert results.best["accuracy"] == 1.0
 
 
-def test_a_stage_that_only_spoils_ends_in_words_and_writes_nothing(stage, tmp_path, monkeypatch):
-    trainer = Spoilt(stage(epochs=4, run_name="spoilt"))
+def test_training_that_diverges_says_so_and_writes_nothing(finetuning, tmp_path, monkeypatch):
+    trainer = Spoilt(finetuning(epochs=4, run_name="spoilt"))
     trainer.bad = 10**6
     with pytest.raises(ValueError, match="10 updates had a gradient that is not finite; lower learning_rate"):
         trainer.train(PREFERENCES)
@@ -338,4 +342,11 @@ def test_a_stage_that_only_spoils_ends_in_words_and_writes_nothing(stage, tmp_pa
         RewardTrainer, "measure", lambda self, rows: {"validation_loss": math.nan, "accuracy": 0.0}
     )
     with pytest.raises(ValueError, match="validation_loss is not a number at step 5"):
-        RewardTrainer(stage(run_name="nan")).train(PREFERENCES)
+        RewardTrainer(finetuning(run_name="nan")).train(PREFERENCES)
+
+
+def test_the_old_name_of_the_results_still_works_and_warns():
+    import proxima.finetuning as room
+
+    with pytest.warns(DeprecationWarning, match="StageResults is now FinetuningResults"):
+        assert room.StageResults is room.FinetuningResults

@@ -54,7 +54,7 @@ def test_a_small_case_is_timed_phase_by_phase(result):
     assert f"{result['seconds']:.3f}" in shown
 
 
-def test_the_table_says_what_is_unlike_in_the_peer(result):
+def test_the_table_says_how_the_peer_differs(result):
     peer = {"version": "1.12.0", "seconds": 10 * result["seconds"], "generate": 1.0, "peak_gib": None}
     assert "10.0 times as long. It trains its value model in full" in table(result, peer)
 
@@ -78,7 +78,7 @@ def test_the_embedded_shape_is_that_of_the_embedded_model():
     assert {name: config[name] for name in SHAPES["embedded"]} == SHAPES["embedded"]
 
 
-def test_growth_is_measured_against_proportion():
+def test_growth_is_measured_against_linear_growth():
     assert growth([(1, 1.0), (2, 2.0), (4, 4.0)]) == 1.0
     assert growth([(1, 1.0), (2, 1.5), (4, 3.6)]) == pytest.approx(1.2)
     case = Case(batch=8, prompt=(4, 6), response=(5, 5))
@@ -104,7 +104,7 @@ def test_the_peer_needs_an_environment_of_its_own(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="make peer"):
         run_peer(CASES["standard"])
     monkeypatch.setenv("PROXIMA_TRL_PYTHON", "python-that-has-trl")
-    with pytest.raises(ValueError, match="mixes them"):
+    with pytest.raises(ValueError, match="mixes lengths"):
         run_peer(CASES["mixed prompts"])
 
 

@@ -387,7 +387,7 @@ def test_a_sparse_reward_is_sampled_until_it_shows_itself(ask):
     found = ask(samples=2, rewards=(rare,))
     assert "reward failures" not in found
     assert (found["reward spread"].level, found["reward scale"].level) == ("warn", "ok")
-    assert found["reward spread"].text == "only 1 of 4 samples score other than 0"
+    assert found["reward spread"].text == "only 1 of 4 samples score anything but 0"
     assert "expect 1 in a batch of 4" in found["reward spread"].advice
     assert found["reward scale"].text.endswith("over 4 samples, 1 of them not 0")
 
@@ -559,12 +559,12 @@ def call(data, tmp_path, monkeypatch, capsys):
 def test_the_command_prints_a_table_and_says_by_its_exit_code_whether_to_start(call):
     code, out, err = call("doctor", "--samples", 4)
     assert code == 0, out + err
-    assert "nothing that would spoil a run" in out
+    assert "22 checks found nothing that would spoil the run; 0 warnings" in out
     assert "\x1b" not in out
     code, out, _ = call("doctor", "--samples", 4, reward="doctor_reward:same")
     assert code == 1
     assert "every sample scores 1, all 64 of them" in out
-    assert "1 of 22 checks found what would spoil a run" in out
+    assert "1 of 22 checks found something that would spoil the run" in out
     assert call("doctor", "--samples", 0)[0] == 2
 
 

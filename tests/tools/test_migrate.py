@@ -143,7 +143,7 @@ def test_a_plain_script(old):
         "trackers": ["wandb"],
     }
     assert {name: new.settings[name] for name in expected} == expected
-    assert any("epochs = 2 are 1000 episodes of 500 rows, for 1024" in line for line in new.differs)
+    assert any("epochs = 2 are 1000 episodes of 500 rows; TRL's were 1024" in line for line in new.differs)
     assert any(line.startswith("num_mini_batches = 2 (line 15)") for line in new.differs)
     for word in ("whiten_rewards = True", "callbacks of PPOTrainer", "report_to = mlflow"):
         assert len(listed(new.dropped, word)) == 1, word
@@ -191,7 +191,7 @@ def test_the_batch_counts_every_process(old):
     text = config(per_device_train_batch_size=4, gradient_accumulation_steps=2, total_episodes=100)
     new = old(text, processes=3)
     assert (new.settings["batch_size"], new.settings["limit"]) == (24, 120)  # TRL: ceil(100 / 24) updates
-    assert any("4 a device" in line and "x 3 processes -> batch_size = 24" in line for line in new.maps)
+    assert any("4 per device" in line and "x 3 processes -> batch_size = 24" in line for line in new.maps)
     assert commands(new, "p.yaml")[1].startswith("torchrun --nproc_per_node=3 -m proxima train ")
 
 
@@ -435,7 +435,7 @@ def test_every_written_setting_is_accounted_for(old):
     ("text", "name", "message"),
     [
         ("def broken(:\n", "a.py", r"a\.py, line 1: this is not Python"),
-        ("print('hello')\n", "a.py", "no PPO script of TRL"),
+        ("print('hello')\n", "a.py", "not a PPO script of TRL"),
         (
             "from trl import GRPOConfig, GRPOTrainer\nGRPOConfig()\n",
             "a.py",
@@ -445,7 +445,7 @@ def test_every_written_setting_is_accounted_for(old):
         (
             "from proxima.config import PPOConfig\nPPOConfig()\n",
             "a.py",
-            "line 1: this script is Proxima's already",
+            "line 1: this is already a Proxima script",
         ),
         ("PPOConfig()\nPPOConfig()\n", "a.py", r"makes 2 PPOConfigs \(lines 1, 2\)"),
         ("PPOTrainer()\nPPOTrainer()\n", "a.py", r"makes 2 PPOTrainers \(lines 1, 2\)"),
@@ -457,9 +457,9 @@ def test_every_written_setting_is_accounted_for(old):
         (
             "PPOConfig(cliprange=3)",
             "a.py",
-            r"cliprange \(line 1\) cannot be taken over: clip_epsilon \(3\) must be in",
+            r"cliprange \(line 1\) cannot be migrated: clip_epsilon \(3\) must be in",
         ),
-        ("PPOConfig(gamma='high')", "a.py", r"gamma \(line 1\) cannot be taken over"),
+        ("PPOConfig(gamma='high')", "a.py", r"gamma \(line 1\) cannot be migrated"),
         (
             "PPOConfig(per_device_train_batch_size=0)",
             "a.py",

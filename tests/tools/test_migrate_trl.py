@@ -125,7 +125,7 @@ def fields():
     return ask(FIELDS)
 
 
-def test_every_setting_of_trl_has_its_fate(fields):
+def test_every_setting_of_trl_has_its_status(fields):
     assert fields["version"] == "1.12.0"
     assert set(TABLE) == set(fields["settings"])
 
@@ -143,7 +143,7 @@ def test_arguments_of_the_trainer_are_trls_own(fields):
 
 
 @pytest.mark.long
-def test_trls_ppo_loop_does_what_we_say_it_does():
+def test_trls_ppo_loop_does_what_the_page_says():
     seen = ask(LOOP)
     one, two = seen["one"], seen["two"]
     assert (

@@ -1,4 +1,4 @@
-"""The paper plan: against what was measured on one H200, against the bench's own floors, and a simulation
+"""The scaling estimate: against what was measured on one H200, against the bench's own floors, and a simulation
 by hand."""
 
 from dataclasses import replace
@@ -9,10 +9,10 @@ from proxima.cli import main
 from proxima.tools.bench.bench_case import Case
 from proxima.tools.bench.hardware_floor import Machine, floors
 from proxima.tools.scaling import SHAPES, best_plan, plans
-from proxima.tools.scaling.pipeline_simulation import Stage, apart, simulate, together
-from proxima.tools.scaling.step_costs import FAST, GIB, PLAIN, Gpu, Work, decode_step, memory, phases
+from proxima.tools.scaling.pipeline_simulation import PipelinePhase, apart, simulate, together
+from proxima.tools.scaling.step_costs import FAST, GIB, PLAIN, Gpu, StepWork, decode_step, memory, phases
 
-# one H200, `proxima bench`, tied embeddings: seconds a phase, and GiB in use at the peak
+# one H200, `proxima bench`, tied embeddings: seconds per phase, and GiB in use at the peak
 MEASURED = {
     ("0.6B", 64): (
         {"generate": 0.306, "score": 0.202, "reward": 0.098, "value": 0.098, "update": 1.881},
@@ -30,7 +30,7 @@ MEASURED = {
 @pytest.mark.parametrize(("size", "batch"), MEASURED)
 def test_the_model_is_near_what_was_measured(size, batch):
     seconds, used = MEASURED[size, batch]
-    shape, work = replace(SHAPES[size], tied=True), Work(batch=batch)
+    shape, work = replace(SHAPES[size], tied=True), StepWork(batch=batch)
     told = {name: phase.total for name, phase in phases(shape, work, 1, Gpu(), FAST).items()}
     assert sum(told.values()) == pytest.approx(sum(seconds.values()), rel=0.13)
     for name in ("generate", "update"):
@@ -41,13 +41,13 @@ def test_the_model_is_near_what_was_measured(size, batch):
 @pytest.mark.parametrize(
     ("work", "seconds"),
     [
-        (Work(batch=32), 1.47),
-        (Work(batch=128), 5.22),
-        (Work(prompt=256), 1.53),
-        (Work(prompt=1024), 5.42),
-        (Work(response=26), 2.36),
-        (Work(response=106), 3.07),
-        (Work(batch=256, minibatches=4), 9.84),
+        (StepWork(batch=32), 1.47),
+        (StepWork(batch=128), 5.22),
+        (StepWork(prompt=256), 1.53),
+        (StepWork(prompt=1024), 5.42),
+        (StepWork(response=26), 2.36),
+        (StepWork(response=106), 3.07),
+        (StepWork(batch=256, minibatches=4), 9.84),
     ],
 )
 def test_the_model_is_near_steps_that_it_was_not_fitted_to(work, seconds):
@@ -56,10 +56,10 @@ def test_the_model_is_near_steps_that_it_was_not_fitted_to(work, seconds):
     assert sum(phase.total for phase in told.values()) == pytest.approx(seconds, rel=0.07)
 
 
-def test_the_plain_road_is_near_what_design_measured():
+def test_the_reference_path_is_near_its_measured_times():
     """Eager transformers at 0.6B: a scoring pass 0.21 s, an epoch of one LoRA model 0.62 s, a decode step
     32 ms."""
-    shape, work = SHAPES["0.6B"], Work()
+    shape, work = SHAPES["0.6B"], StepWork()
     told = phases(shape, work, 1, Gpu(), PLAIN)
     assert told["value"].total == pytest.approx(0.21, rel=0.1)
     assert told["update"].total / (2 * work.epochs) == pytest.approx(0.62, rel=0.1)
@@ -68,7 +68,7 @@ def test_the_plain_road_is_near_what_design_measured():
 
 @pytest.mark.parametrize("size", ["0.6B", "8B"])
 def test_arithmetic_is_that_of_the_bench(size):
-    shape, work, gpu = SHAPES[size], Work(batch=32), Gpu()
+    shape, work, gpu = SHAPES[size], StepWork(batch=32), Gpu()
     names = {
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,
@@ -113,13 +113,16 @@ def test_a_simulation_by_hand():
     slow = simulate(apart(seconds, rollout=10.0, overlap=True))
     assert (slow.step_seconds, slow.bottleneck) == (pytest.approx(10.0), "rollout GPUs")
     assert slow.busy["training GPUs"] == pytest.approx(0.6)
-    with_server = [Stage("a", "GPUs", 1.0, (("b", 1),)), Stage("b", "reward server", 5.0, (("a", 0),))]
+    with_server = [
+        PipelinePhase("a", "GPUs", 1.0, (("b", 1),)),
+        PipelinePhase("b", "reward server", 5.0, (("a", 0),)),
+    ]
     assert simulate(with_server).bottleneck == "reward server"
 
 
 def test_more_gpus_are_never_slower_and_what_does_not_fit_is_said():
     for size in ("0.6B", "8B", "70B"):
-        found = [best_plan(SHAPES[size], count, Work(batch=512)) for count in (1, 2, 4, 8, 16, 32, 64)]
+        found = [best_plan(SHAPES[size], count, StepWork(batch=512)) for count in (1, 2, 4, 8, 16, 32, 64)]
         times = [plan.seconds for plan in found if plan.fits]
         assert times == sorted(times, reverse=True)
     assert not best_plan(SHAPES["70B"], 1).fits

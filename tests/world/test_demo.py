@@ -53,7 +53,7 @@ def test_preferences_can_be_labelled_live(short, tmp_path, monkeypatch):
     assert 0 < results["reward_model"]["preferences"] <= 16
 
 
-def test_the_report_tells_the_numbers_and_trusts_no_text(tmp_path):
+def test_the_report_shows_the_numbers_and_trusts_no_text(tmp_path):
     measured = {"gold": 0.5, "score": 0.1, "kl": 1.0, "response_length": 9.0, "eos_rate": 1.0}
     results = {
         "seed": 0,
@@ -83,9 +83,9 @@ def test_the_report_tells_the_numbers_and_trusts_no_text(tmp_path):
     )
     run = Run(write_run(tmp_path / "ppo", 5))
     page, data = page_of(write_report(tmp_path / "r.html", results, posts, before, after, run))
-    assert "their true quality went from 0.50 to 0.75" in page
-    assert "beat those from before 70 % of the time" in page
-    assert "0 of 2 summaries opened so before, 1 after" in page
+    assert "their true quality went from 0.50 to 0.75 (1 is best)" in page
+    assert "beat the ones from before training 70 % of the time" in page
+    assert "0 of 2 summaries opened that way before, 1 after" in page
     assert "<img" not in page
     assert [step["label"] for step in data["tokens"]] == ["before PPO", "after PPO"]
     assert data["tokens"][0]["samples"][0]["columns"] == before.records[0]["columns"]
@@ -94,7 +94,7 @@ def test_the_report_tells_the_numbers_and_trusts_no_text(tmp_path):
     ]
     results["win_rate_by_gold"] = {"rate": 0.5, "low": 0.4, "high": 0.6}
     assert (
-        "cannot be told from before"
+        "did not clearly change"
         in write_report(tmp_path / "r.html", results, posts, before, after, run).read_text()
     )
 
@@ -102,7 +102,7 @@ def test_the_report_tells_the_numbers_and_trusts_no_text(tmp_path):
 def test_the_demo_never_removes_what_is_not_a_demo(tmp_path):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "metrics.jsonl").write_text("precious")
-    with pytest.raises(ValueError, match="holds something else than a demo"):
+    with pytest.raises(ValueError, match="holds something other than a demo"):
         demo.run_demo(run_dir=tmp_path)
     assert (tmp_path / "demo" / "metrics.jsonl").read_text() == "precious"
 

@@ -36,7 +36,7 @@ class Scaling(Command):
 
     def run(self) -> None:
         from proxima.tools.scaling import SHAPES, best_plan, plans
-        from proxima.tools.scaling.step_costs import GIB, Work
+        from proxima.tools.scaling.step_costs import GIB, StepWork
 
         if unknown := [size for size in self.sizes if size not in SHAPES]:
             raise ValueError(f"unknown size {unknown[0]!r}; the sizes are {', '.join(SHAPES)}")
@@ -45,7 +45,7 @@ class Scaling(Command):
             raise ValueError(
                 f"{min(numbers)} is too small: GPUs, batch, tokens, epochs and minibatches must be at least 1"
             )
-        work = Work(self.batch, self.prompt, self.response, self.epochs, self.minibatches)
+        work = StepWork(self.batch, self.prompt, self.response, self.epochs, self.minibatches)
         print("On paper, from one measured H200; several GPUs were not measured (docs/scaling.md).\n")
         print(f"{'size':>5} {'GPUs':>5} {'GiB/GPU':>10} {'s/step':>9}  {'way':34} bottleneck")
         for size in self.sizes:

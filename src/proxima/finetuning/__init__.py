@@ -1,7 +1,10 @@
-"""Before PPO: supervised fine-tuning, reward training.
+"""Before PPO: supervised fine-tuning and reward-model training.
 
 In: demonstrations, preferences, ratings. Out: adapters.
 """
+
+import warnings
+from typing import Any
 
 from proxima.data import (
     Demonstration,
@@ -11,20 +14,27 @@ from proxima.data import (
     read_preferences,
     read_ratings,
 )
-from proxima.finetuning.finetuning_trainer import StageResults
+from proxima.finetuning.finetuning_trainer import FinetuningResults
 from proxima.finetuning.rating_trainer import RatingTrainer
 from proxima.finetuning.reward_trainer import RewardTrainer
 from proxima.finetuning.sft_trainer import SFTTrainer
 
 __all__ = [
     "Demonstration",
+    "FinetuningResults",
     "Preference",
     "Rating",
     "RatingTrainer",
     "RewardTrainer",
     "SFTTrainer",
-    "StageResults",
     "read_demonstrations",
     "read_preferences",
     "read_ratings",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "StageResults":
+        raise AttributeError(f"module 'proxima.finetuning' has no attribute {name!r}")
+    warnings.warn("StageResults is now FinetuningResults", DeprecationWarning, stacklevel=2)
+    return FinetuningResults

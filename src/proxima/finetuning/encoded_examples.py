@@ -1,6 +1,6 @@
-"""Examples as ids, one at a time.
+"""Examples as token ids, encoded one at a time.
 
-In: examples, and which of them are used. Out: a sequence that encodes what is asked for.
+In: examples, and which of them are used. Out: a sequence that encodes an item when it is read.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from typing import Any, overload
 
 
 class Encoded(Sequence[Any]):
-    """Examples as ids, encoded when asked for; a slice is a list."""
+    """Examples as token ids, encoded when read; a slice is a list."""
 
     def __init__(
         self, examples: Sequence[Any], encode: Callable[[Any], Any], lengths: Iterable[tuple[int, int]]
     ):
         """
         Args:
-            lengths: place and length of each example that is used.
+            lengths: position and length of each example that is used.
         """
-        self._examples, self._encode = examples, encode
-        self._places, self.lengths = array("Q"), array("Q")
+        self._examples = examples
+        self._encode = encode
+        self._places = array("Q")
+        self.lengths = array("Q")
         for place, length in lengths:
             self._places.append(place)
             self.lengths.append(length)

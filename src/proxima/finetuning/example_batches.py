@@ -1,4 +1,4 @@
-"""Examples as numbers. In: texts. Out: ids, then padded batches."""
+"""From examples to batches. In: texts. Out: token ids, then padded batches."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from proxima.runtime.engine import Layout, pack
 def encode(
     tokenizer: Tokenizer, prompt: str, completion: str, ended: bool = True
 ) -> tuple[list[int], list[int]]:
-    """Ids of prompt and completion, cut where PPO cuts them: the prompt by itself, then what follows, then
-    EOS."""
+    """Ids of prompt and completion, tokenised as in PPO: the prompt alone, then the completion and EOS."""
     response = tokenizer(completion, add_special_tokens=False)["input_ids"]
     return encode_prompts(tokenizer, [prompt])[0], response + ([tokenizer.eos_token_id] if ended else [])
 
 
 @dataclass(frozen=True)
-class Batch:
+class ExampleBatch:
     """Sequences padded as PPO pads them: prompts on the left, responses on the right."""
 
     ids: Tensor  # (B, T)
-    layout: Layout  # where the real tokens are; what chose each response token is read out
+    layout: Layout  # where the real tokens are; it reads out the position before each response token
     response_ids: Tensor  # (M,)
 
 
 def collate(
     rows: Sequence[tuple[list[int], list[int]]], device: torch.device, read_last: bool = False
-) -> Batch:
-    """
+) -> ExampleBatch:
+    """Pad rows of (prompt ids, response ids) to one batch.
+
     Args:
         read_last: read out the last token of each sequence instead.
     """
-    prompts, responses = (torch.tensor([len(row[side]) for row in rows]) for side in (0, 1))
+    prompts = torch.tensor([len(prompt) for prompt, _ in rows])
+    responses = torch.tensor([len(response) for _, response in rows])
     width = int(prompts.max())
     ids = torch.zeros(len(rows), width + int(responses.max()), dtype=torch.long)
     for i, (prompt, response) in enumerate(rows):
         ids[i, width - len(prompt) : width + len(response)] = torch.tensor(prompt + response)
     written = torch.tensor([token for _, response in rows for token in response], device=device)
-    return Batch(ids.to(device), pack(prompts, responses, width, device, read_last), written)
+    return ExampleBatch(ids.to(device), pack(prompts, responses, width, device, read_last), written)

@@ -1,9 +1,9 @@
-"""The loop that supervised fine-tuning and reward training share. In: examples. Out: the best weights, and
-metrics.
+"""The training loop shared by supervised fine-tuning and reward-model training. In: examples. Out: the best
+weights, and metrics.
 
-Batches hold examples of similar length; the loss is divided by what the whole batch counts, so micro-batches
-do not change it. Of the data only lengths and an order stay in memory: an example is read and encoded when
-its batch is due.
+Batches hold examples of similar length. The loss is divided by the count of the whole batch (tokens or
+pairs), so micro-batches do not change it. Only lengths and an order stay in memory: an example is read and
+encoded when its batch is due.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from proxima.runs.run_files import make_run_folder
 from proxima.training.schedule import learning_rate_factor
 
 Example = TypeVar("Example")
-BUCKET = 32  # batches whose examples are sorted by length among themselves
-MAX_SKIPPED = 10  # updates that were not finite; then training gives up
+BUCKET = 32  # batches whose examples are sorted by length together
+MAX_SKIPPED = 10  # updates with a gradient that is not finite, after which training gives up
 
 
 @dataclass
-class StageResults:
-    """What fine-tuning did."""
+class FinetuningResults:
+    """What a fine-tuning run did."""
 
     metrics: list[dict[str, float]] = field(default_factory=list)
-    """One dict a measurement: step, train_loss, and the validation numbers."""
+    """One dict per evaluation: step, train_loss, and the validation metrics."""
     best: dict[str, float] = field(default_factory=dict)
-    """The measurement whose weights were kept."""
+    """The evaluation whose weights are saved."""
     stop_reason: str = "all epochs done"
     left_out: int = 0
     """Examples longer than max_length."""
@@ -55,8 +55,8 @@ class StageResults:
     """The trained adapter or model."""
 
 
-class StageTrainer(ABC, Generic[Example]):
-    """Encodes, trains, measures, keeps the best."""
+class FinetuningTrainer(ABC, Generic[Example]):
+    """Encodes, trains, evaluates, keeps the best weights."""
 
     name: str
     judged_by: str
@@ -65,13 +65,13 @@ class StageTrainer(ABC, Generic[Example]):
     def __init__(self, config: FinetuningConfig, network: Any = None, tokenizer: Tokenizer | None = None):
         """
         Args:
-            network, tokenizer: a model already in memory (for one made from nothing); by default `model_name`
-            is loaded.
+            network, tokenizer: a model already in memory (one trained from scratch, say); by default
+                `model_name` is loaded.
         """
         self.config = config
         self.tokenizer = tokenizer or load_tokenizer(config.model_name, config.trust_remote_code)
         device = pick_device(config.device)
-        if network is None:  # weights that train are read as they are stored, not rounded first
+        if network is None:  # weights that train are loaded in float32, not rounded first
             loaded = config if config.lora_r else replace(config, dtype="float32")
             network = load_network(loaded, config.model_name, device)
         self.backbone = Backbone(network.to(device))
@@ -79,14 +79,12 @@ class StageTrainer(ABC, Generic[Example]):
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(config.seed)
             self.role = self.make_role()
-        if (
-            device.type == "cuda"
-        ):  # weights that train by `transformers`' own pass cannot be in a captured graph too
+        if device.type == "cuda":  # a captured graph cannot hold weights that `transformers` trains
             self.backbone.settings.fast = False
 
     def adapter(self, name: str) -> str | None:
-        """What trains: an adapter (fresh, or a copy of `sft_adapter`), or with lora_r = 0 the whole
-        network in float32."""
+        """What trains: an adapter (new, or a copy of `sft_adapter`), or with lora_r = 0 the whole network in
+        float32."""
         if self.config.lora_r == 0:
             if self.config.sft_adapter:
                 self.backbone = merge_adapter(self.backbone, self.config.sft_adapter)
@@ -99,11 +97,12 @@ class StageTrainer(ABC, Generic[Example]):
         return add_adapter(self.backbone, name, lora_config(self.config, self.backbone))
 
     @abstractmethod
-    def make_role(self) -> BaseModel: ...
+    def make_role(self) -> BaseModel:
+        """The model that trains."""
 
     @abstractmethod
     def encode(self, example: Example) -> Any:
-        """An example as ids."""
+        """An example as token ids."""
 
     @abstractmethod
     def length(self, encoded: Any) -> int:
@@ -111,7 +110,7 @@ class StageTrainer(ABC, Generic[Example]):
 
     @abstractmethod
     def count(self, encoded: Any) -> int:
-        """What the example counts in the loss's mean: tokens, or one a pair."""
+        """The example's weight in the mean loss: its tokens, or 1 per pair."""
 
     @abstractmethod
     def loss(self, rows: Sequence[Any]) -> Tensor:
@@ -119,11 +118,13 @@ class StageTrainer(ABC, Generic[Example]):
 
     @abstractmethod
     def measure(self, rows: Sequence[Any]) -> dict[str, float]:
-        """Numbers on validation examples; one of them is `judged_by`."""
+        """Metrics on validation examples; one of them is `judged_by`."""
 
-    def train(self, examples: Sequence[Example], validation: Sequence[Example] | None = None) -> StageResults:
-        """Train on examples, judge on validation (a share of the examples where none is given), save the
-        best."""
+    def train(
+        self, examples: Sequence[Example], validation: Sequence[Example] | None = None
+    ) -> FinetuningResults:
+        """Train on examples, evaluate on validation (a share of the examples by default), save the best
+        weights."""
         if len(examples) < 2:
             raise ValueError(f"{self.name} needs at least 2 examples, got {len(examples)}")
         order = array("Q", range(len(examples)))
@@ -133,14 +134,15 @@ class StageTrainer(ABC, Generic[Example]):
             random.Random(f"validation {self.config.seed}").shuffle(order)
             cut = max(1, round(self.config.validation_share * len(examples)))
             order, places = order[cut:], order[:cut]
-        results = StageResults()
+        results = FinetuningResults()
         self.prepare((examples[i] for i in order), (held_out[i] for i in places))
-        train_rows, validation_rows = self._fitting(examples, order), self._fitting(held_out, places)
+        train_rows = self._fitting(examples, order)
+        validation_rows = self._fitting(held_out, places)
         results.left_out = len(order) - len(train_rows)
         if not len(train_rows) or not len(validation_rows):
             raise ValueError(f"no example fits max_length ({self.config.max_length} tokens); raise it")
         results.folder = self._folder()
-        with _gone_if_empty(results.folder):
+        with _removed_if_empty(results.folder):
             with torch.random.fork_rng(devices=[self.role.device] if self.role.device.type == "cuda" else []):
                 torch.manual_seed(self.config.seed)
                 self._fit(train_rows, validation_rows, results)
@@ -149,58 +151,49 @@ class StageTrainer(ABC, Generic[Example]):
         return results
 
     def prepare(self, examples: Iterable[Example], held_out: Iterable[Example]) -> None:
-        """What has to be known of the data before training."""
+        """Compute what must be known about the data before training."""
 
     def finish(self, rows: Sequence[Any]) -> None:
-        """What happens to the best weights before they are saved."""
+        """Change the best weights before they are saved."""
 
-    def save(self, folder: Path, results: StageResults) -> None:
+    def save(self, folder: Path, results: FinetuningResults) -> None:
         self.role.save(folder)
         self.tokenizer.save_pretrained(folder)
         self.config.to_yaml(folder / SETTINGS_FILE)
 
-    def _fit(self, rows: Encoded, validation: Encoded, results: StageResults) -> None:
-        config, parameters = self.config, self.role.parameters()
+    def _fit(self, rows: Encoded, validation: Encoded, results: FinetuningResults) -> None:
+        config = self.config
+        parameters = self.role.parameters()
         optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
         total = config.epochs * math.ceil(len(rows) / config.batch_size)
         warmup = round(config.warmup_share * total)
         best: list[Tensor] = []
-        stale, recent, step = 0, [], 0
+        recent: list[Tensor] = []  # losses since the last evaluation
+        stale = 0
         started = time.perf_counter()
         bar = tqdm(total=total, desc=self.name, unit="step", disable=None)
-        for epoch in range(config.epochs):
-            for batch in self._batches(rows, epoch):
-                factor = learning_rate_factor(config.lr_schedule, step, total, warmup)
-                optimizer.param_groups[0]["lr"] = factor * config.learning_rate
-                recent.append(self._step(batch, optimizer, parameters))
-                step += 1
-                bar.update()
-                if step % config.eval_every and step != total:
-                    continue
-                measured = self._measure(validation)
-                if math.isnan(measured[self.judged_by]):
-                    raise ValueError(f"{self.judged_by} is not a number at step {step}; {self._remedy()}")
-                train_loss = float(torch.stack(recent).mean())
-                skipped = {"skipped_updates": self.skipped} if self.skipped else {}
-                results.metrics.append(
-                    {"step": step, "epoch": epoch + 1, "train_loss": train_loss, **measured, **skipped}
-                )
-                recent = []
-                shown = "  ".join(
-                    f"{name} {value:.4g}" for name, value in list(results.metrics[-1].items())[2:]
-                )
-                bar.write(f"{self.name}: step {step}/{total}  {shown}  {time.perf_counter() - started:.0f} s")
-                if self._is_better(measured, results.best):
-                    results.best, stale = results.metrics[-1], 0
-                    best = [parameter.detach().clone() for parameter in parameters]
-                else:
-                    stale += 1
-                if config.patience and stale >= config.patience:
-                    results.stop_reason = f"{self.judged_by} has not improved in {stale} measurements"
-                    break
-            else:
+        schedule = ((epoch, batch) for epoch in range(config.epochs) for batch in self._batches(rows, epoch))
+        for step, (epoch, batch) in enumerate(schedule, 1):
+            factor = learning_rate_factor(config.lr_schedule, step - 1, total, warmup)
+            optimizer.param_groups[0]["lr"] = factor * config.learning_rate
+            recent.append(self._step(batch, optimizer, parameters))
+            bar.update()
+            if step % config.eval_every and step != total:
                 continue
-            break
+            measured = {"train_loss": float(torch.stack(recent).mean()), **self._measure(validation, step)}
+            recent = []
+            shown = "  ".join(f"{name} {value:.4g}" for name, value in measured.items())
+            bar.write(f"{self.name}: step {step}/{total}  {shown}  {time.perf_counter() - started:.0f} s")
+            results.metrics.append({"step": step, "epoch": epoch + 1, **measured})
+            if self._is_better(measured, results.best):
+                results.best = results.metrics[-1]
+                best = [parameter.detach().clone() for parameter in parameters]
+                stale = 0
+            else:
+                stale += 1
+            if config.patience and stale >= config.patience:
+                results.stop_reason = f"{self.judged_by} has not improved in {stale} evaluations"
+                break
         bar.close()
         for parameter, value in zip(parameters, best, strict=True):
             parameter.data.copy_(value)
@@ -232,10 +225,14 @@ class StageTrainer(ABC, Generic[Example]):
         return f"lower learning_rate ({self.config.learning_rate:g}), or set dtype to float32"
 
     @torch.no_grad()
-    def _measure(self, rows: Sequence[Any]) -> dict[str, float]:
+    def _measure(self, rows: Sequence[Any], step: int) -> dict[str, float]:
+        """Validation metrics, and how many updates were skipped if any were."""
         self.backbone.network.eval()
         with self.role.active():
-            return self.measure(rows)
+            measured = self.measure(rows)
+        if math.isnan(measured[self.judged_by]):
+            raise ValueError(f"{self.judged_by} is not a number at step {step}; {self._remedy()}")
+        return {**measured, "skipped_updates": self.skipped} if self.skipped else measured
 
     def _is_better(self, measured: dict[str, float], best: dict[str, float]) -> bool:
         if not best:
@@ -244,13 +241,14 @@ class StageTrainer(ABC, Generic[Example]):
         return new > old if self.higher_is_better else new < old
 
     def _fitting(self, examples: Sequence[Example], places: Sequence[int]) -> Encoded:
-        """The examples at these places that are no longer than max_length."""
+        """The examples at these positions that fit max_length."""
         lengths = ((place, self.length(self.encode(examples[place]))) for place in places)
         return Encoded(examples, self.encode, (pair for pair in lengths if pair[1] <= self.config.max_length))
 
     def _batches(self, rows: Encoded, epoch: int) -> Iterator[list[Any]]:
-        """Shuffled; within a bucket of batches sorted by length, so that little is padding."""
-        size, rng = self.config.batch_size, random.Random(f"{self.name} {self.config.seed} {epoch}")
+        """Shuffled, but sorted by length within a bucket of batches, so that little is padding."""
+        size = self.config.batch_size
+        rng = random.Random(f"{self.name} {self.config.seed} {epoch}")
         order = rng.sample(range(len(rows)), len(rows))
         batches = []
         for start in range(0, len(order), size * BUCKET):
@@ -260,7 +258,7 @@ class StageTrainer(ABC, Generic[Example]):
         return ([rows[i] for i in batch] for batch in batches)
 
     def _folder(self) -> Path:
-        """Made before training, so that a name that is taken or cannot be written costs nothing."""
+        """Created before training, so that a name that is taken or cannot be written costs no time."""
 
         def is_free(path: Path) -> bool:
             return settings_in(path) is None and not (path / "metrics.jsonl").exists()
@@ -270,8 +268,8 @@ class StageTrainer(ABC, Generic[Example]):
 
 
 @contextmanager
-def _gone_if_empty(folder: Path) -> Iterator[None]:
-    """A block that was cut short leaves no empty folder."""
+def _removed_if_empty(folder: Path) -> Iterator[None]:
+    """Remove the folder if the block fails and left it empty."""
     try:
         yield
     except BaseException:

@@ -1,10 +1,9 @@
-"""`RatingTrainer`: a reward model from ratings. In: answers with a number each. Out: the same folder as
+"""`RatingTrainer`: a reward model from ratings. In: answers, each with a number. Out: the same folder as
 `RewardTrainer`'s.
 
-The head regresses the rating, standardised by mean and deviation of the training set, with a squared error:
-what it then predicts is the mean rating that people would give, in deviations, a scale that PPO's settings
-suit. Held-out accuracy is the share of pairs with different ratings that the scores put in the right order,
-so that it reads as a preference model's does.
+The head regresses the rating with a squared error. Ratings are standardised by the mean and standard
+deviation of the training set, so that scores have a scale that PPO's settings suit. Held-out accuracy is the
+share of pairs with different ratings that the scores put in the right order, as for a preference model.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from proxima.data import Rating
 from proxima.finetuning.example_batches import encode
-from proxima.finetuning.finetuning_trainer import StageResults
+from proxima.finetuning.finetuning_trainer import FinetuningResults
 from proxima.finetuning.reward_trainer import Row, ScoreTrainer
 
 Rated = tuple[Row, float]  # an answer, its rating
@@ -26,19 +25,23 @@ Rated = tuple[Row, float]  # an answer, its rating
 class RatingTrainer(ScoreTrainer[Rating]):
     """Learns how people rate an answer."""
 
-    mean, deviation = 0.0, 1.0
+    mean = 0.0
+    deviation = 1.0
 
     def prepare(self, examples: Iterable[Rating], held_out: Iterable[Rating]) -> None:
-        """Mean and deviation of the training ratings; without two different ones there is nothing to learn
-        or to judge."""
-        count, self.mean, squares = 0, 0.0, 0.0
+        """Mean and standard deviation of the training ratings (Welford). All the same: nothing to learn."""
+        count = 0
+        squares = 0.0
+        self.mean = 0.0
         for count, example in enumerate(examples, 1):
             difference = example.rating - self.mean
             self.mean += difference / count
             squares += difference * (example.rating - self.mean)
         self.deviation = math.sqrt(squares / max(count, 1))
         if not self.deviation:
-            raise ValueError(f"all {count} ratings are {self.mean:g}; a reward model needs different ones")
+            raise ValueError(
+                f"all {count} ratings are {self.mean:g}; a reward model needs ratings that differ"
+            )
         if len({example.rating for example in held_out}) < 2:
             raise ValueError(
                 "the held-out ratings are all the same; hold out more (validation_share) or give validation "
@@ -69,14 +72,13 @@ class RatingTrainer(ScoreTrainer[Rating]):
             "accuracy": order_accuracy(scores, ratings),
         }
 
-    def report(self, results: StageResults) -> dict[str, float]:
-        """Also what turns a score back into a rating, but for the centring: score * deviation + mean."""
+    def report(self, results: FinetuningResults) -> dict[str, float]:
+        """Also what turns a score back into a rating, apart from the centring: score * deviation + mean."""
         return {**super().report(results), "rating_mean": self.mean, "rating_deviation": self.deviation}
 
 
 def order_accuracy(scores: Tensor, ratings: Tensor) -> float:
-    """Share of all pairs with different ratings whose scores differ in the same direction; nan without
-    such a pair."""
+    """Share of all pairs with different ratings whose scores have the same order; nan without such a pair."""
     right = pairs = 0
     for i in range(len(scores) - 1):
         gaps = ratings[i] - ratings[i + 1 :]

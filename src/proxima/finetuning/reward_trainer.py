@@ -1,8 +1,8 @@
 """`RewardTrainer`: a reward model from preferences. In: pairs of answers. Out: an adapter with a scalar head,
 and its accuracy.
 
-Loss -log sigmoid(r(chosen) - r(rejected)), a score read at the last token. `ScoreTrainer` is what it shares
-with ratings: the head starts at N(0, 1/sqrt(d + 1)), bias 0; after training the bias is shifted so that
+The loss is -log sigmoid(r(chosen) - r(rejected)); a score is read at the last token. `ScoreTrainer` is shared
+with ratings: the head starts at N(0, 1/sqrt(d + 1)) with bias 0; after training the bias is shifted so that
 demonstrations (or, without any, the training answers) score 0 on average.
 """
 
@@ -21,19 +21,19 @@ from proxima.config import FinetuningConfig
 from proxima.core.tokenizer import Tokenizer
 from proxima.data import Demonstration, Preference
 from proxima.finetuning.example_batches import collate, encode
-from proxima.finetuning.finetuning_trainer import Example, StageResults, StageTrainer
+from proxima.finetuning.finetuning_trainer import Example, FinetuningResults, FinetuningTrainer
 from proxima.models import RewardModel
 from proxima.models.base_model import scalar_head
 from proxima.models.reward_model import REPORT_FILE
 from proxima.runs.run_files import write_json
 
 Row = tuple[list[int], list[int]]
-Pair = tuple[Row, Row]  # chosen, rejected
+RowPair = tuple[Row, Row]  # chosen, rejected
 BINS = 10  # of the calibration error
-CENTRE_EXAMPLES = 500  # answers of so many examples give the mean where no demonstrations do
+CENTRE_EXAMPLES = 500  # training examples whose answers are centred where there are no demonstrations
 
 
-class ScoreTrainer(StageTrainer[Example]):
+class ScoreTrainer(FinetuningTrainer[Example]):
     """Trains a scalar head: an answer's score, read at its last token."""
 
     name, judged_by, higher_is_better = "reward", "validation_loss", False
@@ -47,7 +47,7 @@ class ScoreTrainer(StageTrainer[Example]):
     ):
         """
         Args:
-            centre_on: demonstrations that shall score 0 on average.
+            centre_on: demonstrations that should score 0 on average.
         """
         super().__init__(config, network, tokenizer)
         self.centre_on = centre_on
@@ -85,12 +85,12 @@ class ScoreTrainer(StageTrainer[Example]):
         assert self.role.head is not None
         self.role.head.bias.data -= scores.mean()
 
-    def save(self, folder: Path, results: StageResults) -> None:
+    def save(self, folder: Path, results: FinetuningResults) -> None:
         super().save(folder, results)
         write_json(folder / REPORT_FILE, self.report(results))
 
-    def report(self, results: StageResults) -> dict[str, float]:
-        """What the folder says of the model; its accuracy decides whether PPO warns."""
+    def report(self, results: FinetuningResults) -> dict[str, float]:
+        """What the folder says about the model; its accuracy decides whether PPO warns."""
         named = ("accuracy", "validation_loss", "calibration_error")
         return {
             **{name: results.best[name] for name in named if name in results.best},
@@ -99,24 +99,24 @@ class ScoreTrainer(StageTrainer[Example]):
 
 
 class RewardTrainer(ScoreTrainer[Preference]):
-    """Learns which of two answers people prefer."""
+    """Learns which of two answers people prefer (Bradley-Terry)."""
 
-    def encode(self, example: Preference) -> Pair:
+    def encode(self, example: Preference) -> RowPair:
         chosen = encode(self.tokenizer, example.prompt, example.chosen, example.chosen_ended)
         return chosen, encode(self.tokenizer, example.prompt, example.rejected, example.rejected_ended)
 
-    def answers(self, encoded: Pair) -> Sequence[Row]:
+    def answers(self, encoded: RowPair) -> Sequence[Row]:
         return encoded
 
-    def margins(self, pairs: Sequence[Pair]) -> Tensor:
+    def margins(self, pairs: Sequence[RowPair]) -> Tensor:
         """r(chosen) - r(rejected), (B,)."""
         scores = self.scores([row for pair in pairs for row in pair])
         return scores[0::2] - scores[1::2]
 
-    def loss(self, rows: Sequence[Pair]) -> Tensor:
+    def loss(self, rows: Sequence[RowPair]) -> Tensor:
         return -logsigmoid(self.margins(rows)).sum()
 
-    def measure(self, rows: Sequence[Pair]) -> dict[str, float]:
+    def measure(self, rows: Sequence[RowPair]) -> dict[str, float]:
         size = self.config.micro_batch_size
         margins = torch.cat([self.margins(rows[i : i + size]) for i in range(0, len(rows), size)])
         return {
@@ -128,8 +128,8 @@ class RewardTrainer(ScoreTrainer[Preference]):
 
 
 def calibration_error(margins: Tensor) -> float:
-    """Expected calibration error: mean |confidence - accuracy| over bins of confidence max(p, 1 - p), p =
-    sigmoid(margin)."""
+    """Expected calibration error: mean |confidence - accuracy| over bins of confidence max(p, 1 - p), where
+    p is sigmoid(margin)."""
     confidence = torch.sigmoid(margins.abs())
     right = (margins > 0).float()
     bins = ((confidence - 0.5) * 2 * BINS).long().clamp(max=BINS - 1)

@@ -13,15 +13,15 @@ from torch import Tensor
 from proxima.core.sampling import token_logprobs
 from proxima.data import Demonstration
 from proxima.finetuning.example_batches import collate, encode
-from proxima.finetuning.finetuning_trainer import StageResults, StageTrainer
+from proxima.finetuning.finetuning_trainer import FinetuningResults, FinetuningTrainer
 from proxima.models import PolicyModel
 from proxima.runs.run_files import write_json
 
 Row = tuple[list[int], list[int]]
 
 
-class SFTTrainer(StageTrainer[Demonstration]):
-    """Cross-entropy of the completion's tokens, EOS included; the prompt counts nothing."""
+class SFTTrainer(FinetuningTrainer[Demonstration]):
+    """Cross-entropy of the completion's tokens, EOS included; the prompt does not count."""
 
     name, judged_by, higher_is_better = "sft", "validation_loss", False
 
@@ -53,6 +53,6 @@ class SFTTrainer(StageTrainer[Demonstration]):
             tokens += sum(self.count(row) for row in batch)
         return {"validation_loss": summed / tokens}
 
-    def save(self, folder: Path, results: StageResults) -> None:
+    def save(self, folder: Path, results: FinetuningResults) -> None:
         super().save(folder, results)
         write_json(folder / "sft.json", {"best": results.best, "left_out": results.left_out})

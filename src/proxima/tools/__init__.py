@@ -1,1 +1,1 @@
-"""Beside training: `doctor`, `bench`, `scaling`, `migrate`, `export`."""
+"""Tools around training: `doctor`, `bench`, `scaling`, `migrate`, `export`."""

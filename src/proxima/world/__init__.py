@@ -1,8 +1,8 @@
-"""A closed world of Reddit-style posts, so that all of RLHF can be tried and judged offline.
+"""A closed world of Reddit-style posts, in which all of RLHF can be tried and judged offline.
 
 In: a seed. Out: posts, demonstrations of mixed quality, preferences of simulated annotators, and a gold score
-in [0, 1]. Nothing that trains may import this package: the gold score labels preferences and judges held-out
-posts, nothing else.
+in [0, 1]. Nothing that trains may import this package: the gold score only labels preferences and judges
+held-out posts.
 """
 
 from proxima.world.annotators import Annotator

@@ -1,8 +1,8 @@
 """Builds what the package ships: `make embedded`. In: a seed. Out: tokenizer, model and preferences in
 `proxima/world/embedded/`.
 
-The tokenizer is a byte-level BPE of the world's text, the model a small Qwen3 trained from random weights by
-the package's own `SFTTrainer` on demonstrations of mixed quality; the preferences are its own samples,
+The tokenizer is a byte-level BPE of the world's text. The model is a small Qwen3, trained from scratch on
+demonstrations of mixed quality by the package's own `SFTTrainer`. The preferences are pairs of its samples,
 labelled by the simulated annotators.
 """
 
@@ -33,7 +33,7 @@ from proxima.world.gold import gold_score
 from proxima.world.posts import Post, make_posts
 from proxima.world.tiny_models import EOS_TOKEN
 
-VOCABULARY = 1024  # at most: every word of the world is one token before that
+VOCABULARY = 1024  # at most; every word of the world becomes one token before that
 PAD_TOKEN = "<|pad|>"
 PREFERENCES = {"train": 6000, "eval": 1000}
 
@@ -87,7 +87,7 @@ def build_network(tokenizer: PreTrainedTokenizerFast, seed: int) -> Any:
 def sample_preferences(
     generator: SequenceGenerator, posts: list[Post], seed: int, step: int
 ) -> list[dict[str, Any]]:
-    """Two samples a post, and which of them an annotator prefers; equal ones are left out."""
+    """Two samples per post, and which one an annotator prefers; equal samples are left out."""
     annotator = Annotator(seed)
     rows = []
     for start in range(0, len(posts), 100):
@@ -97,9 +97,9 @@ def sample_preferences(
         for post, first, second in zip(chunk, answers[0::2], answers[1::2], strict=True):
             if first == second:
                 continue
-            chosen, rejected = (
-                (first, second) if annotator.prefers_first(post, first, second) else (second, first)
-            )
+            chosen, rejected = first, second
+            if not annotator.prefers_first(post, first, second):
+                chosen, rejected = second, first
             row: dict[str, Any] = {"prompt": post.prompt, "chosen": chosen[0], "rejected": rejected[0]}
             flags = {"chosen_ended": chosen[1], "rejected_ended": rejected[1]}
             rows.append(row | {name: value for name, value in flags.items() if not value})
@@ -107,7 +107,7 @@ def sample_preferences(
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Gzipped without a time stamp: the same rows are the same bytes."""
+    """Gzipped without a timestamp: the same rows give the same bytes."""
     with path.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as packed:
         packed.write("".join(json.dumps(row) + "\n" for row in rows).encode())
 
@@ -121,7 +121,7 @@ def build(
     tokenizer = build_tokenizer([item.prompt + item.completion for item in examples[:20_000]])
     with tempfile.TemporaryDirectory() as scratch:
         config = FinetuningConfig(
-            model_name="from nothing",
+            model_name="from scratch",
             lora_r=0,
             learning_rate=3e-3,
             batch_size=batch,

@@ -1,14 +1,11 @@
-"""Settings that suit the embedded model.
-
-In: nothing. Out: what the demo trains with, and what `proxima data sample` writes.
-"""
+"""Settings that suit the embedded model: the demo trains with them, `proxima data sample` writes them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 MAX_NEW_TOKENS = 40  # more than any summary of the world has
-STEPS = 20  # of PPO in the demo
+STEPS = 20  # PPO steps of the demo
 
 REWARD_SETTINGS: dict[str, Any] = {
     "dtype": "float32",

@@ -1,4 +1,4 @@
-"""Demonstrations of mixed quality: what people really write under a post.
+"""Demonstrations of mixed quality, like those that people write.
 
 In: a post. Out: a summary in one of six styles.
 """
@@ -18,13 +18,13 @@ STYLES = {
     "wrong": 0.03,
     "unfinished": 0.13,
 }
-"""How often each style is written."""
+"""How often each style occurs."""
 
 OPENING_SHARE = 0.15
 
 
 def tell(facts: dict[str, str], rng: random.Random) -> str:
-    """Facts as one summary, in one of a few wordings; only what `facts` holds is told."""
+    """The given facts, and no others, as one summary in one of a few wordings."""
     event = (
         " ".join(f"my {facts['who']} {facts['what']}".split())
         if "what" in facts

@@ -2,9 +2,9 @@
 
     gold = max(0, covered / facts - 0.25 * invented) * brevity * ending
 
-covered: facts of the post that the summary names. invented: values it names that are not the post's facts.
-brevity: 1 up to 6 + 3 words a fact, falling to 0 at twice that. ending: 1 if it ends by itself and with . or
-    ?, else 1/2.
+covered: facts of the post that the summary names. invented: values it names that are not facts of the post.
+brevity: 1 up to 6 + 3 words per fact, falling to 0 at twice that. ending: 1 if it is finished (EOS) and ends
+with . or ?, else 1/2.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def named_values(text: str) -> dict[str, set[str]]:
 def gold_score(post: Post, summary: str, ended: bool = True) -> float:
     """
     Args:
-        ended: whether the writer brought it to its end (EOS), rather than being cut off.
+        ended: whether it is finished (EOS) rather than cut off.
     """
     text = summary.strip().lower()
     named = named_values(text)

@@ -1,7 +1,6 @@
-"""Posts.
+"""Posts with their facts.
 
-In: a seed and a split. Out: posts with their facts; evaluation posts combine people and events never trained
-on.
+In: a seed and a split. Out: posts; evaluation posts combine people and events in ways never trained on.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Literal
 from proxima.world.words import ALWAYS, FILLER, HEARSAY, SENTENCES, SLOTS, SOMETIMES, SUBREDDITS, TITLES
 
 Split = Literal["train", "eval"]
-HELD_OUT_SHARE = 8  # one in so many (who, what) combinations is for evaluation only
+HELD_OUT_SHARE = 8  # one in eight (who, what) combinations is for evaluation only
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Post:
 
 
 def held_out(who: str, what: str) -> bool:
-    """Whether this combination is kept from training."""
+    """Whether this combination is for evaluation only."""
     return hashlib.sha256(f"{who}|{what}".encode()).digest()[0] % HELD_OUT_SHARE == 0
 
 
@@ -66,7 +65,7 @@ def make_post(rng: random.Random, split: Split) -> Post:
 
 
 def make_posts(count: int, split: Split, seed: int = 0) -> list[Post]:
-    """Different posts, the same for the same seed."""
+    """Distinct posts; the same seed gives the same posts."""
     return list(stream_posts(count, split, seed))
 
 
@@ -81,7 +80,7 @@ def stream_posts(count: int, split: Split, seed: int = 0) -> Iterator[Post]:
 
 
 def facts_of(prompt: str) -> Post:
-    """Read a post back from its prompt: every sentence of the world can be told from every other."""
+    """Read a post back from its prompt: no two sentences of the world can be confused."""
     body = prompt.split("\nPOST: ")[1].removesuffix("\nTL;DR:")
     facts: dict[str, str] = {}
     for pattern in _PATTERNS:

@@ -1,5 +1,5 @@
-"""`proxima data sample`: files to try every command on. In: a folder. Out: one file of each kind of data,
-from the embedded world, and the demo's settings as YAML; the same bytes every time."""
+"""`proxima data sample`: files to try every command on. In: a folder. Out: one file per kind of data, from
+the embedded world, and the demo's settings as YAML; the same bytes every time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from proxima.world.gold import gold_score
 from proxima.world.posts import make_posts
 
 SHIPPED = Path(__file__).parent / "embedded" / "preferences_train.jsonl.gz"
-SEED = 100  # other posts than those the demo trains on and is judged by
+SEED = 100  # not the posts that the demo trains on and is judged by
 DEMONSTRATIONS = 500
 HELD_OUT = 100
-EVAL_EVERY = 5  # steps; the demo evaluates at its end only
+EVAL_EVERY = 5  # steps; the demo evaluates only at the end
 
 
 def write_samples(folder: Path) -> dict[str, str]:
-    """What was written: file name -> what it is."""
+    """Write the files; returns file name -> what it is."""
     folder.mkdir(parents=True, exist_ok=True)
     posts = make_posts(DEMONSTRATIONS, "train", SEED)
     writer = random.Random(f"demonstrations {SEED}")
@@ -52,9 +52,9 @@ def write_samples(folder: Path) -> dict[str, str]:
     _settings(folder / "ppo.yaml", "proxima train", {**PPO_SETTINGS, "eval_every": EVAL_EVERY})
     return {
         "prompts.jsonl": f"{len(prompts)} posts to summarise, for train",
-        "held_out.jsonl": f"{HELD_OUT} posts of another kind, for eval",
+        "held_out.jsonl": f"{HELD_OUT} posts that combine facts in new ways, for eval",
         "demonstrations.jsonl": f"{DEMONSTRATIONS} posts with a summary, for sft",
-        "preferences.jsonl": "which of two summaries people like better, for reward",
+        "preferences.jsonl": "which of two summaries people prefer, for reward",
         "ratings.jsonl": "the demonstrations rated from 1 to 5, for reward",
         "reward.yaml": "settings for sft and reward on the embedded model",
         "ppo.yaml": "settings for train on the embedded model",
@@ -66,8 +66,8 @@ def _lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _settings(path: Path, commands: str, values: Mapping[str, Any]) -> None:
-    """Written as flags would set them, so that a newcomer can change them."""
-    head = f"# for {commands} on the model that ships; a model of its own size wants other rates\n"
+    """The settings as YAML, for a newcomer to change."""
+    head = f"# for {commands} on the model that ships; a model of another size needs other learning rates\n"
     path.write_text(
         head + yaml.safe_dump({"model_name": "embedded", **values}, sort_keys=False), encoding="utf-8"
     )

@@ -13,7 +13,7 @@ ARCHITECTURES = ("qwen3", "llama", "gpt2")
 
 
 def byte_tokenizer() -> Any:
-    """One token a byte, and EOS (id 256). It has no pad token, as many tokenizers in the wild."""
+    """One token per byte, and EOS (id 256). Like many tokenizers, it has no pad token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""How fast a PPO step is on this machine, beside the floor its hardware sets.
+"""How fast a PPO step is on this machine, compared with the floor its hardware sets.
 
 In: shapes. Out: a table and a JSON file.
 """

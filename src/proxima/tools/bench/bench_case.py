@@ -1,6 +1,6 @@
-"""One case: a model's shape, a batch, lengths.
+"""Times one case: a model's shape, a batch, lengths.
 
-In: a case. Out: seconds of every phase, memory, floors, counts.
+In: a case. Out: seconds per phase, memory, floors, counts.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Case:
     prompt: tuple[int, int] = (512, 512)
     """Shortest and longest prompt, in tokens."""
     response: tuple[int, int] = (53, 53)
-    """Shortest and longest response; where they differ, sequences end at random."""
+    """Shortest and longest response, in tokens; where they differ, sequences end at random."""
     epochs: int = 4
     minibatches: int = 1
-    """Optimiser steps an epoch."""
+    """Optimiser steps per epoch."""
     top_k: int = 0
     top_p: float = 1.0
 
     @property
     def even(self) -> bool:
-        """All prompts of one length, all responses of one length."""
+        """Whether all prompts have one length, and all responses too."""
         return self.prompt[0] == self.prompt[1] and self.response[0] == self.response[1]
 
 
@@ -60,7 +60,7 @@ CASES = {
         Case("small", size="tiny", batch=32, prompt=(128, 128), response=(53, 53)),
     )
 }
-"""The shapes that are reported; the last two are for a CPU."""
+"""The reported cases; the last two suit a CPU."""
 
 
 def run_case(
@@ -69,8 +69,8 @@ def run_case(
     """Build, warm up, then time `steps` PPO steps; the median of each phase.
 
     Args:
-        folder: where a model of random weights is kept for the next case; by default it goes with this one.
-        settings: of `PPOConfig`, beside what the case says.
+        folder: keeps the model with random weights for the next case; by default it is temporary.
+        settings: of `PPOConfig`, besides those of the case.
     """
     return {
         **asdict(case),
@@ -84,8 +84,8 @@ def measured(
     folder: str | Path | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """What `measure` finds on a trainer for this case, with random weights; then the trainer's memory is
-    given back."""
+    """What `measure` finds on a trainer for this case, with random weights; the trainer's memory is freed
+    afterwards."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with tempfile.TemporaryDirectory() as home:
         model = Path(folder or home) / case.size
@@ -104,12 +104,12 @@ def measured(
             **settings,
         )
         trainer = PPOTrainer(config)
-        if case.response[0] != case.response[1]:  # else nothing ends before the last token
-            trainer.models.eos_ids = _enders(case)
+        if case.response[0] != case.response[1]:  # otherwise no response ends early
+            trainer.models.eos_ids = _eos_ids(case)
         found = measure(trainer)
     del trainer
     gc.collect()
-    if device == "cuda":  # what this case took is not counted with the next
+    if device == "cuda":  # so that the next case does not count this one's memory
         torch.cuda.empty_cache()
     return found
 
@@ -148,7 +148,7 @@ def _timed(trainer: PPOTrainer, case: Case, machine: Machine, steps: int) -> dic
 
 
 def make_prompts(case: Case, step: int) -> list[str]:
-    """Random words, as many as the case says; others at every step."""
+    """Prompts of random words, with the lengths of the case; different ones at every step."""
     rng = random.Random(f"bench {step}")
     top = SHAPES[case.size]["vocab_size"] - 1
     return [
@@ -157,9 +157,8 @@ def make_prompts(case: Case, step: int) -> list[str]:
     ]
 
 
-def _enders(case: Case) -> tuple[int, ...]:
-    """So many tokens that end a response that its length is spread between the bounds (random weights
-    choose evenly)."""
+def _eos_ids(case: Case) -> tuple[int, ...]:
+    """EOS tokens, enough of them that lengths spread between the bounds (random weights sample evenly)."""
     vocabulary = SHAPES[case.size]["vocab_size"]
     mean = (case.response[0] + case.response[1]) / 2
     return tuple(range(1, 1 + max(1, round(vocabulary / mean))))

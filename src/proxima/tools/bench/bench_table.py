@@ -1,4 +1,4 @@
-"""The results as text. In: what `run_case` and `run_peer` returned. Out: one table a case."""
+"""The results as text. In: what `run_case` and `run_peer` returned. Out: one table per case."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ ROWS = ("generate", "score", "reward", "value", "update")
 
 
 def table(result: dict[str, Any], peer: dict[str, Any] | None = None) -> str:
-    """Seconds of each phase beside its floor; then what else was counted; then the peer."""
-    prompt, response = ("-".join(map(str, dict.fromkeys(result[name]))) for name in ("prompt", "response"))
+    """Seconds of each phase next to its floor, then the other counts, then the peer."""
     lines = [
-        f"{result['name']}: {result['size']}, batch {result['batch']}, prompts {prompt}, responses "
-        f"{response}, "
-        f"{result['epochs']} epochs, {result['minibatches']} optimiser steps each",
+        f"{result['name']}: {result['size']}, batch {result['batch']}, prompts {_range(result['prompt'])}, "
+        f"responses {_range(result['response'])}, {result['epochs']} epochs, {result['minibatches']} "
+        "optimiser steps each",
         f"  {'':16}{'seconds':>9}{'floor':>9}{'ratio':>7}",
     ]
     floor = result["floor"]
@@ -24,25 +23,28 @@ def table(result: dict[str, Any], peer: dict[str, Any] | None = None) -> str:
         f"  {'whole step':16}{result['seconds']:>9.3f}{floor['step']:>9.3f}{result['ratio_to_floor']:>7.1f}"
     )
     lines.append(f"  {'decode step':16}{result['decode_step']:>9.4f}{floor['decode_step']:>9.4f}")
-    memory = (
-        ""
-        if result["held_gib"] is None
-        else f"; GPU memory {result['held_gib']:.1f} GiB (allocated {result['peak_gib']:.1f})"
-    )
+    memory = ""
+    if result["held_gib"] is not None:
+        memory = f"; GPU memory {result['held_gib']:.1f} GiB (allocated {result['peak_gib']:.1f})"
     lines.append(
-        f"  {result['tokens_per_second']:,.0f} response tokens a second; warm-up {result['warm_up']:.0f} "
+        f"  {result['tokens_per_second']:,.0f} response tokens per second; warm-up {result['warm_up']:.0f} "
         f"s{memory}"
     )
     lines.append(
-        f"  decode steps after warm-up: {result['graph_replays']} by graph, {result['eager_decode_steps']} "
-        "without; "
-        f"largest |ratio - 1| of the first minibatch {result['first_ratio_error']:.1g}"
+        f"  decode steps after warm-up: {result['graph_replays']} by CUDA graph, "
+        f"{result['eager_decode_steps']} without; largest |ratio - 1| of the first minibatch "
+        f"{result['first_ratio_error']:.1g}"
     )
     if peer:
+        allocated = f", allocated {peer['peak_gib']:.1f} GiB" if peer["peak_gib"] else ""
         lines.append(
-            f"  TRL {peer['version']}: {peer['seconds']:.2f} s a step (generate {peer['generate']:.2f} s"
-            + (f", allocated {peer['peak_gib']:.1f} GiB" if peer["peak_gib"] else "")
-            + f"): {peer['seconds'] / result['seconds']:.1f} times as long. It trains its value model in "
-            "full, Proxima by LoRA."
+            f"  TRL {peer['version']}: {peer['seconds']:.2f} s per step (generate {peer['generate']:.2f} s"
+            f"{allocated}): {peer['seconds'] / result['seconds']:.1f} times as long. It trains its value "
+            "model in full, Proxima with LoRA."
         )
     return "\n".join(lines)
+
+
+def _range(bounds: tuple[int, int]) -> str:
+    """`64-512`, or `512` where both are the same."""
+    return "-".join(map(str, dict.fromkeys(bounds)))

@@ -1,4 +1,4 @@
-"""A PPO step beside other busy processes.
+"""A PPO step while other processes keep the cores busy.
 
 In: a case and their number. Out: seconds per step alone and beside them.
 """
@@ -20,13 +20,13 @@ from proxima.ppo_trainer import PPOTrainer
 from proxima.tools.bench.bench_case import Case, make_prompts, measured
 
 BUSY = "import os\nprint(flush=True)\nwhile os.getppid() == {parent}:\n    sum(range(100_000))"
-"""Keeps a core busy for as long as its parent lives, however that ends."""
+"""Keeps a core busy until its parent ends, however that happens."""
 
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """So many processes that compute without pause inside the block; in sessions of their own, out of
-    reach of Ctrl-C."""
+    """This many processes compute without pause inside the block; in sessions of their own, so that Ctrl-C
+    does not reach them."""
     command = [sys.executable, "-I", "-S", "-c", BUSY.format(parent=os.getpid())]
     started: list[subprocess.Popen[bytes]] = []
     try:
@@ -46,14 +46,15 @@ def run_beside(
 ) -> dict[str, Any]:
     """Time `steps` pairs of PPO steps, one alone and one beside `count` busy processes; the median of each.
 
-    A quarter of the case's batch will do: the ratio is wanted, and soon.
+    Only the ratio matters, so a quarter of the case's batch is enough.
     """
     case = replace(case, batch=max(1, case.batch // 4))
     return measured(case, lambda trainer: _in_turn(trainer, case, count, steps), folder, **settings)
 
 
 def _in_turn(trainer: PPOTrainer, case: Case, count: int, steps: int) -> dict[str, Any]:
-    alone, beside = [], []
+    alone: list[float] = []
+    beside: list[float] = []
     for warm_up in range(2):
         trainer.ppo_step(make_prompts(case, warm_up))
     for step in range(2, 2 + steps):
@@ -76,6 +77,6 @@ def _in_turn(trainer: PPOTrainer, case: Case, count: int, steps: int) -> dict[st
 def beside_line(name: str, found: dict[str, Any]) -> str:
     return (
         f"{name}, batch {found['batch']}, {found['processes']} busy processes beside it on {found['cores']} "
-        "cores: "
-        f"{found['beside']:.2f} s per step, alone {found['alone']:.2f} s: {found['ratio']:.1f} times as long"
+        f"cores: {found['beside']:.2f} s per step, alone {found['alone']:.2f} s: {found['ratio']:.1f} "
+        "times as long"
     )

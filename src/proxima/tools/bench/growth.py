@@ -1,4 +1,4 @@
-"""How a step's time grows with its size.
+"""How the time of a step grows with its size.
 
 In: a case. Out: seconds at half, once and twice its batch, prompt and response.
 """
@@ -28,20 +28,20 @@ def sized(case: Case, dimension: str, factor: float) -> tuple[int, Case]:
 
 
 def growth(points: list[tuple[int, float]]) -> float:
-    """The largest growth between neighbours beside growth in proportion: 1 = exactly linear, less = better
-    than that."""
+    """The largest growth between neighbouring sizes, relative to linear: 1 = linear, below 1 = better."""
     return max((after[1] / before[1]) / (after[0] / before[0]) for before, after in pairwise(points))
 
 
 def run_scaling(
     case: Case, seconds: float, machine: Machine, steps: int, folder: str, **settings: Any
 ) -> dict[str, Any]:
-    """Seconds a step by size, and the growth, for each dimension.
+    """Seconds per step by size, and the growth, for each dimension.
 
     Args:
-        seconds: of the case itself, which was timed already.
+        seconds: of the case itself, which has been timed already.
     """
-    done, found = {case: seconds}, {}
+    done = {case: seconds}
+    found = {}
     for dimension in DIMENSIONS:
         points = []
         for factor in FACTORS:
@@ -54,18 +54,18 @@ def run_scaling(
 
 
 def growth_plot(found: dict[str, Any]) -> Plot:
-    """What was measured beside growth in proportion to the smallest size."""
+    """The measured times, and linear growth from the smallest size."""
     charts = []
     for dimension, result in found.items():
         first, seconds = result["points"][0]
         line = [[size, seconds * size / first] for size, _ in result["points"]]
-        series = [{"name": "measured", "points": result["points"]}, {"name": "in proportion", "points": line}]
-        charts.append({"title": f"seconds a step by {dimension}", "x": dimension, "series": series})
+        series = [{"name": "measured", "points": result["points"]}, {"name": "linear", "points": line}]
+        charts.append({"title": f"seconds per step by {dimension}", "x": dimension, "series": series})
     return Plot(charts)
 
 
 def scaling_table(found: dict[str, Any]) -> str:
-    lines = [f"  {'':10}{'size: seconds a step':42}growth (1 = linear)"]
+    lines = [f"  {'':10}{'size: seconds per step':42}growth (1 = linear)"]
     for dimension, result in found.items():
         shown = "   ".join(f"{size}: {seconds:.3f}" for size, seconds in result["points"])
         lines.append(f"  {dimension:10}{shown:42}{result['growth']:.2f}")

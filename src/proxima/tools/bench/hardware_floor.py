@@ -1,11 +1,12 @@
 """The least time a step can take.
 
-In: shapes, and two ceilings measured on this machine. Out: seconds a phase.
+In: shapes, and two ceilings measured on this machine. Out: seconds per phase.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +15,18 @@ import torch
 
 @dataclass(frozen=True)
 class Machine:
-    """Ceilings, measured."""
+    """The measured ceilings of a machine."""
 
     name: str
-    flops: float  # a second, a large matrix product in the type that is used
-    bandwidth: float  # bytes a second, read and written, of a large copy
+    flops: float  # per second, of a large matrix product in the dtype used
+    bandwidth: float  # bytes per second, read and written, of a large copy
 
 
 def measure_machine() -> Machine:
     gpu = torch.cuda.is_available()
     device, dtype, size = ("cuda", torch.bfloat16, 8192) if gpu else ("cpu", torch.float32, 1536)
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    a = torch.randn(size, size, device=device, dtype=dtype)
+    b = torch.randn(size, size, device=device, dtype=dtype)
     flops = 2 * size**3 / _seconds(lambda: a @ b, gpu)
     source = torch.randn(2**28 if gpu else 2**24, device=device)
     target = torch.empty_like(source)
@@ -34,7 +36,8 @@ def measure_machine() -> Machine:
     )
 
 
-def _seconds(work: Any, gpu: bool) -> float:
+def _seconds(work: Callable[[], object], gpu: bool) -> float:
+    """The best of a few timings."""
     best = float("inf")
     for _ in range(8):
         if gpu:
@@ -48,14 +51,16 @@ def _seconds(work: Any, gpu: bool) -> float:
 
 
 def floors(case: Any, shape: dict[str, Any], response: float, machine: Machine) -> dict[str, float]:
-    """Seconds of each phase if nothing but its arithmetic, or its memory traffic, took time."""
+    """Seconds of each phase if only its arithmetic, or its memory traffic, took time."""
     size = 4 if machine.name.startswith("CPU") else 2
     heads = shape["num_attention_heads"] * shape["head_dim"]
     cached = shape["num_key_value_heads"] * shape["head_dim"]
     layer = shape["hidden_size"] * (2 * heads + 2 * cached + 3 * shape["intermediate_size"])
-    body, head = shape["num_hidden_layers"] * layer, shape["vocab_size"] * shape["hidden_size"]
+    body = shape["num_hidden_layers"] * layer
+    head = shape["vocab_size"] * shape["hidden_size"]
     prompt = sum(case.prompt) / 2
-    tokens, written = case.batch * (prompt + response), case.batch * response
+    tokens = case.batch * (prompt + response)
+    written = case.batch * response
 
     def attention(length: float) -> float:
         return 2 * case.batch * length**2 * heads * shape["num_hidden_layers"]  # causal: half of 4 B T T D
@@ -67,9 +72,8 @@ def floors(case: Any, shape: dict[str, Any], response: float, machine: Machine) 
     step_flops = 2 * case.batch * (body + head)
     decode = max(step_bytes / machine.bandwidth, step_flops / machine.flops)
     policy_and_reference = 2 * one_pass + 4 * head * written
-    train = (
-        2 * (2 * one_pass) + 2 * 2 * head * written
-    )  # policy and value model; forward, and backward to the inputs
+    # policy and value model; forward, and backward to the inputs
+    train = 2 * (2 * one_pass) + 2 * 2 * head * written
     seconds = {
         "generate": prefill / machine.flops + response * decode,
         "decode_step": decode,

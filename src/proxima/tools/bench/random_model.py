@@ -1,6 +1,6 @@
 """Random weights in the shape of a real model, for timing.
 
-In: a folder and a shape's name. Out: a checkpoint and tokenizer.
+In: a folder and the name of a shape. Out: a checkpoint and tokenizer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def make_random_model(folder: str | Path, shape: str, device: str = "cpu", seed: int = 0) -> Path:
-    """A Qwen3 of this shape and a tokenizer of whole words `t3`, `t4`, ...; id 1 is EOS."""
+    """A Qwen3 of this shape and a tokenizer with one token per word `t3`, `t4`, ...; id 1 is EOS."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config

@@ -1,4 +1,4 @@
-"""The same step by TRL 1.12, the last release with PPO, in an environment of its own.
+"""Times the same step with TRL 1.12, the last release with PPO, in an environment of its own.
 
 In: a case. Out: its seconds.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from proxima.tools.bench.bench_case import Case
 from proxima.tools.bench.random_model import SHAPES
@@ -25,31 +26,27 @@ def run_peer(case: Case, steps: int = 3) -> dict[str, Any]:
     if not python:
         raise ValueError(
             "TRL needs an environment of its own: `make peer` makes .venv-trl, or set PROXIMA_TRL_PYTHON to "
-            "a Python that has "
-            "trl==1.12.0"
+            "a Python that has trl==1.12.0"
         )
     if not case.even:
         raise ValueError(
-            f"the peer is timed with prompts and responses of one length; case {case.name!r} mixes them"
+            f"TRL is timed with prompts and responses of one length; case {case.name!r} mixes lengths"
         )
     given = {
         "shape": SHAPES[case.size],
         "batch": case.batch,
         "prompt": case.prompt[1],
         "response": case.response[1],
+        "epochs": case.epochs,
+        "steps": steps,
+        "micro": min(case.batch, 16),
+        "threads": torch.get_num_threads(),
     }
-    given |= {"epochs": case.epochs, "steps": steps, "micro": min(case.batch, 16), "threads": _threads()}
     script = Path(__file__).parent / "trl_step.py"
     done = subprocess.run(
         [python, str(script), json.dumps(given)], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise ValueError(
-            f"TRL failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}"
-        )
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ValueError(f"TRL failed: {said[-1]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def _threads() -> int:
-    torch = sys.modules["torch"]
-    return torch.get_num_threads()

@@ -1,6 +1,6 @@
-"""Before a run: what would spoil it.
+"""Checks before a run: what would spoil it.
 
-In: a config and data. Out: findings, each with a level, a sentence and what to do.
+In: a config and data. Out: findings, each with a level, a sentence and what to do about it.
 """
 
 from proxima.tools.doctor.examination import examine, quick_findings

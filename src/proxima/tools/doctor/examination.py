@@ -1,18 +1,18 @@
-"""The doctor's round.
+"""Runs the checks.
 
-In: a config and data. Out: findings: those that need no weights, then those of one unchanging step.
+In: a config and data. Out: findings: first those that need no weights, then those of one PPO step that learns
+nothing. Each check is a function in one of the `*_checks` modules and returns a `Finding`.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PretrainedConfig
 
 from proxima.base_setup.loading import load_config, model_path
 from proxima.base_setup.tokenizer_setup import eos_token_ids, load_tokenizer
@@ -37,14 +37,7 @@ from proxima.tools.doctor.reward_checks import (
     is_reward_model,
     padded_samples,
 )
-from proxima.tools.doctor.settings_checks import (
-    check_batches,
-    check_idle_settings,
-    check_learning_rates,
-    check_reach,
-    check_remote_code,
-    check_rewards_given,
-)
+from proxima.tools.doctor.settings_checks import SETTINGS_CHECKS, check_batches
 from proxima.tools.doctor.step_checks import (
     check_deterministic,
     check_ends,
@@ -65,8 +58,10 @@ from proxima.tools.doctor.tokenizer_checks import (
     prompt_lengths,
 )
 
-ROUNDS = 16  # so often prompts are sampled, at most, until two scores differ
-QUICK_PROMPTS = 2048  # measured at the start of a run, which checks all of them itself
+ROUNDS = 16  # prompts are sampled at most this often until two scores differ
+QUICK_PROMPTS = 2048  # measured at the start of a run, which itself checks all of them
+NEEDED = ("vocabulary", "memory", "reward")
+"""Where one of these fails, no step can run."""
 
 
 def examine(
@@ -77,11 +72,11 @@ def examine(
     samples: int = 16,
     validation: str = "",
 ) -> list[Finding]:
-    """Everything. What the user can mend is a finding, never an exception.
+    """Run every check. What the user can fix is a finding, never an exception.
 
     Args:
-        samples: prompts of the unchanging step, drawn evenly from the data; while all score the same, as many
-            more are sampled, up to 16 times.
+        samples: prompts for the step that learns nothing, drawn evenly from the data; while all score the
+            same, as many more are sampled, up to 16 times.
     """
     if samples < 1:
         raise ValueError(f"samples ({samples}) must be at least 1")
@@ -94,34 +89,30 @@ def examine(
         prompts = read_prompts(rows, tokenizer)
         found = [template, *quick_findings(config, prompts, tokenizer, epochs, len(prompts))]
         lengths = prompt_lengths(prompts, tokenizer)
-        context = context_of(config)
+        context = context_of(load_config(config.model_name, config.trust_remote_code))
         if validation:
             held_out = prompt_lengths(read_prompts(validation, tokenizer), tokenizer)
             found.append(check_context(config, held_out, context, "validation context"))
     except (ValueError, OSError) as error:
-        return [fail("setup", str(error), "correct it and ask the doctor again")]
+        return [fail("setup", str(error), "fix it and run the doctor again")]
     room = (context or float("inf")) - config.max_new_tokens
-    usable = (
-        range(len(prompts))
-        if config.truncate_prompts
-        else [i for i, length in enumerate(lengths) if length <= room]
-    )
+    fits = [config.truncate_prompts or length <= room for length in lengths]
+    usable = [prompt for prompt, fit in zip(prompts, fits, strict=True) if fit]
     if room < 1 or not usable or any(item.level == "fail" and item.name in NEEDED for item in found):
         return found
-    count = min(samples, len(usable))
-    rounds = (
-        [prompts[usable[(i * len(usable) // count + turn) % len(usable)]] for i in range(count)]
-        for turn in range(ROUNDS)
-    )
+    rounds = sampling_rounds(usable, samples)
     return found + step_findings(config, next(rounds), rounds)
 
 
-NEEDED = ("vocabulary", "memory", "reward")
-"""Without these no step can be walked."""
+def sampling_rounds(prompts: Sequence[str], samples: int) -> Iterator[list[str]]:
+    """Prompts drawn evenly from all, and other ones in each further round."""
+    count = min(samples, len(prompts))
+    for turn in range(ROUNDS):
+        yield [prompts[(i * len(prompts) // count + turn) % len(prompts)] for i in range(count)]
 
 
-def context_of(config: PPOConfig) -> int | None:
-    network = load_config(config.model_name, config.trust_remote_code)
+def context_of(network: PretrainedConfig) -> int | None:
+    """The longest sequence the model reads; None where it sets no limit."""
     return getattr(network.get_text_config(), "max_position_embeddings", None)
 
 
@@ -132,24 +123,21 @@ def quick_findings(
     epochs: int = 1,
     measured: int = QUICK_PROMPTS,
 ) -> list[Finding]:
-    """What can be seen without weights: settings, tokenizer, prompts, memory, disk, endpoints, reports of
-    reward models.
+    """What can be seen without weights: settings, tokenizer, prompts, memory, disk, endpoints, reward models'
+    own reports.
 
-    Raises a ValueError where a reward cannot be opened at all.
+    Raises:
+        ValueError: a reward cannot be opened at all.
     """
     check_rewards(config)
     network = load_config(config.model_name, config.trust_remote_code)
     ends = ends_of(config, tokenizer, network)
     lengths, ended = measure_prompts(prompts[:measured], tokenizer, ends)
-    context = getattr(network.get_text_config(), "max_position_embeddings", None)
+    context = context_of(network)
     longest = max(lengths) if context is None else min(max(lengths), max(1, context - config.max_new_tokens))
     return [
-        check_rewards_given(config),
-        check_learning_rates(config),
+        *(check(config) for check in SETTINGS_CHECKS),
         check_batches(config, len(prompts), epochs),
-        check_reach(config),
-        check_idle_settings(config),
-        check_remote_code(config),
         check_pad(tokenizer),
         check_vocabulary(tokenizer, network),
         check_eos(ends, network),
@@ -163,37 +151,38 @@ def quick_findings(
     ]
 
 
-def ends_of(config: PPOConfig, tokenizer: Tokenizer, network: Any) -> tuple[int, ...]:
+def ends_of(config: PPOConfig, tokenizer: Tokenizer, network: PretrainedConfig) -> tuple[int, ...]:
     """Every id that will end a response, from the files beside the weights."""
     path = model_path(config.model_name)
+    generation = None
     try:
         with hub_or_cache(path):
-            generation: Any = GenerationConfig.from_pretrained(path)
+            generation = GenerationConfig.from_pretrained(path)
     except OSError:
-        generation = None
+        pass  # many models have none
     return eos_token_ids(tokenizer, SimpleNamespace(config=network, generation_config=generation))
 
 
 def step_findings(
     config: PPOConfig, prompts: Sequence[str], more: Iterable[Sequence[str]] = ()
 ) -> list[Finding]:
-    """What only the models can show: one PPO step on these prompts that learns nothing and writes nothing.
+    """What only the models can show: one PPO step on these prompts that learns and writes nothing.
 
     Args:
-        more: prompts to sample as well while all scores are the same: a good reward may be rare.
+        more: further prompts to sample while all scores are the same, because a good reward may be rare.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what they say is found above
+            warnings.simplefilter("ignore")  # the checks above report the same
             trainer = PPOTrainer(unchanging(config))
         found = [check_deterministic(trainer, prompts), *padding_findings(trainer, prompts)]
         results = trainer.ppo_step(prompts)
         scores = scores_until_two_differ(trainer, results["rewards"], more)
     except RewardFailure:
         reason = trainer.reward_computer.last_failure
-        return [*found, fail("reward failures", f"no sample got a score: {reason}", "mend the reward")]
+        return [*found, fail("reward failures", f"no sample got a score: {reason}", "fix the reward")]
     except ValueError as error:
-        return [fail("one step", str(error), "correct it and ask the doctor again")]
+        return [fail("one step", str(error), "fix it and run the doctor again")]
     tolerance = tolerance_of(trainer)
     return [
         *found,
@@ -214,7 +203,7 @@ def step_findings(
 def scores_until_two_differ(
     trainer: PPOTrainer, scores: list[float], more: Iterable[Sequence[str]]
 ) -> list[float]:
-    """These scores, and those of more samples for as long as no two differ and most come; every round has
+    """These scores, and those of more samples while no two differ and most samples get one; every round has
     its own noise."""
     found = list(scores)
     for step, prompts in enumerate(more, trainer.step + 1):
@@ -226,7 +215,7 @@ def scores_until_two_differ(
 
 @torch.no_grad()
 def padding_findings(trainer: PPOTrainer, prompts: Sequence[str]) -> list[Finding]:
-    """One for every reward, on the first prompt and its sampled response."""
+    """One finding per reward, on the first prompt and its sampled response."""
     trainer.reward_computer.check_columns(prompts)
     sampled = Samples.of_tokens(trainer.generator.sample(prompts[:1]))
     alone, beside = padded_samples(

@@ -1,4 +1,4 @@
-"""`Finding`: what one check found. In: nothing. Out: a record, three ways to make one."""
+"""`Finding`: what one check found; `ok`, `warn` and `fail` make one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Finding:
     """One line of the doctor's table."""
 
     level: Literal["ok", "warn", "fail"]
-    """`fail` would spoil a run, `warn` may, `ok` is sound."""
+    """`fail` would spoil the run, `warn` might, `ok` is sound."""
     name: str
     text: str
     advice: str = ""

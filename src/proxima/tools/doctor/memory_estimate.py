@@ -1,14 +1,15 @@
-"""Memory of a run before it starts. In: a config, the model's config and the longest prompt. Out: bytes by
-what takes them.
+"""The memory a run needs, estimated before it starts.
 
-weights      parameters x bytes of dtype (and of reward models with networks of their own); all weights
-             trained: 4 bytes more a parameter for each trained copy
-adapters     rank x (inputs + outputs of every adapted map) x 4 bytes, for each role that has one
-optimizer    12 bytes a trained weight: gradient and two moments
-activations  KEPT x tokens of a pass x (inputs + outputs of every map) x bytes of dtype; with
-             gradient_checkpointing two hidden states a layer and one layer's inside
-cache        2 x layers x key-value heads x head size x bytes of dtype x tokens of all sequences that are
-generated at once
+In: a config, the model's config and the longest prompt. Out: bytes by what takes them:
+
+weights      parameters x bytes per weight (and those of reward models with networks of their own); where all
+             weights train, 4 more bytes per parameter for each trained copy
+adapters     rank x (inputs + outputs of every adapted linear map) x 4 bytes, for each role that has one
+optimizer    12 bytes per trained weight: gradient and two moments
+activations  KEPT x tokens of a pass x (inputs + outputs of every linear map) x bytes per number; with
+             gradient_checkpointing two hidden states per layer and the activations of one layer
+cache        2 x layers x key-value heads x head size x bytes per number x tokens of all sequences
+             generated at once
 logits       LOGITS x positions of a chunk x vocabulary x 4 bytes
 overhead     libraries, and on a GPU the context and captured graphs
 """
@@ -32,11 +33,12 @@ from proxima.config import PPOConfig
 from proxima.models.response_tokens import CHUNK
 from proxima.runtime.distributed.sharding import decoder_layers
 
-# numbers kept for the backward pass, as a share of the inputs and outputs of all maps (measured: 1.17)
+# numbers kept for the backward pass, as a multiple of the inputs and outputs of all maps (measured: 1.17)
 KEPT = 1.2
-BACKWARD = 4  # the same of one layer, while it is computed backwards
-KEPT_BY_KERNELS, BACKWARD_BY_KERNELS = 0.9, 2  # the same for adapters on a GPU
-LOGITS = 8  # float32 tables of logits, probabilities and gradients that exist at once
+BACKWARD = 4  # the same for the one layer whose backward pass is running
+KEPT_BY_KERNELS = 0.9  # both again, for adapters on a GPU
+BACKWARD_BY_KERNELS = 2
+LOGITS = 8  # float32 tables of logits, probabilities and gradients alive at once
 SLOTS = 256  # sequences generated at once, at most
 OVERHEAD = {"cuda": 2**31, "cpu": 3 * 2**28}
 GIB = 2**30
@@ -65,24 +67,24 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class NetworkSize:
-    """What the formula needs to know of a network."""
+    """What the formula needs to know about a network."""
 
     parameters: int
     in_layers: int
-    """Of these, those of the decoder layers, which several processes may share out."""
+    """Those of the decoder layers, which several processes may shard."""
     widths: int
-    """Inputs and outputs of all linear maps but the last, added up."""
+    """Inputs plus outputs, summed over all linear maps except the last."""
     adapted: int
-    """The same of those that get an adapter."""
+    """The same for those that get an adapter."""
     layers: int
     hidden: int
     cached: int
-    """Numbers of the cache a token: keys and values of all layers."""
+    """Cached numbers per token: keys and values of all layers."""
     vocabulary: int
 
 
 def without_weights(kind: Any, network: Any) -> Any:
-    """The modules of a network with the shapes of their weights, and no memory for these."""
+    """The modules of a network with the shapes of their weights but no memory behind them."""
     try:
         with torch.device("meta"):
             return kind.from_config(network)

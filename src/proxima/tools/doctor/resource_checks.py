@@ -1,4 +1,4 @@
-"""Memory, disk and threads against what a run will take. In: a config and estimates. Out: findings."""
+"""Memory, disk and threads compared with what a run will need. In: a config and estimates. Out: findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from proxima.tools.doctor.finding import Finding, fail, ok, warn
 from proxima.tools.doctor.memory_estimate import GIB, estimate_memory, free_memory, network_size
 
 LOGS = 64 * 2**20  # config, metrics, samples and the tokenizer's files
-DISK_MARGIN = 2  # times what is needed: below it a warning
+DISK_MARGIN = 2  # a warning below this multiple of what is needed
 
 
 def check_memory(config: PPOConfig, network: Any, longest_prompt: int) -> Finding:
@@ -30,11 +30,12 @@ def check_memory(config: PPOConfig, network: Any, longest_prompt: int) -> Findin
         "longest_prompt": longest_prompt,
         "on_gpu": on_gpu,
         "others": other_networks(config),
+        "processes": rank_and_count()[1],
     }
-    given["processes"] = rank_and_count()[1]
     estimate = estimate_memory(config, network, **given)
     least = estimate_memory(config, network, **given, smallest=True) if on_gpu else estimate
-    free, where = free_memory(device), "on the GPU" if on_gpu else "in main memory"
+    free = free_memory(device)
+    where = "on the GPU" if on_gpu else "in main memory"
     text = (
         f"about {estimate.total / GIB:.1f} GiB at the peak, most of it {estimate.largest}; "
         f"{free / GIB:.1f} GiB free {where}"
@@ -59,20 +60,17 @@ REMEDIES = {
 
 
 def other_networks(config: PPOConfig) -> list[Any]:
-    """Configs of the networks that are loaded beside the base; what cannot be read is said when it is
+    """Configs of the networks that are loaded beside the base; one that cannot be read is reported when it is
     loaded."""
-    names = (
-        []
-        if config.value_model in ("adapter", "policy") or is_adapter(config.value_model)
-        else [config.value_model]
-    )
+    names = [] if config.value_model in ("adapter", "policy") else [config.value_model]
     for spec in config.rewards:
-        if isinstance(spec.source, str) and not (
-            spec.is_http or spec.is_function or spec.source in READY_MADE
-        ):
-            names += [] if is_adapter(spec.source) else [spec.source]
+        is_model = not (spec.is_http or spec.is_function or spec.source in READY_MADE)
+        if isinstance(spec.source, str) and is_model:
+            names.append(spec.source)
     found = []
     for name in names:
+        if is_adapter(name):
+            continue
         try:
             found.append(load_config(name, config.trust_remote_code))
         except ValueError:
@@ -81,31 +79,28 @@ def other_networks(config: PPOConfig) -> list[Any]:
 
 
 def check_disk(config: PPOConfig, network: Any) -> Finding:
-    """Room in run_dir for what a run writes: weights of policy and value model, checkpoints (weights and
-    two moments), logs."""
+    """Space in run_dir for what a run writes: weights of policy and value model, checkpoints (weights and two
+    moments), logs."""
     size = network_size(network, config.lora_targets)
     weights = size.parameters if config.lora_r == 0 else config.lora_r * size.adapted
     checkpoints = config.keep_checkpoints + 2  # the best one, and one that is being written
     need = (1 + 3 * checkpoints) * 2 * 4 * weights + LOGS
-    folder = next(
-        path
-        for path in (Path(config.run_dir).absolute(), *Path(config.run_dir).absolute().parents)
-        if path.exists()
-    )
+    run_dir = Path(config.run_dir).absolute()
+    folder = next(path for path in (run_dir, *run_dir.parents) if path.exists())
     free = shutil.disk_usage(folder).free
     text = f"{free / GIB:.1f} GiB free in {config.run_dir}, a run writes about {need / GIB:.2f} GiB"
     if free < need:
-        return fail("disk", text, "free some, or set run_dir to another disk")
+        return fail("disk", text, "free some space, or set run_dir to another disk")
     if free < DISK_MARGIN * need:
-        return warn("disk", text, "free some: another run will not fit")
+        return warn("disk", text, "free some space: another run will not fit")
     return ok("disk", text)
 
 
 def check_threads(config: PPOConfig) -> Finding:
-    """Threads that spin while they wait make a run on a busy CPU many times slower."""
+    """Threads that spin while they wait slow a run on a busy CPU down many times."""
     threads = torch.get_num_threads()
     if pick_device(config.device).type != "cpu":
-        return ok("threads", "not needed: the run is not on a CPU")
+        return ok("threads", "not checked: the run is not on a CPU")
     trouble, advice = thread_wait_problem(threads)
     return (
         warn("threads", trouble, advice)

@@ -1,4 +1,4 @@
-"""Rewards before they are trusted. In: specs, sources, scores. Out: findings."""
+"""Whether the rewards can be trusted. In: specs, sources, scores. Out: findings."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from proxima.rewards.reward_samples import columns_of, tokens_of
 from proxima.rewards.reward_sources import RewardSource
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
 
-FLAT = 1e-6  # a deviation below this, beside the mean, is none
+FLAT = 1e-6  # a standard deviation below this multiple of the mean counts as 0
 HUGE = 100.0
 
 
 def check_endpoint(spec: RewardSpec, prompt: str, tokenizer: Tokenizer) -> Finding:
-    """Send one sample and see that a score comes back."""
+    """Send one sample and check that a score comes back."""
     name = f"endpoint {spec.label}"
     source = EndpointReward(str(spec.source), **check_options(spec, keyword_options(EndpointReward)))
     outcome = source(Samples.of_texts([prompt], ["A test."], tokenizer))
@@ -34,18 +34,18 @@ def check_endpoint(spec: RewardSpec, prompt: str, tokenizer: Tokenizer) -> Findi
         return fail(
             name,
             f"one sample was sent and no score came back: {outcome.reason}",
-            "start it, or correct its address",
+            "start it, or fix its address",
         )
     return ok(name, "one sample was sent, a score came back")
 
 
 def check_reward_model(spec: RewardSpec) -> Finding:
-    """What is known of a trained reward model's held-out accuracy."""
+    """A trained reward model's held-out accuracy, as its own report states it."""
     if message := reward_warning(str(spec.source)):
         return warn(
             f"reward model {spec.label}",
             message,
-            "train it on more or cleaner preferences, and look at reward.json",
+            "train it on more or cleaner preferences; its reward.json has the details",
         )
     return ok(f"reward model {spec.label}", "better than chance on held-out pairs")
 
@@ -55,37 +55,37 @@ def is_reward_model(spec: RewardSpec) -> bool:
 
 
 def is_flat(scores: Sequence[float]) -> bool:
-    """Whether no two of the scores differ; nan is none."""
+    """Whether all scores are the same; nan does not count."""
     good = [score for score in scores if not math.isnan(score)]
     return len(good) < 2 or pstdev(good) <= FLAT * max(1.0, abs(fmean(good)))
 
 
 def check_reward_scale(scores: Sequence[float], config: PPOConfig, first: int | None = None) -> list[Finding]:
-    """Failures, spread and scale of the scores of real samples, nan where one failed.
+    """Failures, spread and scale of the scores of real samples; a failed one is nan.
 
     Args:
-        first: how many were looked at before more were, because no two of them differed.
+        first: size of the first round; there were more rounds if all its scores were the same.
     """
     good = [score for score in scores if not math.isnan(score)]
     failed = len(scores) - len(good)
     findings = []
     if failed:
         text = f"{failed} of {len(scores)} samples got no score"
-        advice = "mend the reward: such samples are left out of the update"
+        advice = "fix the reward: such samples are left out of the update"
         too_many = failed > config.max_reward_failures * len(scores)
         findings.append(
             fail("reward failures", text, advice) if too_many else warn("reward failures", text, advice)
         )
     if len(good) < 2:
         return findings
-    mean, deviation = fmean(good), pstdev(good)
-    others = sum(score != 0 for score in good)
-    text = f"mean {mean:.4g}, deviation {deviation:.3g} over {len(good)} samples"
-    text += f", {others} of them not 0" if others < len(good) else ""
+    mean = fmean(good)
+    deviation = pstdev(good)
+    nonzero = sum(score != 0 for score in good)
+    text = f"mean {mean:.4g}, standard deviation {deviation:.3g} over {len(good)} samples"
+    text += f", {nonzero} of them not 0" if nonzero < len(good) else ""
     if is_flat(good):
         advice = (
-            "a reward that cannot tell answers apart teaches nothing; mend it (or look at more with "
-            "--samples)"
+            "a reward that cannot tell answers apart teaches nothing; fix it (or sample more with --samples)"
         )
         return [
             *findings,
@@ -96,7 +96,7 @@ def check_reward_scale(scores: Sequence[float], config: PPOConfig, first: int | 
     tamed = config.normalize_rewards or config.clip_rewards
     if max(abs(mean), deviation) > HUGE and not tamed:
         advice = (
-            "set normalize_rewards, or scale the reward: the KL penalty and the value model expect "
+            "set normalize_rewards, or rescale the reward: the KL penalty and the value model expect "
             "scores of a few units"
         )
         return [*findings, warn("reward scale", text, advice)]
@@ -104,14 +104,14 @@ def check_reward_scale(scores: Sequence[float], config: PPOConfig, first: int | 
 
 
 def sparse(scores: Sequence[float], config: PPOConfig) -> Finding:
-    """Scores of which most are the same."""
+    """A warning for scores that are mostly the same."""
     common = mode(scores)
     others = sum(not is_flat((score, common)) for score in scores)
-    text = f"only {others} of {len(scores)} samples score other than {common:.4g}"
+    text = f"only {others} of {len(scores)} samples score anything but {common:.4g}"
     rate = others / len(scores) * config.batch_size
     advice = (
-        f"expect {rate:.2g} in a batch of {config.batch_size}: raise batch_size, or reward part of the "
-        "way too"
+        f"expect {rate:.2g} in a batch of {config.batch_size}: raise batch_size, or reward partial success "
+        "too"
     )
     return warn("reward spread", text, advice)
 
@@ -119,7 +119,7 @@ def sparse(scores: Sequence[float], config: PPOConfig) -> Finding:
 def padded_samples(
     prompt: str, completion: list[int], tokenizer: Tokenizer, device: torch.device
 ) -> tuple[Samples, Samples]:
-    """A short sample alone, and the same beside a longer one."""
+    """A short sample on its own, and the same one in a batch with a longer one."""
     short = Prompt(prompt[: max(1, len(prompt) // 2)].rstrip() or prompt, columns_of(prompt))
     ids = [completion[: max(1, len(completion) // 2)], completion]
     both = tokens_of([short, prompt], ids, [False, False], tokenizer, device)
@@ -129,14 +129,14 @@ def padded_samples(
 def check_padding(
     spec: RewardSpec, source: RewardSource, alone: Samples, beside: Samples, tolerance: float
 ) -> Finding:
-    """The same text must have the same score in any company."""
+    """A text must score the same whatever else is in its batch."""
     name = f"padding {spec.label}"
     try:
         first, again, padded = (source(samples).totals[0] for samples in (alone, alone, beside))
     except Exception as error:  # a user's reward may raise anything
-        return fail(name, f"it raised {type(error).__name__}: {error}", "mend the reward")
+        return fail(name, f"it raised {type(error).__name__}: {error}", "fix the reward")
     if any(map(math.isnan, (first, again, padded))):
-        return warn(name, "the sample to compare got no score", "mend the reward")
+        return warn(name, "the sample to compare got no score", "fix the reward")
     if not close(first, again, tolerance):
         text = f"the same text twice scored {first:.6g} and {again:.6g}"
         return warn(name, text, "a noisy reward slows learning; make it deterministic where you can")
@@ -147,11 +147,11 @@ def check_padding(
         return fail(
             name, text, "the model reads padding: give its tokenizer a pad token that the model knows"
         )
-    return warn(name, text, "a score should follow from its own text, not from the batch")
+    return warn(name, text, "a score should depend on its own text, not on the rest of the batch")
 
 
 def check_ending(spec: RewardSpec, source: ClassifierSource) -> Finding:
-    """How a finished response ends for a classifier, after a step has settled it."""
+    """How a classifier reads the end of a finished response; known once a step has run."""
     assert source.ending is not None
     text = (
         f"it reads {'the sampled ids' if source.reads_ids else 'the text, with its own tokenizer'}; "
@@ -161,7 +161,7 @@ def check_ending(spec: RewardSpec, source: ClassifierSource) -> Finding:
         return warn(
             f"ending {spec.label}",
             text,
-            "say how it was trained: eos=append or eos=leave among the reward's options",
+            "say how it was trained: option eos=append or eos=leave of the reward",
         )
     return ok(f"ending {spec.label}", text)
 

@@ -1,8 +1,12 @@
-"""Settings that are allowed and still seldom meant. In: a config. Out: findings; nothing is loaded."""
+"""Settings that are allowed but rarely intended. In: a config. Out: findings; nothing is loaded.
+
+`SETTINGS_CHECKS` lists the checks that read the config alone; a new one is a function and a line there.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from proxima.config import PPOConfig
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
@@ -11,12 +15,12 @@ USUAL_RATES = {
     "learning_rate": {"adapters": (1e-7, 5e-3), "all weights": (1e-8, 1e-4)},
     "value_learning_rate": {"adapters": (1e-7, 1e-2), "all weights": (1e-8, 1e-3)},
 }
-"""What is met in practice, with a margin: a rate outside is more likely a slip than a choice."""
+"""The range seen in practice, with a margin: a rate outside it is more likely a slip than a choice."""
 
 LEAST_REACH = 0.05
-"""Share of a final score that should enter the first token's advantage by itself. The published TL;DR
-setup (53 tokens, gamma 1, lam 0.95) leaves 0.07. Below, what a token is trained on is what the value model
-guesses, and hardly what happened."""
+"""Smallest share of a final score that should enter the first token's advantage directly. The published TL;DR
+setup (53 tokens, gamma 1, lam 0.95) leaves 0.07. Below this, a token is trained on the value model's guess
+rather than on what happened."""
 
 
 def check_rewards_given(config: PPOConfig) -> Finding:
@@ -41,9 +45,9 @@ def check_learning_rates(config: PPOConfig) -> Finding:
 
 
 def check_reach(config: PPOConfig) -> Finding:
-    """How much of a score on the last token reaches the first one: (gamma * lam) to the power of the
-    tokens between."""
-    name, between = "reach of the score", config.max_new_tokens - 1
+    """How much of a score on the last token reaches the first one: (gamma * lam) ** tokens between."""
+    name = "reach of the score"
+    between = config.max_new_tokens - 1
     reach = (config.gamma * config.lam) ** between
     if reach >= LEAST_REACH:
         return ok(name, f"{reach:.2g} of a final score enters the advantage {between} tokens earlier")
@@ -51,24 +55,24 @@ def check_reach(config: PPOConfig) -> Finding:
     return warn(
         name,
         f"gamma ({config.gamma:g}) x lam ({config.lam:g}) lets {reach:.2g} of a final score enter the "
-        f"advantage {between} "
-        "tokens earlier: the first tokens of a long response hardly learn from it",
+        f"advantage {between} tokens earlier: the first tokens of a long response hardly learn from it",
         f"set gamma to 1 and lam to {lam:g} or more, or lower max_new_tokens",
     )
 
 
 def check_idle_settings(config: PPOConfig) -> Finding:
-    """Settings that do nothing beside the others."""
-    name, found = "idle settings", config.idle_settings
+    """Settings that have no effect given the others."""
+    name = "idle settings"
+    found = config.idle_settings.values()  # what is wrong, what to do
     if not found:
-        return ok(name, "none: nothing that is set is without effect")
-    what, remedy = ("; ".join(parts) for parts in zip(*found.values(), strict=True))
-    return warn(name, what, remedy)
+        return ok(name, "none: every setting given has an effect")
+    return warn(name, "; ".join(what for what, _ in found), "; ".join(remedy for _, remedy in found))
 
 
 def check_batches(config: PPOConfig, prompts: int, epochs: int = 1) -> Finding:
-    """Steps, and minibatches that do not come out even."""
-    name, batch, minibatch = "batches", config.batch_size, config.minibatch_size
+    """Number of steps; batches that do not divide evenly."""
+    name = "batches"
+    batch, minibatch = config.batch_size, config.minibatch_size
     if prompts < batch:
         return warn(
             name,
@@ -78,15 +82,14 @@ def check_batches(config: PPOConfig, prompts: int, epochs: int = 1) -> Finding:
     if config.buffer_sampling != "token_budget" and minibatch > batch:
         return warn(
             name,
-            f"minibatch_size ({minibatch}) is more than batch_size ({batch}): one optimiser step an epoch",
+            f"minibatch_size ({minibatch}) is more than batch_size ({batch}): one optimiser step per epoch",
             "lower minibatch_size, or raise batch_size",
         )
     if config.buffer_sampling != "token_budget" and (rest := batch % minibatch):
         return warn(
             name,
-            f"batch_size ({batch}) is no multiple of minibatch_size ({minibatch}): the last minibatch has "
-            f"{rest} sequences, "
-            "whose gradients weigh more",
+            f"batch_size ({batch}) is not a multiple of minibatch_size ({minibatch}): the last minibatch has "
+            f"{rest} sequences, whose gradients weigh more",
             f"take batch_size {batch - rest} or {batch - rest + minibatch}",
         )
     return ok(
@@ -100,7 +103,17 @@ def check_remote_code(config: PPOConfig) -> Finding:
     if config.trust_remote_code:
         return warn(
             "remote code",
-            "trust_remote_code runs Python that comes with a checkpoint",
+            "trust_remote_code runs Python code that comes with a checkpoint",
             "turn it off unless you wrote it",
         )
     return ok("remote code", "off: nothing that comes with a checkpoint is run")
+
+
+SETTINGS_CHECKS: list[Callable[[PPOConfig], Finding]] = [
+    check_rewards_given,
+    check_learning_rates,
+    check_reach,
+    check_idle_settings,
+    check_remote_code,
+]
+"""In the order of the table."""

@@ -1,18 +1,21 @@
-"""Findings for people. In: findings. Out: a table in the terminal, plain where there is none."""
+"""Findings as a table in the terminal, or as plain text where there is no terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from proxima.core.terminal_text import visible
 from proxima.tools.doctor.finding import Finding
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def show(findings: Sequence[Finding], console: Any = None) -> None:
-    """Print it."""
+def show(findings: Sequence[Finding], console: Console | None = None) -> None:
+    """Print the table and a summary line."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -35,9 +38,9 @@ def show(findings: Sequence[Finding], console: Any = None) -> None:
 
 def summary(findings: Sequence[Finding]) -> str:
     counts = {level: sum(item.level == level for item in findings) for level in STYLES}
-    evaluation = "would spoil a run" if counts["fail"] else "nothing that would spoil a run"
+    warnings = f"{counts['warn']} warning{'' if counts['warn'] == 1 else 's'}"
     if counts["fail"]:
         return (
-            f"{counts['fail']} of {len(findings)} checks found what {evaluation}; {counts['warn']} warnings"
+            f"{counts['fail']} of {len(findings)} checks found something that would spoil the run; {warnings}"
         )
-    return f"{evaluation} in {len(findings)} checks; {counts['warn']} warnings"
+    return f"{len(findings)} checks found nothing that would spoil the run; {warnings}"

@@ -1,8 +1,7 @@
-"""One PPO step that changes nothing. In: a trainer with learning rates of 0 and real prompts. Out: findings.
+"""One PPO step that learns nothing. In: a trainer with learning rates of 0 and real prompts. Out: findings.
 
-Before anything is learned the policy is the reference, so its KL is what top-k and top-p cut off and nothing
-else, and the ratio of new to old probabilities is 1; where they are not, sampling and training disagree about
-what was sampled.
+Before anything is learned, the policy is the reference: their KL is exactly what top-k and top-p cut off, and
+the ratio of new to old probabilities is 1. Otherwise sampling and training disagree about what was sampled.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from proxima.tools.doctor.finding import Finding, fail, ok, warn
 
 
 def unchanging(config: PPOConfig) -> PPOConfig:
-    """The same step, but nothing is learned and nothing is written."""
+    """The same settings, with learning and writing turned off."""
     return replace(
         config,
         learning_rate=0.0,
@@ -39,8 +38,9 @@ def tolerance_of(trainer: PPOTrainer) -> float:
 
 
 def check_deterministic(trainer: PPOTrainer, prompts: Sequence[str]) -> Finding:
-    """Noise follows from seed, step and prompt: the same call must give the same tokens."""
-    first, again = (trainer.generator.sample(prompts) for _ in range(2))
+    """The noise follows from seed, step and prompt, so the same call must give the same tokens."""
+    first = trainer.generator.sample(prompts)
+    again = trainer.generator.sample(prompts)
     if first.mask.shape == again.mask.shape and torch.equal(
         first.response_ids * first.mask, again.response_ids * again.mask
     ):
@@ -48,13 +48,13 @@ def check_deterministic(trainer: PPOTrainer, prompts: Sequence[str]) -> Finding:
     different = sum(one != other for one, other in zip(first.texts(True), again.texts(True), strict=True))
     return fail(
         "sampling",
-        f"the same call twice gave {different} of {len(prompts)} other responses: no run can be repeated",
+        f"the same call twice gave {different} of {len(prompts)} different responses: no run can be repeated",
         "look for dropout that is on, or set engine to plain",
     )
 
 
 def check_kl(results: Mapping[str, Any], tolerance: float) -> Finding:
-    """KL is the truncation's cost at the start: 0 without top-k and top-p."""
+    """At the start the KL is the cost of truncation: 0 without top-k and top-p."""
     pairs = results["sa_pairs"]
     policy, reference, cost = (
         pairs.column(name) for name in ("logprob_policy", "logprob_ref", "truncation_cost")
@@ -67,15 +67,15 @@ def check_kl(results: Mapping[str, Any], tolerance: float) -> Finding:
         )
     return fail(
         "KL at the start",
-        f"policy and reference differ by {off:.3g} nats a token before anything is learned",
+        f"policy and reference differ by {off:.3g} nats per token before anything is learned",
         "check sft_adapter and dtype; set engine to plain to see whether the fast engine is the cause",
     )
 
 
 def check_gap(results: Mapping[str, Any], config: PPOConfig, tolerance: float) -> Finding:
-    """The probabilities that tokens were sampled with are those that training computes."""
+    """Tokens were sampled with the probabilities that training computes."""
     gap = results["sampling_gap"]
-    if config.engine == "vllm":  # its own arithmetic: importance weights make up for it
+    if config.engine == "vllm":  # its arithmetic differs; importance weights correct for it
         return ok("sampled as scored", f"vLLM's log-probabilities differ by {gap:.1g} nats per token")
     if not gap > tolerance:
         return ok("sampled as scored", f"log-probabilities agree within {gap:.1g} nats per token")
@@ -87,30 +87,33 @@ def check_gap(results: Mapping[str, Any], config: PPOConfig, tolerance: float) -
 
 
 def check_ratio(results: Mapping[str, Any], tolerance: float) -> Finding:
-    """The ratio is 1 in every minibatch, since nothing is learned."""
+    """The ratio is 1 in every minibatch, because nothing is learned."""
     off = max(results["first_ratio_error"], results["ratio_max"] - 1)
     if off <= tolerance:
         return ok("ratio at the start", f"1 within {off:.1g}")
     return fail(
         "ratio at the start",
-        f"the update sees probabilities {off:.3g} off those of the samples",
+        f"the update's probabilities are off by {off:.3g} from those of the samples",
         "check dtype and dropout; set engine to plain to see whether the fast engine is the cause",
     )
 
 
 def check_ends(results: Mapping[str, Any], config: PPOConfig) -> Finding:
-    """EOS that never comes, or always at once."""
-    rate, length, count = results["eos_rate"], results["response_length"], len(results["generated_texts"])
+    """EOS that is never sampled, or always at once."""
+    rate = results["eos_rate"]
+    length = results["response_length"]
+    count = len(results["generated_texts"])
     if rate == 1 and length <= 1 and config.max_new_tokens > 1:
         return fail(
             "EOS comes",
             f"all {count} responses ended at once: they are empty",
-            "check the prompts' form, or train sft first",
+            "check the form of the prompts, or run `proxima sft` first",
         )
     if rate == 0:
         return warn(
             "EOS comes",
-            f"none of {count} responses ended within max_new_tokens ({config.max_new_tokens}): all are cut",
-            "raise max_new_tokens, or train sft first, or set missing_eos_penalty",
+            f"none of {count} responses ended within max_new_tokens ({config.max_new_tokens}): all are cut "
+            "off",
+            "raise max_new_tokens, run `proxima sft` first, or set missing_eos_penalty",
         )
-    return ok("EOS comes", f"{rate:.0%} of {count} responses ended by themselves, mean length {length:.1f}")
+    return ok("EOS comes", f"{rate:.0%} of {count} responses ended with EOS, mean length {length:.1f}")

@@ -1,4 +1,4 @@
-"""Tokenizer, model and data against each other.
+"""Whether tokenizer, model and data fit each other.
 
 In: a tokenizer, a model's config, rows. Out: findings; no weights are read.
 """
@@ -19,13 +19,13 @@ from proxima.data.rows import Rows
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
 
 AT_ONCE = 512  # prompts tokenised together
-LOOKED_AT = 100  # rows in which a conversation is looked for
+LOOKED_AT = 100  # rows searched for a conversation
 
 
 def check_pad(tokenizer: Tokenizer) -> Finding:
-    """A pad token that is EOS hides every EOS from what reads masks off ids.
+    """A pad token that is EOS hides every EOS from code that derives masks from ids.
 
-    `load_tokenizer` gives such a one its own.
+    `load_tokenizer` gives such a tokenizer a pad token of its own.
     """
     pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
     if pad is None or pad == end:
@@ -40,7 +40,7 @@ def check_pad(tokenizer: Tokenizer) -> Finding:
     if tokenizer.pad_token == PAD_TOKEN:
         return ok(
             "pad token",
-            "the tokenizer has none of its own (or EOS): one is added, which the network never reads",
+            "the tokenizer has none of its own (or uses EOS): one is added, which the network never reads",
         )
     return ok("pad token", f"{tokenizer.pad_token!r}, not EOS")
 
@@ -58,7 +58,8 @@ def check_vocabulary(tokenizer: Tokenizer, network: Any) -> Finding:
 
 
 def check_eos(ends: Sequence[int], network: Any) -> Finding:
-    """
+    """Whether any token ends a response, and can be sampled.
+
     Args:
         ends: every id that ends a response.
     """
@@ -72,13 +73,13 @@ def check_eos(ends: Sequence[int], network: Any) -> Finding:
         )
     if beyond := [end for end in ends if end >= rows]:
         return warn(
-            "EOS", f"id {beyond[0]} can never be sampled: the model writes {rows} ids", "correct eos_token_id"
+            "EOS", f"id {beyond[0]} can never be sampled: the model writes {rows} ids", "fix eos_token_id"
         )
     return ok("EOS", f"ids {', '.join(map(str, ends))}")
 
 
 def check_chat_template(rows: Rows, tokenizer: Tokenizer) -> Finding:
-    """Conversations need a template; texts need none."""
+    """Conversations need a template, plain texts do not."""
     form = kinds_of(rows).get("prompts")
     if form is None:
         return fail("chat template", f"{rows.name} holds no prompts", "see docs/data.md for the forms")
@@ -91,46 +92,47 @@ def check_chat_template(rows: Rows, tokenizer: Tokenizer) -> Finding:
             return fail(
                 "chat template",
                 f"{rows.name} holds conversations, and the tokenizer has no chat template",
-                "use a chat model's, or data with `prompt` as text",
+                "use a chat model's tokenizer, or data with `prompt` as text",
             )
         if conversation:
-            return ok("chat template", "there, for the conversations in the data")
-    return ok("chat template", "not needed: the prompts are texts")
+            return ok("chat template", "present, for the conversations in the data")
+    return ok("chat template", "not needed: the prompts are plain text")
 
 
 def prompt_lengths(prompts: Sequence[str], tokenizer: Tokenizer) -> list[int]:
-    """Tokens of each prompt."""
+    """Number of tokens of each prompt."""
     return [length for length, _ in _measured(prompts, tokenizer)]
 
 
 def measure_prompts(
     prompts: Sequence[str], tokenizer: Tokenizer, ends: Sequence[int]
 ) -> tuple[list[int], int]:
-    """Tokens of each prompt, and how many prompts end with one of `ends`."""
+    """Number of tokens of each prompt, and how many prompts end with one of `ends`."""
     measured = list(_measured(prompts, tokenizer))
     return [length for length, _ in measured], sum(last in ends for _, last in measured)
 
 
 def _measured(prompts: Sequence[str], tokenizer: Tokenizer) -> Iterator[tuple[int, int | None]]:
-    """Tokens of each prompt, and its last one."""
+    """Number of tokens of each prompt, and its last token."""
     for first in range(0, len(prompts), AT_ONCE):
         for row in encode_prompts(tokenizer, prompts[first : first + AT_ONCE]):
             yield len(row), row[-1] if row else None
 
 
 def check_prompt_ends(tokenizer: Tokenizer, ended: int, count: int) -> Finding:
-    """What stands where the answer begins: after EOS a model begins another text.
+    """What comes right before the answer: after EOS a model starts a new text.
 
     Args:
-        ended: prompts, of `count`, whose last token ends a text.
+        ended: how many of the `count` prompts end with a token that ends a text.
     """
-    name, added = "prompt end", added_ids(tokenizer)
+    name = "prompt end"
+    added = added_ids(tokenizer)
     if ended:
         return warn(
             name,
-            f"{ended} of {count} prompts end with a token that ends a text: the model would begin another "
-            "one, not answer",
-            "take it off the prompts in the data, or out of the chat template",
+            f"{ended} of {count} prompts end with a token that ends a text: the model would start a new text "
+            "instead of answering",
+            "remove it from the prompts in the data, or from the chat template",
         )
     if added.after:
         return ok(
@@ -144,9 +146,9 @@ def check_prompt_ends(tokenizer: Tokenizer, ended: int, count: int) -> Finding:
 def check_context(
     config: PPOConfig, lengths: Sequence[int], context: int | None, name: str = "context"
 ) -> Finding:
-    """Prompts that leave no room for a response."""
+    """Prompts too long to leave room for a response."""
     if context is None:
-        return ok(name, "the model names no limit")
+        return ok(name, "the model sets no limit")
     room = context - config.max_new_tokens
     if room < 1:
         return fail(
@@ -163,6 +165,6 @@ def check_context(
     )
     if config.truncate_prompts:
         return warn(
-            name, f"{text}: they are cut on the left", "check that what is left still asks the question"
+            name, f"{text}: they are cut on the left", "check that what remains still asks the question"
         )
     return fail(name, f"{text}: they are refused", "shorten them, or set truncate_prompts")

@@ -1,6 +1,6 @@
 """From TRL 1.12's PPO to Proxima's.
 
-In: a PPO script, a shell script or a YAML file, read and never run. Out: `Migration`.
+In: a PPO script, a shell script or a YAML file; it is read, never run. Out: `Migration`.
 """
 
 from proxima.tools.migrate.convert import migrate

@@ -1,6 +1,6 @@
 """From an old run to a new one.
 
-In: `OldRun`. Out: `Migration`: settings of `proxima train`, and an account of every change.
+In: `OldRun`. Out: `Migration`: settings for `proxima train`, and an account of every change.
 """
 
 from __future__ import annotations
@@ -23,27 +23,25 @@ LARGEST_FILE = 5_000_000
 COMMAND_FLAGS = ("data", "limit", "epochs")  # of `proxima train` itself
 
 ALWAYS = (
-    "the loss of an optimiser step is a mean over its tokens; TRL took the mean of the means of its "
-    "micro-batches",
-    "advantages are whitened over the whole batch, by its own variance; TRL did it in each process, with n "
-    "- 1",
-    "the score sits on a response's last token; TRL put it one later where the response ended early: one "
-    "more gamma x lam",
-    "every optimiser step has the whole batch; in the last batch of each pass over the data TRL stepped at "
-    "every micro-batch",
-    "old log-probabilities come from a pass of their own, as new ones do; TRL kept those of sampling",
+    "the loss of an optimiser step is the mean over its tokens; TRL took the mean of the micro-batch means",
+    "advantages are whitened over the whole batch, with biased variance; TRL did it per process, with n - 1",
+    "the score sits on a response's last token; TRL put it one token later where the response ended early: "
+    "one more gamma x lam",
+    "every optimiser step uses the whole batch; in the last batch of each epoch TRL stepped at every "
+    "micro-batch",
+    "old log-probabilities come from a forward pass, as the new ones do; TRL kept those of sampling",
     "AdamW's epsilon is 1e-5, the reference value of PPO for language models (TRL: 1e-8)",
 )
-"""What differs whatever the settings are."""
+"""What differs whatever the settings."""
 
 
 def migrate(path: str | Path, processes: int = 0, rows: int = 0) -> Migration:
-    """Read what a file says of a TRL 1.12 PPO run, and convert it.
+    """Read what a file says about a TRL 1.12 PPO run, and convert it.
 
     Args:
         path: a Python script (.py), a shell script that starts one (.sh), or TRL's settings (.yaml, .yml).
         processes: how many processes ran it; 0 = what the file says, else 1.
-        rows: how many rows the data has, so that episodes can be told in epochs; 0 = unknown.
+        rows: how many rows the data has, to convert episodes into epochs; 0 = unknown.
     """
     if processes < 0 or rows < 0:
         raise ValueError(
@@ -68,7 +66,7 @@ def read_old(path: Path) -> OldRun:
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text file in UTF-8") from None
     if len(content) > LARGEST_FILE:
-        raise ValueError(f"{path} has more than {LARGEST_FILE:,} bytes: that is no script")
+        raise ValueError(f"{path} has more than {LARGEST_FILE:,} bytes: that is not a script")
     if kind in (".yaml", ".yml"):
         return read_yaml_settings(path)
     return read_script(text, path.name) if kind == ".py" else read_shell(text, path)
@@ -92,7 +90,7 @@ def convert(old: OldRun, processes: int = 0, rows: int = 0) -> Migration:
 
 
 def _run(old: OldRun, new: Migration) -> None:
-    """Folders, checkpoints, trackers, device; all but the data only where they were written."""
+    """Data, folders, checkpoints, trackers, device; all but the data only where the file sets them."""
     data = old.data
     if data is None and old.get("dataset_name").value is not None:
         data = _dataset(old)
@@ -109,14 +107,17 @@ def _run(old: OldRun, new: Migration) -> None:
         path = Path(folder.value)
         new.map("output_dir", folder, run_dir=str(path.parent), run_name=path.name)
     elif folder.written:
-        new.leave("output_dir", folder, "it names no folder for a run; set run_name")
-    every, limit = old.get("save_steps"), old.get("save_total_limit")
+        new.leave("output_dir", folder, "it does not name a folder for a run; set run_name")
+    every = old.get("save_steps")
+    limit = old.get("save_total_limit")
     if old.get("save_strategy").value == "no":
         new.map("save_strategy", old.get("save_strategy"), checkpoint_every=0)
     elif every.written and every.known and is_count(every.value):
         new.map("save_steps", every, checkpoint_every=every.value)
     elif every.written:
-        new.leave("save_steps", every, "it is no number of steps that can be read here; set checkpoint_every")
+        new.leave(
+            "save_steps", every, "it is not a number of steps that can be read here; set checkpoint_every"
+        )
     if limit.written and (not limit.known or is_count(limit.value)):
         new.map("save_total_limit", limit, keep_checkpoints=limit.value)
     _trackers(old.get("report_to"), new)
@@ -151,8 +152,9 @@ def _trackers(given: Setting, new: Migration) -> None:
 
 
 def _ends(old: OldRun, new: Migration) -> None:
-    """Where a response ends, and terms of the loss that are not the same."""
-    stop, token = old.get("stop_token"), old.get("stop_token_id")
+    """Where a response ends, and terms of the loss that differ."""
+    stop = old.get("stop_token")
+    token = old.get("stop_token_id")
     if token.value is not None:
         new.differs.append(f"stop_token_id = {said(token)}: {KNOWN['stop_token_id'].note}")
     elif stop.value == "eos":
@@ -178,11 +180,11 @@ SAID = {
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
 }
-UNUSED = "nothing in the old run followed from it"
+UNUSED = "it had no effect on the old run"
 
 
 def _rest(old: OldRun, new: Migration) -> None:
-    """What was written and has no place here."""
+    """What was set and has no counterpart here."""
     if "dataset_name" in old.settings and old.data is None:
         new.used |= {"dataset_name", "dataset_config", "dataset_train_split"}
     taken = {
@@ -207,23 +209,22 @@ def _rest(old: OldRun, new: Migration) -> None:
         )
     reasons = {
         "data_collator": "prompts are text, padded on the left by the trainer",
-        "eval_dataset": "give held-out prompts as --validation; they are measured, not only shown",
+        "eval_dataset": "give held-out prompts as --validation; they are evaluated, not only shown",
         "optimizers": "both optimisers are AdamW",
-        "callbacks": "guards, evaluations and trackers take their place; a run can be watched in `proxima "
-        "studio`",
+        "callbacks": "guards, evaluations and trackers replace them; `proxima studio` shows a run live",
     }
     for name, where in old.arguments.items():
         new.dropped.append(f"{name} of PPOTrainer ({where}): {reasons[name]}")
 
 
 def _check(new: Migration) -> None:
-    """All settings by Proxima's own rules; an error names the old one behind it."""
+    """Check all settings by Proxima's own rules; an error names the old setting behind it."""
     settings = {name: value for name, value in new.settings.items() if name not in COMMAND_FLAGS}
     try:
         PPOConfig.from_dict(settings)
     except ValueError as error:
         wrong = next((name for name, value in settings.items() if not _fits(name, value)), "")
-        origin = f"{new.origins[wrong]} cannot be taken over: " if wrong else ""
+        origin = f"{new.origins[wrong]} cannot be migrated: " if wrong else ""
         raise ValueError(f"{new.name}: {origin}{error}") from None
 
 

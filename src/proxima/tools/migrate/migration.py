@@ -13,13 +13,13 @@ DEFAULTS = PPOConfig()
 
 @dataclass
 class Migration:
-    """A new run, and what became of the old one."""
+    """The settings of a new run, and what became of the old ones."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
-    """Of `proxima train`, by name."""
+    """For `proxima train`, by name."""
     origins: dict[str, str] = field(default_factory=dict)
-    """Where each came from."""
+    """Where each of them comes from."""
     maps: list[str] = field(default_factory=list)
     differs: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
@@ -27,18 +27,19 @@ class Migration:
     unknown: list[str] = field(default_factory=list)
     processes: int = 1
     used: set[str] = field(default_factory=set)
-    """Old names that were mapped."""
+    """Old settings that were mapped."""
 
     def put(self, name: str, value: Any, origin: str) -> None:
-        self.settings[name], self.origins[name] = value, origin
+        self.settings[name] = value
+        self.origins[name] = origin
 
     def leave(self, old: str, setting: Setting, why: str) -> None:
-        """An old setting that is left to the reader."""
+        """Leave an old setting to the reader."""
         self.used.add(old)
         self.unread.append(f"{old} = {said(setting)}: {why}")
 
     def map(self, old: str, setting: Setting, **new: Any) -> None:
-        """One old setting as one or more new ones; named as unread where its value is computed."""
+        """Map one old setting to one or more new ones; listed as unread where its value is computed."""
         self.used.add(old)
         if not setting.known:
             names = ", ".join(f"{name} (Proxima's own: {getattr(DEFAULTS, name, 'none')})" for name in new)
@@ -55,7 +56,7 @@ def is_count(value: Any) -> bool:
 
 
 def said(setting: Setting) -> str:
-    """A value or an expression, and where it stands."""
+    """A value or an expression, and where it was found."""
     return f"{shown(setting.value) if setting.known else setting.text} ({setting.where})"
 
 

@@ -1,4 +1,4 @@
-"""Which models a run had. In: `OldRun`. Out: model_name, rewards, value_model, LoRA settings."""
+"""The models of a run. In: `OldRun`. Out: model_name, rewards, value_model, LoRA settings."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from proxima.tools.migrate.old_run import OldRun
 
 
 def models(old: OldRun, new: Migration) -> None:
-    """Policy and reference are model_name, value and reward the reward model's checkpoint."""
-    policy, reward = old.models.get("model", old.get("sft_model_path")), old.models.get("reward_model")
+    """Policy and reference are model_name; value and reward model are the reward model's checkpoint."""
+    policy = old.models.get("model", old.get("sft_model_path"))
+    reward = old.models.get("reward_model")
     new.map("the policy" if "model" in old.models else "sft_model_path", policy, model_name=policy.value)
     reference = old.models.get("ref_model")
     if reference and (
         not reference.known or (reference.value is not None and reference.value != policy.value)
     ):
         new.dropped.append(
-            f"ref_model = {said(reference)}: the reference is model_name itself, or sft_adapter on it; "
-            "nothing else"
+            f"ref_model = {said(reference)}: the reference is model_name, or sft_adapter on it"
         )
     if reward is None and old.get("reward_model_path").written:
         reward = old.get("reward_model_path")
@@ -27,7 +27,7 @@ def models(old: OldRun, new: Migration) -> None:
     else:
         new.map("the reward model", reward, rewards=[reward.value])
         new.differs.append(
-            "a classifier reads the policy's ids, as in TRL, where it has the policy's tokenizer; else the "
+            "a classifier with the policy's tokenizer reads the policy's ids, as in TRL; any other reads the "
             "text (option eos)"
         )
     value = old.models.get("value_model", reward)
@@ -42,7 +42,7 @@ def models(old: OldRun, new: Migration) -> None:
     if (dtype.written or old.outside) and dtype.value in ("float32", "bfloat16", "float16", "auto"):
         new.map("dtype", dtype, dtype=dtype.value)
     elif dtype.written:
-        new.leave("dtype", dtype, "it is no type of weights that can be read here; set dtype")
+        new.leave("dtype", dtype, "it is not a dtype that can be read here; set dtype")
 
 
 def lora(old: OldRun, new: Migration) -> None:
@@ -62,8 +62,8 @@ def lora(old: OldRun, new: Migration) -> None:
         scale = round(scale * math.sqrt(rank.value))
         new.used.add("use_rslora")
         new.differs.append(
-            f"use_rslora ({old.get('use_rslora').where}): its scale, alpha / sqrt(r), is had by lora_alpha "
-            f"= {scale}"
+            f"use_rslora ({old.get('use_rslora').where}): lora_alpha = {scale} gives its scale, "
+            "alpha / sqrt(r)"
         )
     new.map("lora_alpha", alpha, lora_alpha=scale)
     if not targets.known:
@@ -75,11 +75,9 @@ def lora(old: OldRun, new: Migration) -> None:
         new.put("lora_targets", "all-linear", "PEFT chose its targets by architecture")
         new.differs.append(
             "lora_target_modules is not given: PEFT chose by architecture (q_proj,v_proj for Qwen and "
-            "Llama); set "
-            "lora_targets to the same names, or keep all-linear"
+            "Llama); set lora_targets to the same names, or keep all-linear"
         )
     new.differs.append(
         "with LoRA the value model is trained through an adapter, TRL trained all its weights; an adapter "
-        "usually wants a "
-        f"larger value_learning_rate (Proxima's own: {DEFAULTS.value_learning_rate:g})"
+        f"usually needs a larger value_learning_rate (Proxima's own: {DEFAULTS.value_learning_rate:g})"
     )

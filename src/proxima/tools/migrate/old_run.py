@@ -1,4 +1,4 @@
-"""`OldRun`: what a TRL script says, as far as it can be read without running it."""
+"""`OldRun`: what a TRL script says, as far as that can be read without running it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from proxima.tools.migrate.trl_settings import KNOWN, near
 
 
 class Unread:
-    """Stands for a value that is computed where the script runs."""
+    """Stands for a value that is computed when the script runs."""
 
     def __repr__(self) -> str:
         return "(computed)"
@@ -21,7 +21,7 @@ DEFAULT = "TRL's default"
 
 @dataclass(frozen=True)
 class Setting:
-    """A value, and where it stands."""
+    """A value, and where it was found."""
 
     value: Any
     where: str
@@ -44,7 +44,7 @@ class OldRun:
     name: str
     """The file's."""
     settings: dict[str, Setting] = field(default_factory=dict)
-    """By the names of `names.KNOWN`."""
+    """By the names in `trl_settings.KNOWN`."""
     models: dict[str, Setting] = field(default_factory=dict)
     """Checkpoints by role: model, ref_model, reward_model, value_model; None for ref_model=None."""
     data: Setting | None = None
@@ -52,11 +52,11 @@ class OldRun:
     rows: int = 0
     """How many rows the data has, where the script says so; 0 = unknown."""
     processes: int = 0
-    """How many processes ran it, where it says so; 0 = unknown."""
+    """How many processes ran it, where the script says so; 0 = unknown."""
     outside: bool = False
     """Whether the settings are those of a command line, for one of TRL's own scripts."""
     peft: bool = False
-    """Whether a LoraConfig was given to it."""
+    """Whether it was given a LoraConfig."""
     trust_remote_code: Setting | None = None
     arguments: dict[str, str] = field(default_factory=dict)
     """Other arguments of PPOTrainer: name -> where."""

@@ -1,4 +1,4 @@
-"""TRL's settings from outside a script. In: a shell script, or a YAML file of settings. Out: `OldRun`.
+"""TRL's settings given outside a script. In: a shell script or a YAML file. Out: `OldRun`.
 
 accelerate launch --num_processes 4 examples/scripts/ppo/ppo_tldr.py --learning_rate 3e-6
 --missing_eos_penalty 1.0
@@ -40,7 +40,7 @@ def put_all(run: OldRun, values: dict[str, Any], where: str) -> None:
 
 
 def read_shell(text: str, path: Path) -> OldRun:
-    """The one command of a shell script that starts a PPO script."""
+    """Read the one command of a shell script that starts a PPO script."""
     commands = [command for command in split_commands(text, path.name) if start_of_flags(command) is not None]
     named = [command for command in commands if "ppo" in Path(program(command)).name]
     chosen = named or [
@@ -84,7 +84,7 @@ Words = list[tuple[str, int]]  # with their lines
 
 
 def split_commands(text: str, name: str) -> list[Words]:
-    """Commands as words; continued lines are one, variables that are set to plain text are put in."""
+    """Commands as words; continued lines are joined, variables set to plain text are filled in."""
     commands: list[Words] = []
     variables: dict[str, str] = {}
     pending: Words = []
@@ -167,7 +167,7 @@ def read_launch(run: OldRun, command: Words) -> None:
 
 
 def setting_of(name: str, values: list[str], where: str) -> tuple[str, Setting]:
-    """A flag as transformers' parser reads it: without a value true; `--no_x` is x = false."""
+    """A flag as transformers' parser reads it: true without a value; `--no_x` is x = false."""
     if name not in KNOWN and name.startswith("no_") and name[3:] in KNOWN and not values:
         return name[3:], Setting(False, where)
     if any("$" in value or "`" in value for value in values):
@@ -177,7 +177,7 @@ def setting_of(name: str, values: list[str], where: str) -> tuple[str, Setting]:
 
 
 def plain(text: str) -> Any:
-    """A word as the value it stands for."""
+    """The value that a word stands for."""
     if text.lower() in WORDS:
         return WORDS[text.lower()]
     if not NUMBER.fullmatch(text) or len(text) > 40:

@@ -1,4 +1,4 @@
-"""A TRL PPO script, read and never run. In: its text. Out: `OldRun`; an error where it is not one."""
+"""Reads a TRL PPO script without running it. In: its text. Out: `OldRun`, or an error that says why not."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from proxima.tools.migrate.trl_settings import KNOWN, LORA_CONFIG, TRAINER_ARGUM
 PARSED = ("parse_args_into_dataclasses", "parse_args_and_config")
 DATACLASSES = ("PPOConfig", "ModelConfig", "ScriptArguments")
 FILE_KINDS = ("json", "csv", "parquet", "text")
-FOLLOWED = 20  # steps from a name to what it stands for
+FOLLOWED = 20  # most steps from a name to what it stands for
 
 
 def read_script(text: str, name: str) -> OldRun:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the script's own syntax
+            warnings.simplefilter("ignore")  # about the script's own syntax
             values = Values(ast.parse(text))
     except SyntaxError as error:
         line = f", line {error.lineno}" if error.lineno else ""
@@ -58,7 +58,7 @@ class Reader:
         return self.run
 
     def check_kind(self) -> None:
-        """Refuse what is no PPO script of TRL."""
+        """Refuse anything but a PPO script of TRL."""
         values = self.values
         named = set(values.imported.values()) | {
             values.called(node) for node in values.nodes if isinstance(node, ast.Call)
@@ -80,11 +80,11 @@ class Reader:
                     f"{self.run.name} is a script for TRL's {others[0]}; only PPO scripts can be migrated"
                 )
             raise ValueError(
-                f"{self.run.name} is no PPO script of TRL: it neither makes a PPOConfig nor a PPOTrainer"
+                f"{self.run.name} is not a PPO script of TRL: it makes neither a PPOConfig nor a PPOTrainer"
             )
         for node in values.nodes:
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "proxima":
-                raise ValueError(f"{self.run.name}, line {node.lineno}: this script is Proxima's already")
+                raise ValueError(f"{self.run.name}, line {node.lineno}: this is already a Proxima script")
             if isinstance(node, ast.ClassDef) and any(
                 shown(base).endswith("PPOConfig") for base in node.bases
             ):
@@ -121,9 +121,9 @@ class Reader:
                     if isinstance(item, ast.Name) and kind in DATACLASSES:
                         self.held[item.id] = kind
                 self.run.unread.append(
-                    f"{shown(node.value)} (line {node.lineno}): settings come from a command line; those "
-                    "not named here are "
-                    "TRL's defaults. Migrate the shell script or YAML that starts it to have them"
+                    f"{shown(node.value)} (line {node.lineno}): settings come from a command line; those not "
+                    "named here are TRL's defaults. To include them, migrate the shell script or YAML that "
+                    "starts it"
                 )
 
     def read_call(self, call: ast.Call, names: dict[str, str] | None = None) -> None:
@@ -147,7 +147,8 @@ class Reader:
 
     def unpacked(self, node: ast.expr) -> list[tuple[str, Setting]]:
         """The items of `**node`."""
-        line, found = node.lineno, node
+        line = node.lineno
+        found = node
         if isinstance(found, ast.Name):
             found = self.values.only(found.id) or found
         if isinstance(found, ast.Call) and self.values.called(found) == "dict" and not found.args:
@@ -279,7 +280,7 @@ class Reader:
         return Setting(UNREAD, f"line {first.lineno}", shown(node))
 
     def read_loading(self, call: ast.Call) -> None:
-        """What `from_pretrained` of the policy says beside the name."""
+        """The other arguments of the policy's `from_pretrained`."""
         named = [(item.arg, self.values.setting(item.value)) for item in call.keywords if item.arg]
         named += [pair for item in call.keywords if item.arg is None for pair in self.unpacked(item.value)]
         for name, setting in named:
@@ -338,8 +339,8 @@ class Reader:
         return seen
 
     def split(self, call: ast.Call, given: ast.expr | None) -> Any:
-        """The split that is taken out of what `load_dataset` gave: `load_dataset(...)["train"]`, or by the
-        name it went to."""
+        """The split taken from the result of `load_dataset`: `load_dataset(...)["train"]`, or by the name it
+        was assigned to."""
         above = self.values.parents.get(id(call))
         if isinstance(above, ast.Subscript):
             return self.values.value(above.slice)

@@ -1,8 +1,8 @@
-"""Values of a Python script without running it. In: a syntax tree. Out: literals, names that stand for one,
+"""Values in a Python script, without running it. In: a syntax tree. Out: literals, names that stand for one,
 or `UNREAD`.
 
-A name counts where it is set once, by a plain assignment; arithmetic only between numbers. All else is
-computed.
+A name is read if it is set once, by a plain assignment; arithmetic is read only between numbers. Everything
+else counts as computed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from proxima.tools.migrate.old_run import UNREAD, Setting
 
 DEPTH = 40
-MOST_ITEMS = 10_000  # in one value; more is no setting
+MOST_ITEMS = 10_000  # in one value; a setting has fewer
 LARGEST = 2**63
 TYPES = ("float32", "bfloat16", "float16")
 
@@ -84,7 +84,7 @@ class Values:
         return found[0] if len(found) == 1 and self.stored[name] == 1 and name not in self.imported else None
 
     def is_conditional(self, node: ast.AST) -> bool:
-        """Whether it may not run, or run more than once; `if __name__ == "__main__"` is no condition."""
+        """Whether it might not run, or run more than once; `if __name__ == "__main__"` does not count."""
         while (above := self.parents.get(id(node))) is not None:
             if isinstance(above, (ast.For, ast.While, ast.Try, ast.IfExp)):
                 return True
@@ -96,7 +96,7 @@ class Values:
         return False
 
     def setting(self, node: ast.expr) -> Setting:
-        """The value of an expression, with its line; a field of a dataclass is what was put into it."""
+        """The value of an expression, with its line; a field of a dataclass is what it was set to."""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             held = self.fields.get(node.value.id, lambda _: None)(node.attr)
             if held is not None:
@@ -105,7 +105,7 @@ class Values:
         return Setting(value, f"line {node.lineno}", "" if value is not UNREAD else shown(node))
 
     def value(self, node: ast.expr) -> Any:
-        """What an expression is. Each part is read once, and what grows past `MOST_ITEMS` is not: names
+        """What an expression is. Each part is read once, and values above `MOST_ITEMS` are not read: names
         that refer to each other can stand for more than memory holds."""
         known: dict[int, Any] = {}
         found = self._value(node, known, 0)
@@ -115,7 +115,7 @@ class Values:
         if depth > DEPTH:
             return UNREAD
         if id(node) not in known:
-            known[id(node)] = UNREAD  # what refers to itself is nothing
+            known[id(node)] = UNREAD  # a name that refers to itself has no value
             known[id(node)] = self._read(node, known, depth + 1)
         return known[id(node)]
 
@@ -154,7 +154,8 @@ class Values:
         return UNREAD if any(value is UNREAD for value in values) else values
 
     def _arithmetic(self, node: ast.BinOp, known: dict[int, Any], depth: int) -> Any:
-        left, right = self._value(node.left, known, depth), self._value(node.right, known, depth)
+        left = self._value(node.left, known, depth)
+        right = self._value(node.right, known, depth)
         if type(node.op) not in ARITHMETIC or not (_is_number(left) and _is_number(right)):
             return UNREAD
         try:
@@ -165,10 +166,12 @@ class Values:
 
 
 def _size(value: Any) -> int:
-    """Items in nested lists and dicts, counted no further than it takes to know that there are too many."""
-    count, pending = 0, [value]
+    """Items in nested lists and dicts; the count stops once there are too many."""
+    count = 0
+    pending = [value]
     while pending and count <= MOST_ITEMS:
-        item, count = pending.pop(), count + 1
+        item = pending.pop()
+        count += 1
         if isinstance(item, (list, dict)):
             pending += item.values() if isinstance(item, dict) else item
     return count

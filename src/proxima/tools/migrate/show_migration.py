@@ -1,4 +1,4 @@
-"""A migration in words. In: `Migration`. Out: a settings file with a comment a line, and the account."""
+"""A migration as text. In: `Migration`. Out: a settings file with a comment per line, and the account."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def account(migration: Migration, path: str = "") -> str:
 
 
 def commands(migration: Migration, path: str) -> list[str]:
-    """What to run now; with a placeholder for what is not known yet."""
+    """What to run next, with placeholders for what is not known yet."""
     more = f"--config {shlex.quote(path)}"
     if "data" not in migration.settings:
         more += " --data prompts.jsonl"

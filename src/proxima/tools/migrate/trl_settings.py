@@ -1,7 +1,7 @@
-"""Every setting of TRL 1.12's PPO scripts, and what became of it. In: nothing. Out: `TABLE`, by TRL's name.
+"""Every setting of TRL 1.12's PPO scripts and its status: `TABLE`, by TRL's name.
 
-Fates: `maps` (note: Proxima's name), `differs` (note: what is not the same), `dropped` (note: why, what to
-use instead). A test holds names and defaults against the real dataclasses: PPOConfig with all it inherits,
+Status: `maps` (note: Proxima's name), `differs` (note: what differs), `dropped` (note: why, and what to use
+instead). A test compares names and defaults with the real dataclasses: PPOConfig with all it inherits,
 ModelConfig, ScriptArguments.
 """
 
@@ -65,12 +65,11 @@ MAPS: dict[str, tuple[Any, str]] = {
 DIFFERS: dict[str, tuple[Any, str]] = {
     "num_mini_batches": (
         1,
-        "it never changed the optimiser steps of TRL: one an epoch, as minibatch_size = batch_size has it",
+        "it never changed TRL's optimiser steps: one per epoch, which minibatch_size = batch_size gives",
     ),
     "vf_coef": (
         0.1,
-        "a value model of its own takes Adam steps that hardly depend on it; for value_model: policy set "
-        "value_coef",
+        "Adam steps of a separate value model hardly depend on it; for value_model: policy set value_coef",
     ),
     "stop_token": (None, "a response always ends at the model's EOS, as with stop_token='eos'"),
     "stop_token_id": (
@@ -95,19 +94,19 @@ DIFFERS: dict[str, tuple[Any, str]] = {
     ),
     "gradient_checkpointing": (
         True,
-        "TRL's PPO loop never turned it on; gradient_checkpointing: true does, and costs time only",
+        "TRL's PPO loop never turned it on; gradient_checkpointing: true does, and only costs time",
     ),
     "local_rollout_forward_batch_size": (
         64,
-        "memory only; passes are bounded by micro_batch_size and micro_batch_tokens",
+        "affects memory only; passes are bounded by micro_batch_size and micro_batch_tokens",
     ),
     "num_sample_generations": (
         10,
-        "samples and every token of them are written at each evaluation: eval_every, token_samples",
+        "samples, token by token, are written at each evaluation: eval_every, token_samples",
     ),
     "eval_strategy": (
         "no",
-        "TRL's PPO loop measured nothing on held-out prompts; --validation FILE does, every eval_every steps",
+        "TRL's PPO loop never evaluated held-out prompts; --validation FILE does, every eval_every steps",
     ),
     "eval_steps": (None, "use eval_every, with --validation FILE"),
     "fsdp": (None, "use shard_base: true with torchrun"),
@@ -115,7 +114,7 @@ DIFFERS: dict[str, tuple[Any, str]] = {
     "ds3_gather_for_generation": (True, "with shard_base: true, layers are gathered one at a time"),
     "load_best_model_at_end": (
         False,
-        "the best step is kept beside the last wherever there are --validation prompts",
+        "the best step is kept as well as the last if there are --validation prompts",
     ),
     "weight_decay": (0.0, "Proxima's AdamW has none"),
     "adam_beta1": (0.9, "Proxima's AdamW has 0.9"),
@@ -128,13 +127,11 @@ DIFFERS: dict[str, tuple[Any, str]] = {
 
 DROPPED: dict[str, str] = {
     # names: why, and what to use instead
-    "whiten_rewards": "rewards a token are not whitened; normalize_rewards: true scales the scores, before "
-    "the KL is taken off",
+    "whiten_rewards": "per-token rewards are not whitened; normalize_rewards: true scales the scores, before "
+    "the KL penalty",
     "kl_estimator": "only k1 enters the reward; kl_loss_coef puts the exact KL into the loss instead",
     "batch_size micro_batch_size local_batch_size mini_batch_size local_mini_batch_size world_size "
-    "num_total_batches": (
-        "TRL overwrote it with what follows from the other sizes; here it is batch_size and minibatch_size"
-    ),
+    "num_total_batches": ("TRL derived it from the other sizes; here it is batch_size and minibatch_size"),
     "model_adapter_name ref_adapter_name": "give the supervised adapter as sft_adapter: it is the "
     "reference, and the start",
     "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision": (
@@ -145,33 +142,32 @@ DROPPED: dict[str, str] = {
     "optim optim_args optim_target_modules": "the optimiser is AdamW",
     "label_smoothing_factor average_tokens_across_devices neftune_noise_alpha "
     "include_num_input_tokens_seen": ("TRL's PPO loop never read it"),
-    "bf16_full_eval fp16_full_eval tf32": "dtype is the one setting of precision",
+    "bf16_full_eval fp16_full_eval tf32": "dtype is the only setting for precision",
     "gradient_checkpointing_kwargs": "gradient_checkpointing has no further settings",
-    "torch_compile torch_compile_backend torch_compile_mode": "compile_layers compiles the layers, and is on",
+    "torch_compile torch_compile_backend torch_compile_mode": "compile_layers does this, and is the default",
     "use_liger_kernel liger_kernel_config": "the package has kernels of its own",
-    "use_cache torch_empty_cache_steps auto_find_batch_size": "micro_batch_tokens bounds memory, halved "
-    "where it runs out",
+    "use_cache torch_empty_cache_steps auto_find_batch_size": "micro_batch_tokens bounds memory; it is "
+    "halved when memory runs out",
     "logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter log_level "
     "log_level_replica "
     "disable_tqdm": "every step is logged, to runs/NAME/metrics.jsonl",
-    "run_name": "the name of a run is that of its folder, from output_dir",
+    "run_name": "a run is named after its folder, from output_dir",
     "project trackio_space_id trackio_bucket_id trackio_static_space_id": "trackers have no further settings",
     "eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start eval_do_concat_batches "
     "eval_use_gather_object "
     "eval_accumulation_steps include_for_metrics batch_eval_metrics do_train do_eval do_predict": (
-        "held-out prompts are measured with --validation FILE"
+        "held-out prompts are evaluated with --validation FILE"
     ),
-    "metric_for_best_model greater_is_better": "the best step is the one with the highest held-out reward",
-    "save_only_model save_on_each_node enable_jit_checkpoint": "checkpoints are whole: a run goes on from "
-    "them bit for bit",
+    "metric_for_best_model greater_is_better": "the best step is the one with the highest validation reward",
+    "save_only_model save_on_each_node enable_jit_checkpoint": "checkpoints are complete: a run resumes "
+    "from them bit-exactly",
     "ignore_data_skip restore_callback_states_from_checkpoint resume_from_checkpoint": (
         "TRL's PPO could not resume; `proxima train --resume` can"
     ),
-    "full_determinism data_seed": "the same seed gives the same run; seed is the one there is",
+    "full_determinism data_seed": "the same seed gives the same run; seed is the only one",
     "accelerator_config parallelism_config ddp_find_unused_parameters ddp_bucket_cap_mb "
     "ddp_broadcast_buffers ddp_static_graph "
-    "ddp_backend fsdp_config local_rank": "torchrun starts the processes, and shard_base is their one "
-    "setting",
+    "ddp_backend fsdp_config local_rank": "torchrun starts the processes, and shard_base is the only setting",
     "dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
     "dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order dataset_num_proc "
     "dataset_streaming "
@@ -181,7 +177,7 @@ DROPPED: dict[str, str] = {
     "debug skip_memory_metrics ignore_bias_buffers": "it is a debugging aid of transformers",
     "model_revision": "download the revision into a folder and give that as model_name",
     "attn_implementation": "attention is the engine's own (engine: plain for transformers')",
-    "lora_dropout": "neither TRL's nor this PPO uses dropout",
+    "lora_dropout": "neither TRL's PPO nor Proxima's uses dropout",
     "lora_target_parameters lora_modules_to_save lora_task_type "
     "use_dora": "adapters are plain LoRA on linear layers",
     "load_in_8bit load_in_4bit bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage": (
@@ -192,15 +188,14 @@ DROPPED: dict[str, str] = {
 
 OLDER: dict[str, str] = {
     # of transformers 4, which TRL 1.12 also runs with
-    "evaluation_strategy": "held-out prompts are measured with --validation FILE",
-    "overwrite_output_dir": "a run never overwrites another; name it anew or --resume it",
+    "evaluation_strategy": "held-out prompts are evaluated with --validation FILE",
+    "overwrite_output_dir": "a run never overwrites another; choose a new name, or --resume it",
     "logging_dir": "trackers write into the run's folder",
     "save_safetensors": "weights are always safetensors",
-    "group_by_length": "prompts are shuffled; passes are packed, so length costs nothing",
+    "group_by_length": "prompts are shuffled; passes are packed, so there is no padding to save",
     "no_cuda use_mps_device tpu_num_cores half_precision_backend fp16_opt_level jit_mode_eval use_ipex "
-    "past_index ray_scope "
-    "torchdynamo mp_parameters include_tokens_per_second include_inputs_for_metrics adafactor "
-    "push_to_hub_model_id "
+    "past_index ray_scope torchdynamo mp_parameters include_tokens_per_second include_inputs_for_metrics "
+    "adafactor push_to_hub_model_id "
     "push_to_hub_organization push_to_hub_token": "it is a setting of transformers 4 that TRL's PPO loop "
     "never read",
 }
@@ -256,6 +251,6 @@ TRAINER_ARGUMENTS = (
 
 
 def near(name: str) -> str:
-    """The known name that an unknown one may be a slip of, as a hint."""
+    """A hint: the known name that an unknown one may be a misspelling of."""
     found = get_close_matches(name, KNOWN, 1, 0.8)
     return f"; did you mean {found[0]}?" if found else ""

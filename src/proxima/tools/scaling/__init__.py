@@ -1,9 +1,9 @@
-"""A paper plan.
+"""Memory and time on many GPUs, estimated on paper.
 
-In: a model's size, GPUs, a batch. Out: memory a GPU, seconds a step, and which resource is the bottleneck.
+In: a model's size, GPUs, a batch. Out: memory per GPU, seconds per step, and the bottleneck.
 """
 
-from proxima.tools.scaling.model_shapes import SHAPES, Shape
-from proxima.tools.scaling.scaling_plan import Plan, best_plan, plans
+from proxima.tools.scaling.model_shapes import SHAPES, ModelShape
+from proxima.tools.scaling.scaling_plan import ScalingPlan, best_plan, plans
 
-__all__ = ["SHAPES", "Plan", "Shape", "best_plan", "plans"]
+__all__ = ["SHAPES", "ModelShape", "ScalingPlan", "best_plan", "plans"]

@@ -1,13 +1,13 @@
-"""Ways to run a size on so many GPUs.
+"""Ways to run a model on a number of GPUs.
 
-In: a shape, a count, a batch. Out: each way's memory, time and bottleneck; the best.
+In: a shape, a count, a batch. Out: memory, time and bottleneck of each way; the best of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxima.tools.scaling.model_shapes import Shape
+from proxima.tools.scaling.model_shapes import ModelShape
 from proxima.tools.scaling.pipeline_simulation import Timeline, apart, simulate, together
 from proxima.tools.scaling.step_costs import (
     FAST,
@@ -15,22 +15,23 @@ from proxima.tools.scaling.step_costs import (
     PLAIN,
     VLLM,
     Gpu,
-    Seconds,
-    Work,
+    PhaseSeconds,
+    StepWork,
     decode_step,
     memory,
     one_pass,
     phases,
 )
 
-HELD = 1.2  # what the allocator holds, of what is in use (measured: 1.18 to 1.32)
-STANDARD, H200 = Work(), Gpu()
-CONTEXT = 1.5 * GIB  # of CUDA, its libraries and captured graphs
+HELD = 1.2  # memory the allocator reserves per byte in use (measured: 1.18 to 1.32)
+STANDARD = StepWork()
+H200 = Gpu()
+CONTEXT = 1.5 * GIB  # CUDA, its libraries and captured graphs
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One way."""
+class ScalingPlan:
+    """One way to run a step."""
 
     way: str
     gpus: int
@@ -38,13 +39,13 @@ class Plan:
     """Bytes on the fullest GPU."""
     fits: bool
     seconds: float
-    """A step."""
+    """Per step."""
     bottleneck: str
-    """The busiest resource, and what its longest phase spends most on."""
+    """The busiest resource, and what its longest phase spends most time on."""
 
 
-def plans(shape: Shape, gpus: int, work: Work = STANDARD, gpu: Gpu = H200) -> list[Plan]:
-    """All ways that this many GPUs allow."""
+def plans(shape: ModelShape, gpus: int, work: StepWork = STANDARD, gpu: Gpu = H200) -> list[ScalingPlan]:
+    """All ways to use this many GPUs."""
     found = [_together(shape, gpus, work, gpu, again=again) for again in (False, True)]
     if gpus > 1:
         found += [_together(shape, gpus, work, gpu, sharded=True, again=again) for again in (False, True)]
@@ -55,8 +56,8 @@ def plans(shape: Shape, gpus: int, work: Work = STANDARD, gpu: Gpu = H200) -> li
     return found
 
 
-def best_plan(shape: Shape, gpus: int, work: Work = STANDARD, gpu: Gpu = H200) -> Plan:
-    """The fastest that fits; where none does, the one that needs the least memory."""
+def best_plan(shape: ModelShape, gpus: int, work: StepWork = STANDARD, gpu: Gpu = H200) -> ScalingPlan:
+    """The fastest that fits; if none does, the one that needs the least memory."""
     found = plans(shape, gpus, work, gpu)
     fitting = [plan for plan in found if plan.fits]
     return (
@@ -65,8 +66,8 @@ def best_plan(shape: Shape, gpus: int, work: Work = STANDARD, gpu: Gpu = H200) -
 
 
 def _together(
-    shape: Shape, gpus: int, work: Work, gpu: Gpu, sharded: bool = False, again: bool = False
-) -> Plan:
+    shape: ModelShape, gpus: int, work: StepWork, gpu: Gpu, sharded: bool = False, again: bool = False
+) -> ScalingPlan:
     engine = PLAIN if sharded else FAST  # the fast engine reads whole weights
     times = phases(shape, work, gpus, gpu, engine, sharded, again)
     need = _held(memory(shape, work, gpus, engine, sharded, again))
@@ -76,7 +77,7 @@ def _together(
     )
 
 
-def _apart(shape: Shape, gpus: int, split: int, work: Work, gpu: Gpu, overlap: bool) -> Plan:
+def _apart(shape: ModelShape, gpus: int, split: int, work: StepWork, gpu: Gpu, overlap: bool) -> ScalingPlan:
     """`split` GPUs sample with vLLM, each group of them holding the model once; the others train, sharded
     where they must."""
     training = gpus - split
@@ -88,13 +89,12 @@ def _apart(shape: Shape, gpus: int, split: int, work: Work, gpu: Gpu, overlap: b
     ]
     needs = {way: _held(memory(shape, work, training, PLAIN if way[0] else FAST, *way)) for way in ways}
     sharded, again = next((way for way in ways if needs[way] <= gpu.memory), ways[-1])
-    times, need = (
-        phases(shape, work, training, gpu, PLAIN if sharded else FAST, sharded, again),
-        needs[sharded, again],
-    )
+    times = phases(shape, work, training, gpu, PLAIN if sharded else FAST, sharded, again)
+    need = needs[sharded, again]
     group = next((size for size in (1, 2, 4, 8) if shape.weights * 2 / size < 0.7 * gpu.memory), 8)
     if split < group:
-        need, group = float("inf"), split
+        need = float("inf")
+        group = split
     share = work.batch / (split / group)
     rollout = _rollout(shape, share, work, gpu, group)
     times["generate"] = rollout
@@ -105,26 +105,24 @@ def _apart(shape: Shape, gpus: int, split: int, work: Work, gpu: Gpu, overlap: b
     return _plan(way, gpus, max(need, shape.weights * 2 / group), gpu, line, times)
 
 
-def _rollout(shape: Shape, share: float, work: Work, gpu: Gpu, group: int) -> Seconds:
-    step, read = (
-        decode_step(shape, share, work, gpu, VLLM, group),
-        one_pass(shape, share, work.prompt, gpu, VLLM.forward),
-    )
-    names = step.parts | read.parts
+def _rollout(shape: ModelShape, share: float, work: StepWork, gpu: Gpu, group: int) -> PhaseSeconds:
+    step = decode_step(shape, share, work, gpu, VLLM, group).parts
+    prefill = one_pass(shape, share, work.prompt, gpu, VLLM.forward).parts
     parts = {
-        name: work.response * step.parts.get(name, 0.0) + read.parts.get(name, 0.0) / group for name in names
+        name: work.response * step.get(name, 0.0) + prefill.get(name, 0.0) / group for name in step | prefill
     }
-    return Seconds({**parts, "small kernels": parts["small kernels"] + VLLM.start})
+    return PhaseSeconds({**parts, "small kernels": parts["small kernels"] + VLLM.start})
 
 
-def _plan(way: str, gpus: int, need: float, gpu: Gpu, line: Timeline, times: dict[str, Seconds]) -> Plan:
+def _plan(
+    way: str, gpus: int, need: float, gpu: Gpu, line: Timeline, times: dict[str, PhaseSeconds]
+) -> ScalingPlan:
     busiest = line.bottleneck
-    own = {"rollout GPUs": ["generate"], "training GPUs": [name for name in times if name != "generate"]}.get(
-        busiest, list(times)
-    )
+    split = {"rollout GPUs": ["generate"], "training GPUs": [name for name in times if name != "generate"]}
+    own = split.get(busiest, list(times))
     longest = max(own, key=lambda name: times[name].total)
     why = max(times[longest].parts, key=lambda part: times[longest].parts[part])
-    return Plan(
+    return ScalingPlan(
         way,
         gpus,
         need,

@@ -1,7 +1,6 @@
-"""The demo: preferences -> reward model -> PPO -> evaluation on held-out posts, judged by the world's gold
-score.
+"""The demo: preferences, reward model, PPO, and an evaluation on held-out posts by the world's gold score.
 
-The gold score labels preferences (once, in the shipped file, or live with `relabel`) and judges here;
+The gold score labels the preferences (once, in the shipped file, or live with `relabel`) and judges here;
 training never sees it.
 """
 
@@ -29,6 +28,9 @@ from proxima.world.posts import Post, make_posts
 
 EVALUATION_POSTS = 300
 PREFERENCES = 3000
+SHOWN = 4  # posts whose summaries are printed
+RESULTS_FILE = "results.json"
+CURVE = ("step", "avg_reward", "kl", "response_length")
 
 
 def run_demo(
@@ -42,85 +44,97 @@ def run_demo(
     ppo: dict[str, Any] | None = None,
     reward_from: Path | None = None,
 ) -> dict[str, Any]:
-    """Walk the whole loop and say what happened.
+    """Run the whole pipeline and print what happens; returns what is in results.json, all of which but
+    `seconds` follows from the arguments, bit for bit.
 
     Args:
-        steps: PPO steps.
-        relabel: sample answers and ask the annotators anew instead of reading the shipped preferences.
+        relabel: sample answers and ask the annotators again, instead of reading the shipped preferences.
         preferences: pairs to train the reward model on.
         ppo: changes to `PPO_SETTINGS`.
-        reward_from: folder of an earlier demo whose reward model is used again.
-    Returns: what is in results.json; everything but `seconds` follows from the arguments, bit for bit.
+        reward_from: folder of an earlier demo whose reward model is reused.
     """
-    started = time.perf_counter()
-    home = Path(run_dir) / run_name
-    if (
-        home.is_dir()
-        and any(home.iterdir())
-        and not any((home / part).exists() for part in ("results.json", "reward"))
-    ):
-        raise ValueError(
-            f"{home} holds something else than a demo, which would go; choose another run_dir or move it away"
-        )
-    shutil.rmtree(home, ignore_errors=True)
-    home.mkdir(parents=True)
+    times = [time.perf_counter()]
+    home = _fresh_folder(Path(run_dir) / run_name)
     if reward_from is None:
         reward_model = _train_reward_model(home, seed, relabel, preferences, device)
     else:
-        reward_model = json.loads((reward_from / "results.json").read_text(encoding="utf-8"))["reward_model"]
-    rewarded = time.perf_counter()
-
+        reward_model = _read_results(reward_from)["reward_model"]
+    times.append(time.perf_counter())
     print(f"\n3. PPO: {steps} steps; policy, reference, value and reward model share one base in memory")
     settings = {**PPO_SETTINGS, **(ppo or {})}
-    rewards = (RewardSpec(str((reward_from or home) / "reward")),)
-    config = PPOConfig(
-        "embedded", rewards=rewards, device=device, seed=seed, run_dir=str(home), run_name="ppo", **settings
-    )
-    trainer = PPOTrainer(config)
+    trainer = _make_trainer(home, (reward_from or home) / "reward", seed, device, settings)
     held_out = make_posts(EVALUATION_POSTS, "eval", seed + 2)
     before = judge(trainer, held_out)
-    run = trainer.train([post.prompt for post in make_posts(steps * config.batch_size, "train", seed + 4)])
-    trained = time.perf_counter()
-
-    print(f"\n4. Evaluation on {len(held_out)} held-out posts, with combinations never seen in training")
+    run = trainer.train(_prompts(steps * trainer.config.batch_size, seed))
+    times.append(time.perf_counter())
+    print(f"\n4. Evaluation on {len(held_out)} held-out posts that combine facts in ways never trained on")
     after = judge(trainer, held_out)
+    times.append(time.perf_counter())
     results = {
         "seed": seed,
         "reward_model": reward_model,
+        **_compare(before, after, seed),
+        "curve": [{name: metrics[name] for name in CURVE} for metrics in run.metrics],
+        "settings": {"steps": steps, **settings},
+        "seconds": _seconds(times),
+    }
+    _show(results, held_out[:SHOWN], before, after)
+    write_json(home / RESULTS_FILE, results)
+    report = write_report(home / "report.html", results, held_out, before, after, Run(run.run_folder))
+    _show_files(home / RESULTS_FILE, run.run_folder / "policy", report)
+    return results
+
+
+def _prompts(count: int, seed: int) -> list[str]:
+    return [post.prompt for post in make_posts(count, "train", seed + 4)]
+
+
+def _read_results(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+
+
+def _seconds(times: Sequence[float]) -> dict[str, float]:
+    started, rewarded, trained, finished = times
+    return {"reward_model": rewarded - started, "ppo": trained - rewarded, "all": finished - started}
+
+
+def _compare(before: Judgement, after: Judgement, seed: int) -> dict[str, Any]:
+    return {
         "sft": before.summary(),
         "ppo": after.summary(),
         "win_rate_by_gold": win_rate(after.gold, before.gold, seed),
         "win_rate_by_reward_model": win_rate(after.score, before.score, seed),
-        "curve": [
-            {name: metrics[name] for name in ("step", "avg_reward", "kl", "response_length")}
-            for metrics in run.metrics
-        ],
-        "settings": {"steps": steps, **settings},
-        "seconds": {
-            "reward_model": rewarded - started,
-            "ppo": trained - rewarded,
-            "all": time.perf_counter() - started,
-        },
     }
-    write_json(home / "results.json", results)
-    examples = list(zip(held_out[:4], before.texts, before.gold, after.texts, after.gold, strict=False))
-    report = write_report(home / "report.html", results, held_out, before, after, Run(run.run_folder))
-    _show(results, examples)
-    print(f"\nresults: {home / 'results.json'}   trained adapter: {run.run_folder / 'policy'}")
-    print(f"report, to open in a browser: {report.resolve()}")
-    return results
+
+
+def _fresh_folder(home: Path) -> Path:
+    """An empty folder in place of an earlier demo's; anything else is never removed."""
+    is_demo = (home / RESULTS_FILE).exists() or (home / "reward").exists()
+    if home.is_dir() and any(home.iterdir()) and not is_demo:
+        raise ValueError(
+            f"{home} holds something other than a demo, which would be deleted; choose another run_dir or "
+            "move it away"
+        )
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    return home
+
+
+def _make_trainer(home: Path, reward: Path, seed: int, device: str, settings: dict[str, Any]) -> PPOTrainer:
+    run: dict[str, Any] = {"run_dir": str(home), "run_name": "ppo", "seed": seed, "device": device}
+    return PPOTrainer(PPOConfig("embedded", rewards=(RewardSpec(str(reward)),), **run, **settings))
 
 
 def _train_reward_model(home: Path, seed: int, relabel: bool, count: int, device: str) -> dict[str, Any]:
-    """Into `home/reward`; how good it is, by the people's own held-out choices and by gold gap."""
-    print("1. Preferences: which of two summaries do people like better?")
+    """Train it into `home/reward`; returns its accuracy, overall and by gap in gold score."""
+    print("1. Preferences: which of two summaries do people prefer?")
     train, validation = _preferences(seed, relabel, count, device)
     _show_preference(train[0])
-    print(f"\n2. Reward model: learns from {len(train)} preferences to score a summary")
-    stage = FinetuningConfig(
+    print(f"\n2. Reward model: learns to score a summary from {len(train):,} preferences")
+    config = FinetuningConfig(
         "embedded", device=device, seed=seed, run_dir=str(home), run_name="reward", **REWARD_SETTINGS
     )
-    rewarder = RewardTrainer(stage, centre_on=demonstrations(make_posts(200, "train", seed + 3), seed))
+    rewarder = RewardTrainer(config, centre_on=demonstrations(make_posts(200, "train", seed + 3), seed))
     learned = rewarder.train(train, validation)
     by_gap = accuracy_by_gap(rewarder, validation)
     measured = {name: learned.best[name] for name in ("accuracy", "validation_loss", "calibration_error")}
@@ -132,15 +146,12 @@ def _preferences(
 ) -> tuple[Sequence[Preference], Sequence[Preference]]:
     """Training and held-out pairs: the shipped ones, or sampled from the model and labelled now."""
     if not relabel:
-        shipped = [
-            read_preferences(EMBEDDED / f"preferences_{split}.jsonl.gz") for split in ("train", "eval")
-        ]
-        if count > len(shipped[0]):
+        train = read_preferences(EMBEDDED / "preferences_train.jsonl.gz")
+        if count > len(train):
             raise ValueError(
-                f"preferences ({count}) is more than the {len(shipped[0])} that ship; --relabel samples new "
-                "ones"
+                f"preferences ({count}) is more than the {len(train)} that ship; --relabel samples new ones"
             )
-        return shipped[0][:count], shipped[1]
+        return train[:count], read_preferences(EMBEDDED / "preferences_eval.jsonl.gz")
     from proxima.base_setup import BaseSetup
     from proxima.ppo_trainer import SequenceGenerator
 
@@ -149,30 +160,42 @@ def _preferences(
     )
     setup = BaseSetup(config)
     generator = SequenceGenerator(setup.models, setup.tokenizer, config)
-    posts: list[tuple[list[Post], int]] = [
-        (make_posts(count, "train", seed + 1), 1),
-        (make_posts(500, "eval", seed + 1), 2),
-    ]
-    rows = [sample_preferences(generator, group, seed, step) for group, step in posts]
-    return [Preference(**row) for row in rows[0]], [Preference(**row) for row in rows[1]]
+    labelled = sample_preferences(generator, make_posts(count, "train", seed + 1), seed, 1)
+    held_out = sample_preferences(generator, make_posts(500, "eval", seed + 1), seed, 2)
+    return [Preference(**row) for row in labelled], [Preference(**row) for row in held_out]
 
 
 def _show_preference(item: Preference) -> None:
-    print(f"   {item.prompt.splitlines()[2]}\n   better: {item.chosen}\n   worse:  {item.rejected}")
+    print(f"   {item.prompt.splitlines()[2]}\n   chosen:   {item.chosen}\n   rejected: {item.rejected}")
 
 
-def _show(results: dict[str, Any], examples: list[tuple[Post, str, float, str, float]]) -> None:
-    """Summaries side by side, then the table."""
-    for post, old, old_gold, new, new_gold in examples:
-        print(
-            f"\n   {post.prompt.splitlines()[2]}\n   SFT {old_gold:.2f}: {old}\n   PPO {new_gold:.2f}: {new}"
-        )
+def _show(results: dict[str, Any], posts: Sequence[Post], before: Judgement, after: Judgement) -> None:
+    """The first summaries, before and after, each with its gold score; then the table."""
+    sides = zip(before.gold, before.texts, after.gold, after.texts, strict=True)
+    for post, (old_gold, old, new_gold, new) in zip(posts, sides, strict=False):
+        print(f"\n   {post.prompt.splitlines()[2]}")
+        print(f"   SFT {old_gold:.2f}: {old}")
+        print(f"   PPO {new_gold:.2f}: {new}")
+    _show_numbers(results)
+
+
+def _show_files(results: Path, adapter: Path, report: Path) -> None:
+    print(f"\nresults: {results}   trained adapter: {adapter}")
+    print(f"report, to open in a browser: {report.resolve()}")
+
+
+def _show_numbers(results: dict[str, Any]) -> None:
     print(f"\n   {'':24}{'SFT':>10}{'PPO':>10}")
     for label, name in Judgement.ROWS.items():
         print(f"   {label:24}{results['sft'][name]:>10.3f}{results['ppo'][name]:>10.3f}")
-    for judge_name in ("gold", "reward_model"):
+    for label, judge_name in (
+        ("win rate by gold score", "gold"),
+        ("win rate by reward model", "reward_model"),
+    ):
         rate = results[f"win_rate_by_{judge_name}"]
-        label = f"win rate by {judge_name.replace('_', ' ')}"
         print(f"   {label:24}{'':>10}{rate['rate']:>10.3f}   (95 %: {rate['low']:.3f} to {rate['high']:.3f})")
     seconds = results["seconds"]
-    print(f"   {seconds['all']:.0f} s: reward model {seconds['reward_model']:.0f}, PPO {seconds['ppo']:.0f}")
+    print(
+        f"   {seconds['all']:.0f} s in total: reward model {seconds['reward_model']:.0f} s, PPO "
+        f"{seconds['ppo']:.0f} s"
+    )

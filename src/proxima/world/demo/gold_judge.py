@@ -1,6 +1,6 @@
-"""Judging by the world's gold score.
+"""Judges a policy by the world's gold score.
 
-In: a trainer and held-out posts. Out: scores, win rates, accuracy by gap.
+In: a trainer and held-out posts. Out: scores, and the reward model's accuracy by gap in gold score.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GAPS = (0.0, 0.1, 0.2, 0.4, 0.6, 1.01)
 
 @dataclass(frozen=True)
 class Judgement:
-    """One sample a post, and what it is worth."""
+    """One summary per post, and its scores."""
 
     texts: list[str]
     gold: list[float]
@@ -35,7 +35,7 @@ class Judgement:
     kl: float
     response_length: float
     eos_rate: float
-    records: list[dict[str, Any]]  # of the first few, token by token
+    records: list[dict[str, Any]]  # the first few, token by token
 
     ROWS: ClassVar[dict[str, str]] = {
         "gold score": "gold",
@@ -55,17 +55,23 @@ def judge(trainer: PPOTrainer, posts: Sequence[Post]) -> Judgement:
     measured = rollout_metrics(pairs)
     scores = trainer.reward_computer.score_pairs(pairs)
     first = torch.arange(min(RECORDS, len(posts)))
-    records = followed_records(trainer, pairs.select(first), scores.select(first))
-    kl, length, ended = (measured[name] for name in ("kl_exact", "response_length", "eos_rate"))
-    return Judgement(texts, gold, scores.total.tolist(), kl, length, ended, records)
+    return Judgement(
+        texts,
+        gold,
+        scores.total.tolist(),
+        kl=measured["kl_exact"],
+        response_length=measured["response_length"],
+        eos_rate=measured["eos_rate"],
+        records=followed_records(trainer, pairs.select(first), scores.select(first)),
+    )
 
 
 @torch.no_grad()
 def accuracy_by_gap(
     rewarder: RewardTrainer, preferences: Sequence[Preference]
 ) -> dict[str, dict[str, float]]:
-    """How often the reward model orders held-out pairs as the gold score does, by how far the gold scores
-    lie apart."""
+    """How often the reward model orders held-out pairs as the gold score does, by the gap between gold
+    scores."""
     rows: list[tuple[float, bool]] = []
     for start in range(0, len(preferences), 50):
         chunk = preferences[start : start + 50]

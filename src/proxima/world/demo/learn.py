@@ -1,10 +1,8 @@
-"""The long proof: `make learn`. In: seeds, or KL coefficients. Out: a table, and runs/learn/learn.json or
-frontier.json.
+"""The long experiments: `make learn`. In: seeds, or KL coefficients. Out: a table, and learn.json or
+frontier.json in runs/learn.
 
-python -m proxima.world.demo.learn              five seeds, each its own reward model and PPO run to
-convergence
-python -m proxima.world.demo.learn --frontier   one seed, KL coefficients from 0 to 0.3: reward-model score
-and gold against KL
+python -m proxima.world.demo.learn              five seeds, each with its own reward model, PPO to convergence
+python -m proxima.world.demo.learn --frontier   one seed, KL coefficients 0 to 0.3: both scores against KL
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ COEFFICIENTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3)
 
 
 def learn(folder: Path, seeds: Sequence[int], device: str = "auto") -> list[dict[str, Any]]:
-    """Every seed from preferences to evaluation."""
+    """The whole pipeline for every seed."""
     return [
         _row(
             f"seed-{seed}",
@@ -35,7 +33,7 @@ def learn(folder: Path, seeds: Sequence[int], device: str = "auto") -> list[dict
 
 
 def frontier(folder: Path, device: str = "auto") -> list[dict[str, Any]]:
-    """The demo with one reward model and less and less that holds the policy back."""
+    """The demo with one reward model and a smaller and smaller KL penalty."""
     rows: list[dict[str, Any]] = []
     for coef in sorted(COEFFICIENTS, reverse=True):
         first = folder / rows[0]["run"] if rows else None
@@ -67,9 +65,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         ppo = row["ppo"]
         print(
             f"{row['run']:>8} {row['sft']['gold']:>12.3f} {ppo['gold']:>6.3f} "
-            f"{row['win_rate_by_gold']['rate']:>9.3f} "
-            f"{ppo['score']:>7.2f} {ppo['kl']:>6.2f} {ppo['response_length']:>7.1f} "
-            f"{row['seconds']['all'] / 60:>8.1f}"
+            f"{row['win_rate_by_gold']['rate']:>9.3f} {ppo['score']:>7.2f} {ppo['kl']:>6.2f} "
+            f"{ppo['response_length']:>7.1f} {row['seconds']['all'] / 60:>8.1f}"
         )
 
 

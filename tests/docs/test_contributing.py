@@ -1,0 +1,146 @@
+"""Every example of docs/contributing.md is made in a copy of the package and does what the page shows.
+
+A `diff` block names its file in the first line, `+++ FILE` or `+++ FILE (new)`; `@@` starts another place in the
+same file. Lines that are there already must stand there exactly once. A `text` block shows `$ commands` with
+lines that they print, `...` standing for others, or a `>>>` session as `doctest` reads it.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import read_blocks
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "contributing.md"
+MOST_FILES = 2  # source files that a change may touch
+DOCTEST = (
+    "import doctest, sys; flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE; "
+    "sys.exit(doctest.testfile(sys.argv[1], module_relative=False, optionflags=flags).failed)"
+)
+
+
+def examples():
+    """Title of a section -> its blocks."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    titles = [(number, line[3:]) for number, line in enumerate(lines, 1) if line.startswith("## ")]
+    found = {title: [] for _, title in titles}
+    for block in read_blocks(PAGE):
+        found[[title for number, title in titles if number < block.line][-1]].append(block)
+    return found
+
+
+EXAMPLES = examples()
+
+
+def edits(text):
+    """The file of a `diff` block, whether it is new, and for each place the lines before and after."""
+    head, *lines = text.splitlines()
+    name, new = re.fullmatch(r"\+\+\+ (\S+)( \(new\))?", head).groups()
+    places = [([], [])]
+    for line in lines:
+        if line == "@@":
+            places.append(([], []))
+            continue
+        sign, rest = line[:1] or " ", line[1:]
+        assert sign in " +-", f"{name}: {line!r} begins with neither a space, + nor -"
+        if sign in " -":
+            places[-1][0].append(rest)
+        if sign in " +":
+            places[-1][1].append(rest)
+    return name, bool(new), places
+
+
+def apply(text, root):
+    """Make the edit of a `diff` block; returns the file."""
+    name, new, places = edits(text)
+    path = root / name
+    assert path.exists() != new, f"{name} is {'there already' if new else 'not there'}"
+    content = "\n" if new else "\n" + path.read_text(encoding="utf-8")
+    for before, after in places:
+        old = "".join(f"{line}\n" for line in before)
+        found = content.count("\n" + old)
+        assert new or found == 1, f"{name}: these lines stand there {found} times, not once:\n{old}"
+        content = content.replace("\n" + old, "\n" + "".join(f"{line}\n" for line in after), 1)
+    path.write_text(content[1:], encoding="utf-8")
+    return path
+
+
+def run(command, folder, root):
+    """What a command prints, with the changed package."""
+    environment = os.environ | {"PYTHONPATH": str(root / "src"), "PATH": f"{root}:{os.environ['PATH']}"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def shown(text, folder, root):
+    """Run what a `text` block shows, and compare."""
+    if ">>>" in text:
+        (folder / "session.txt").write_text(text, encoding="utf-8")
+        run([sys.executable, "-c", DOCTEST, "session.txt"], folder, root)
+        return
+    for session in text.replace("\\\n", " ").split("$ ")[1:]:
+        command, *lines = session.splitlines()
+        printed = [" ".join(line.split()) for line in run(["bash", "-c", command], folder, root).splitlines()]
+        for line in lines:
+            wanted = " ".join(line.split())
+            assert wanted in ("...", *printed), f"{command}\ndid not print {wanted!r} but\n" + "\n".join(
+                printed
+            )
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the package, and `proxima` as a command that runs it."""
+    root = tmp_path / "copy"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "src" / "proxima", root / "src" / "proxima", ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", root)
+    (root / "proxima").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m proxima "$@"\n')
+    (root / "proxima").chmod(0o755)
+    return root
+
+
+def test_the_page_has_an_example_of_every_kind_of_change():
+    assert {
+        "A command",
+        "A doctor check",
+        "A ready-made reward",
+        "A kind of reward",
+        "A buffer strategy",
+    } <= set(EXAMPLES)
+
+
+@pytest.mark.parametrize("title", EXAMPLES)
+def test_an_example_touches_few_files_keeps_the_style_and_does_what_it_shows(title, copy, tmp_path):
+    diffs = [block.text for block in EXAMPLES[title] if block.language == "diff"]
+    files = [apply(text, copy) for text in diffs]
+    assert 1 <= len(set(files)) <= MOST_FILES
+    for check in (["format", "--check", "-q"], ["check", "-q"]):
+        run([sys.executable, "-m", "ruff", *check, *files], copy, copy)
+    sessions = [block.text for block in EXAMPLES[title] if block.language == "text"]
+    assert sessions
+    for text in sessions:
+        shown(text, tmp_path, copy)
+
+
+def test_an_edit_that_does_not_fit_is_found(copy):
+    with pytest.raises(AssertionError, match="stand there 0 times"):
+        apply("+++ src/proxima/cli/commands.py\n     'no such': Line,\n+    more\n", copy)
+    with pytest.raises(AssertionError, match="there already"):
+        apply("+++ src/proxima/cli/commands.py (new)\n+more\n", copy)
+    with pytest.raises(AssertionError, match="not there"):
+        apply("+++ src/proxima/cli/no_such.py\n+more\n", copy)
+
+
+def test_output_that_is_not_printed_is_found(copy, tmp_path):
+    with pytest.raises(AssertionError, match="did not print"):
+        shown("$ echo one\ntwo\n", tmp_path, copy)
+    with pytest.raises(AssertionError, match="Expected"):
+        shown(">>> 1 + 1\n3\n", tmp_path, copy)
