@@ -12,7 +12,7 @@ GRADIENT_ROUNDING = 8 * 2.0**-24  # of a gradient's norm, which is clipped to 1:
 
 
 def weights(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
-    """All that training may change, as one vector a role."""
+    """All that training may change, as one vector per role."""
     roles = {"policy": trainer.models.policy, "value": trainer.models.value}
     return {
         name: torch.cat([p.detach().flatten().clone() for p in role.parameters()])

@@ -1,5 +1,5 @@
-"""The kill test. In: a number of kills. Out: whether runs that were killed so often equal one that never was,
-bit for bit.
+"""The kill test. In: a number of kills. Out: whether runs that were killed that often equal an
+uninterrupted one, bit-exactly.
 
 `python -m tests.kill_harness --kills 30 --log FILE` (or `make kill`) trains a tiny model in processes of its
 own, kills them with SIGKILL at random moments, resumes until the run ends, and compares weights, metrics and

@@ -1,4 +1,4 @@
-"""What each process of `tests/runtime/test_processes.py` does. In: cases by name. Out: what the first process
+"""What each process of `tests/runtime/test_processes.py` does. In: cases by name. Out: what the main process
 saw of each, as JSON.
 
 `torchrun --nproc_per_node=N tests/processes_runs.py MODELS OUT CASE...`; by itself it is the run on one

@@ -16,6 +16,8 @@ ALLOWED = {
     ("src/proxima/evaluator/evaluator.py", "verdicts"),
     ("src/proxima/evaluator/pair_judge.py", "verdicts"),
     ("src/proxima/runs/checkpoint/checkpoints.py", "verdict"),
+    ("tests/config/test_former_names.py", "verdict"),
+    ("tests/config/test_former_names.py", "verdicts"),
     ("tests/evaluator/test_evaluator.py", "verdicts"),
 }
 """File and phrase, where the name that an earlier release wrote to disk is read."""

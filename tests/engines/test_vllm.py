@@ -162,7 +162,7 @@ def test_a_server_samples_what_this_process_would(servers, tmp_path):
         for x, y in zip(texts[0], one, strict=True)
         for a, b in zip(x, y, strict=True)
     ]
-    assert sum(same) >= 0.9 * len(same)  # a seed a sequence; rounding alone may turn a token
+    assert sum(same) >= 0.9 * len(same)  # one seed per sequence; rounding alone may turn a token
     assert difference(weights(apart), weights(together)) < 1e-2
 
 

@@ -280,7 +280,7 @@ def test_an_error_is_said_once(folder, words, said):
 def test_a_run_goes_on_with_the_same_numbers_on_another_number_of_processes(
     folder, forked, one_process, more
 ):
-    """4 steps an epoch: the first epoch on 2 processes, the second on 1, the third on 4."""
+    """4 steps per epoch: the first epoch on 2 processes, the second on 1, the third on 4."""
     more = (
         "--lr-schedule",
         "constant",

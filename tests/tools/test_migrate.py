@@ -422,7 +422,7 @@ def test_every_written_setting_is_accounted_for(old):
             <= 1
         ), name
         assert re.search(rf"(^|\W){name} ?(=|\()|{name} \(line", said, re.MULTILINE) or name in (
-            "per_device_train_batch_size",  # in words: 1 a device, 8 accumulated
+            "per_device_train_batch_size",  # in words: 1 per device, 8 accumulated
             "gradient_accumulation_steps",
             "reward_model_path",
             "dataset_name",
@@ -574,7 +574,7 @@ def test_a_migrated_run_trains(old, tmp_path, tiny, lora):
     trainer = PPOTrainer(PPOConfig.from_dict(settings))
     assert trainer.models.value.backbone is not trainer.models.policy.backbone
     results = trainer.ppo_step([f"prompt {i}" for i in range(8)])
-    assert results["optimizer_steps"] == 4  # as TRL: one an epoch, though num_mini_batches is 2
+    assert results["optimizer_steps"] == 4  # as TRL: one per epoch, though num_mini_batches is 2
     assert results["first_ratio_error"] < 1e-4
     assert abs(results["kl"]) < 1e-4
     assert results["value_loss"] == results["value_loss"]

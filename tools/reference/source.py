@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "finetuning": FinetuningConfig}
 HOLDERS = ("config", "settings", *CONFIGS)
-WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
+WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}
 
 
 @dataclass(frozen=True)

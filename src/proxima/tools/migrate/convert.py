@@ -107,7 +107,7 @@ def _run(old: OldRun, new: Migration) -> None:
         path = Path(folder.value)
         new.map("output_dir", folder, run_dir=str(path.parent), run_name=path.name)
     elif folder.written:
-        new.leave("output_dir", folder, "it does not name a folder for a run; set run_name")
+        new.leave("output_dir", folder, "it does not name a run folder; set run_name")
     every = old.get("save_steps")
     limit = old.get("save_total_limit")
     if old.get("save_strategy").value == "no":

@@ -93,7 +93,7 @@ def length(old: OldRun, new: Migration, rows: int) -> int | None:
     if epochs.value == int(epochs.value):
         return _from_epochs(epochs, old, new, rows)
     if not rows:
-        new.leave("num_train_epochs", epochs, "not a whole number; say how many rows there are with --rows")
+        new.leave("num_train_epochs", epochs, "not an integer; give the number of rows with --rows")
         return None
     return _from_episodes("num_train_epochs", epochs, int(epochs.value * rows), old, new, rows)
 

@@ -44,8 +44,8 @@ def run_demo(
     ppo: dict[str, Any] | None = None,
     reward_from: Path | None = None,
 ) -> dict[str, Any]:
-    """Run the whole pipeline and print what happens; returns what is in results.json, all of which but
-    `seconds` follows from the arguments, bit for bit.
+    """Run the whole pipeline and print what happens; returns what is in results.json. The same arguments
+    give the same bits, apart from `seconds`.
 
     Args:
         relabel: sample answers and ask the annotators again, instead of reading the shipped preferences.
