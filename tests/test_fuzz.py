@@ -146,6 +146,7 @@ LATER = [
         "batch_size: &a [*a]\n",
         "batch_size: " + "9" * 10_000,
         "batch_size: 2020-99-99",
+        "kl_coef: !!float ''",
         "? [a, b]\n: 1\n",
         "!!python/object/apply:os.system ['touch owned']",
         "rewards: [{source: x, weight: " + "9" * 400 + "}]",

@@ -130,13 +130,8 @@ def read_yaml(path: str | Path) -> Values:
         values = WithoutAliases(content.decode()).get_single_data()
     except RecursionError:
         raise ValueError(f"cannot read the settings in {path}: it is nested too deeply") from None
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        yaml.YAMLError,
-    ) as error:  # values of a wrong form raise many kinds
+    # values of a wrong form raise many kinds: `!!float ''` an IndexError
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, yaml.YAMLError) as error:
         raise ValueError(f"cannot read the settings in {path}: {error}") from None
     if values is None:
         return {}
