@@ -32,7 +32,7 @@ class Compare(Command):
     judges: tuple[RewardSpec, ...] = ()
     """Who else says which of two answers is better; docs/evaluate.md has the forms."""
     limit: int = 0
-    """Use only this many prompts, from the first; 0 = all."""
+    """Use only the first `limit` prompts; 0 = all."""
     out: Path = Path("compare.html")
     """Where the page goes."""
     trust_remote_code: bool = False

@@ -14,7 +14,7 @@ LABELS = {
     "avg_reward": "reward",
     "kl": "sequence KL (nats)",
     "response_length": "length (tokens)",
-    "eos_rate": "EOS rate",
+    "eos_rate": "ended by itself",
     "distinct_1": "different words",
     "distinct_2": "different word pairs",
     "repetition": "repeated four-word runs",
@@ -42,7 +42,7 @@ class Eval(Command):
     """Who else says which of two answers is better: any reward, or a function or URL that compares
     (docs/evaluate.md); by default the run's own judges."""
     limit: int = 0
-    """Use only this many prompts, from the first; 0 = all."""
+    """Use only the first `limit` prompts; 0 = all."""
     show: int = 3
     """Answers to print, side by side."""
     trust_remote_code: bool = False
