@@ -183,6 +183,8 @@ def test_yaml_gives_the_same_settings_back(tmp_path):
         ("zzzz: 1", "unknown setting 'zzzz'$"),
         ("- a", "must hold `setting: value` lines, got list"),
         ("a: [", "cannot read the settings"),
+        ("gamma: !!int ''", "cannot read the settings in .*: a value is not what its !!tag says"),
+        ("overlap: !!bool maybe", "cannot read the settings in .*: a value is not what its !!tag says"),
         ("gamma: 2", r"gamma \(2\) must be in \[0, 1\]"),
     ],
 )

@@ -37,7 +37,7 @@ class Data(Command):
     max_length: int = setting(1024, at_least=2)
     """Longest example in tokens, as `sft` and `reward` will have it."""
     limit: int = 0
-    """Look at only this many rows, from the first; 0 = all."""
+    """Look at only the first `limit` rows; 0 = all."""
     trust_remote_code: bool = False
     """Run Python code that comes with the tokenizer. Off: such tokenizers are refused."""
 

@@ -27,7 +27,7 @@ class Doctor(Command):
     validation: str = ""
     """Held-out prompts; the same forms."""
     limit: int = 0
-    """Use only this many rows of the data, from the first; 0 = all."""
+    """Use only the first `limit` rows of the data; 0 = all."""
     epochs: int = setting(1, at_least=1)
     """Passes over the prompts that are planned."""
     samples: int = 16

@@ -30,7 +30,7 @@ class Sft(Command):
     validation: str = ""
     """Held-out demonstrations; by default a share of the data."""
     limit: int = 0
-    """Use only this many rows of the data, from the first; 0 = all."""
+    """Use only the first `limit` rows of the data; 0 = all."""
 
     def run(self) -> None:
         from proxima.base_setup.tokenizer_setup import load_tokenizer
@@ -75,7 +75,7 @@ class Reward(Command):
     demonstrations: str = ""
     """Demonstrations that shall score 0 on average; by default the training answers do."""
     limit: int = 0
-    """Use only this many rows of the data, from the first; 0 = all."""
+    """Use only the first `limit` rows of the data; 0 = all."""
 
     def run(self) -> None:
         from proxima.base_setup.tokenizer_setup import load_tokenizer

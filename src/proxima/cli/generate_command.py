@@ -25,7 +25,7 @@ class Generate(Command):
     data: str = ""
     """More prompts: a file, a folder or a Hugging Face dataset, as for `train`."""
     limit: int = 0
-    """Use only this many rows of the data, from the first; 0 = all."""
+    """Use only the first `limit` rows of the data; 0 = all."""
     adapter: str = ""
     """Folder of a trained policy adapter, for example runs/NAME/policy."""
 

@@ -36,7 +36,7 @@ class Train(Command):
     validation: str = ""
     """Held-out prompts that decide what is best and when to stop; the same forms."""
     limit: int = 0
-    """Use only this many rows of the data, from the first; 0 = all."""
+    """Use only the first `limit` rows of the data; 0 = all."""
     epochs: int = setting(1, at_least=1)
     """Passes over the prompts."""
     resume: bool = False

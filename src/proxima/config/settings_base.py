@@ -130,8 +130,15 @@ def read_yaml(path: str | Path) -> Values:
         values = WithoutAliases(content.decode()).get_single_data()
     except RecursionError:
         raise ValueError(f"cannot read the settings in {path}: it is nested too deeply") from None
-    # values of a wrong form raise many kinds: `!!float ''` an IndexError
-    except (OSError, ValueError, TypeError, AttributeError, LookupError, yaml.YAMLError) as error:
+    except LookupError:
+        raise ValueError(f"cannot read the settings in {path}: a value is not what its !!tag says") from None
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        yaml.YAMLError,
+    ) as error:  # PyYAML raises them all
         raise ValueError(f"cannot read the settings in {path}: {error}") from None
     if values is None:
         return {}
