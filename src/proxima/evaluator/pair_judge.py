@@ -16,6 +16,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
@@ -69,7 +70,8 @@ class PairJudge:
         return result
 
     def _try(self, pairs: Pairs) -> list[float]:
-        outcome = attempt(lambda: self._ask(pairs), len(pairs), self._attempts, f"judge {self.label}")
+        say_again = partial(log.warning, "judge %s failed and is tried again: %s", self.label)
+        outcome = attempt(lambda: self._ask(pairs), len(pairs), self._attempts, say_again)
         if outcome.failures:
             self.last_failure = f"{self.label}: {outcome.reason}"
             log.warning(

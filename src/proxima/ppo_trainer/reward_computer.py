@@ -243,7 +243,8 @@ class RewardComputer:
         return Scores(sequence, token if per_token else None, by_name)
 
     def _attempt(self, name: str, source: RewardSource, samples: Samples) -> Outcome:
-        outcome = attempt(lambda: source(samples), len(samples), source.attempts, f"reward {name}")
+        say_again = partial(log.warning, "reward %s failed and is tried again: %s", name)
+        outcome = attempt(lambda: source(samples), len(samples), source.attempts, say_again)
         if outcome.failures:
             self.last_failure = f"{name}: {outcome.reason}"
             log.warning(

@@ -5,14 +5,11 @@ In: numbers, lists of numbers, None. Out: `Outcome`; nothing is ever imputed.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
-
-log = logging.getLogger(__name__)
 
 NAN = float("nan")
 LARGEST = 3.4e38  # above it float32, in which losses are computed, has no number
@@ -93,12 +90,14 @@ def _number(value: Any, booleans: bool) -> float:
     return number if abs(number) <= LARGEST else NAN  # nan fails too
 
 
-def attempt(ask: Callable[[], Outcome], count: int, attempts: int, name: str) -> Outcome:
+def attempt(
+    ask: Callable[[], Outcome], count: int, attempts: int, say_again: Callable[[str], None]
+) -> Outcome:
     """What a reward or a judge answers. A call that raises is tried again, up to `attempts` calls in all;
     then all `count` samples are nan.
 
     Args:
-        name: who is asked, for the log.
+        say_again: called with the reason before a call is tried again.
     """
     outcome = Outcome.failed(count, "")
     for number in range(1, attempts + 1):
@@ -107,7 +106,7 @@ def attempt(ask: Callable[[], Outcome], count: int, attempts: int, name: str) ->
         except (Exception, SystemExit) as error:  # a user's code may raise anything
             outcome = Outcome.failed(count, in_one_line(error))
             if number < attempts:
-                log.warning("%s failed and is tried again: %s", name, outcome.reason)
+                say_again(outcome.reason)
     return outcome
 
 
