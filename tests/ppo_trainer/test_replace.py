@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from proxima.advantage.estimators import ESTIMATORS
+from proxima.evaluator.held_out import answer
 from proxima.experience_buffer import ExperienceBuffer
 from proxima.ppo_trainer import PPOTrainer
 from tests.helpers import difference, rounding, shake, weights
@@ -93,6 +94,8 @@ def test_an_estimator_of_the_users_own_is_found_by_its_name(make_config, prompts
     assert seen == [(config.gamma, config.lam, config.value_target, trainer.td_error)]
     assert torch.equal(pairs.column("advantage"), pairs.column("reward"))
     assert "td_error" not in pairs.columns
+    record = answer(trainer, prompts, followed=1).records[0]  # evaluations show it token by token
+    assert record["columns"]["advantage"] == record["columns"]["reward"]
 
 
 @pytest.mark.parametrize("value_target", ["lambda_return", "reward_to_go"])

@@ -52,7 +52,11 @@ def followed_records(trainer: PPOTrainer, rollout: TokenPairs, scores: Scores) -
     pairs = trainer.value_adder.add_values_to_sa_pairs(rejoin(pairs, rollout))
     estimated = trainer.estimate_advantages(rejoin(pairs, rollout))
     unknown = failed.to(estimated.mask.device).unsqueeze(1)
-    shown = {name: estimated.column(name).masked_fill(unknown, math.nan) for name in FROM_SCORE}
+    shown = {
+        name: estimated.column(name).masked_fill(unknown, math.nan)
+        for name in FROM_SCORE
+        if name in estimated.columns  # not every estimator has TD errors
+    }
     by_name = {name: column.tolist() for name, column in scores.by_name.items()}
     return records(estimated.with_columns(**shown), "followed", scores.total.tolist(), by_name)
 
