@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
 
+runs/demo/results.json: $(VENV)/.installed $(shell find src -name '*.py')
+	$(BIN)/proxima demo
+
 test: $(VENV)/.installed  ## lint, types and the whole test suite
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -20,7 +23,7 @@ NUMERIC := $(addprefix tests/, core advantage reward_kl training models experien
 
 test-rounding: $(VENV)/.installed  ## the numeric tests as other CPUs round: without vector instructions; with AVX2 and MKL's portable products, on two threads
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(NUMERIC)
-	ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2 $(BIN)/python -m pytest $(NUMERIC)
+	ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n 2 --dist loadfile $(NUMERIC)
 
 docs: $(VENV)/.installed  ## the pages as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -40,7 +43,7 @@ test-install: $(VENV)/.installed  ## `uv sync` in an empty folder, then the comm
 test-families: $(VENV)/.installed  ## every causal language model of transformers, tiny: it passes or is refused, as docs/families.md says
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/families -m "long or not long" -n 2
 
-test-engines: .venv-vllm/.installed  ## rollouts on real vLLM, on a CPU: in this process, on servers that are killed, the demo
+test-engines: .venv-vllm/.installed runs/demo/results.json  ## rollouts on real vLLM, on a CPU: in this process, on servers that are killed, the demo
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines -n 2 --dist loadfile
 
 .venv-vllm/.installed: pyproject.toml engines.lock.txt

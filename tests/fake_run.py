@@ -136,7 +136,7 @@ def write_run(
     finished: bool = True,
     hostile: bool = False,
 ) -> Path:
-    """A run folder of so many steps; unfinished ones have no results.
+    """A run folder with this many steps; unfinished ones have no results.
 
     `hostile` puts text that attacks a page everywhere.
     """

@@ -1,4 +1,4 @@
-"""What each process of `tests/runtime/test_processes.py` does. In: cases by name. Out: what the first process
+"""What each process of `tests/runtime/test_processes.py` does. In: cases by name. Out: what the main process
 saw of each, as JSON.
 
 `torchrun --nproc_per_node=N tests/processes_runs.py MODELS OUT CASE...`; by itself it is the run on one
@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-STEPS = 5
+STEPS = 3  # the first update, one that finds moments in the optimizer, one after the KL controller has moved
 PROMPTS = [f"Post {i % 5}: " + "word " * (i % 5) + "TL;DR:" for i in range(12)]  # some twice in a batch
 
 
@@ -39,7 +39,7 @@ def fails_on_the_second(prompts: list[str], texts: list[str]) -> list[float]:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    # settings of the config; `prompts` is how many a step has
+    # settings of the config; `prompts` is the number per step
     "lora": {},
     "lora-sharded": {"shard_base": True},
     "full": {"lora_r": 0},

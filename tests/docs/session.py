@@ -26,12 +26,14 @@ WORKER = (Path(__file__).parent / "worker.py").read_text(encoding="utf-8")
 BLOCK_LIMIT = 600  # seconds
 SERVER_START, SERVER_STOP = 120, 20
 ADDRESS = re.compile(r"http://(?:127\.0\.0\.1|localhost):\d+[^\s)\"'`]*")
+REAL = Path(sys.executable).parent  # the environment's own programs
 NOWHERE = "http://127.0.0.1:9"
 
 
-def run_page(page: Path, folder: Path, server_start: float = SERVER_START) -> None:
-    blocks = read_blocks(page)
-    with _Python(folder) as python:
+def run_page(page: Path, folder: Path, server_start: float = SERVER_START, programs: Path = REAL) -> None:
+    """`programs` holds the `python` and the `proxima` that are run."""
+    blocks, variables = read_blocks(page), environment(folder, programs)
+    with _Python(folder, variables) as python:
         for block in blocks:
             if block.title:
                 path = folder / block.title
@@ -40,14 +42,14 @@ def run_page(page: Path, folder: Path, server_start: float = SERVER_START) -> No
             elif block.not_run:
                 continue
             elif block.server:
-                _serve(block, folder, server_start)
+                _serve(block, folder, variables, server_start)
             elif block.language == "bash":
-                _bash(block, folder)
+                _bash(block, folder, variables)
             elif block.language == "python":
                 python.run(block)
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(folder: Path, programs: Path) -> dict[str, str]:
     """This process's, with the checkout's package and the environment's programs first, a home of its own,
     and no way out."""
     home = folder.parent / f"{folder.name}-home"
@@ -60,7 +62,7 @@ def environment(folder: Path) -> dict[str, str]:
         **proxies,
         "no_proxy": "127.0.0.1,localhost",
         "NO_PROXY": "127.0.0.1,localhost",
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PATH": os.pathsep.join([str(programs), str(REAL), os.environ["PATH"]]),
         "PYTHONPATH": str(ROOT / "src"),
         "PYTHONUNBUFFERED": "1",
         "HOME": str(home),
@@ -101,12 +103,12 @@ def bash_script(block: Block) -> tuple[str, list[int]]:
     return "\n".join(script) + "\n", lines
 
 
-def _start(block: Block, folder: Path, output: IO[str]) -> subprocess.Popen:
+def _start(block: Block, folder: Path, variables: dict[str, str], output: IO[str]) -> subprocess.Popen:
     script, _ = bash_script(block)
     return subprocess.Popen(
         ["bash", "-c", script],
         cwd=folder,
-        env=environment(folder),
+        env=variables,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -127,9 +129,9 @@ def _end(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def _bash(block: Block, folder: Path) -> None:
+def _bash(block: Block, folder: Path, variables: dict[str, str]) -> None:
     with _output() as output:
-        process = _start(block, folder, output)
+        process = _start(block, folder, variables, output)
         try:
             code = process.wait(BLOCK_LIMIT)
         except subprocess.TimeoutExpired:
@@ -157,10 +159,10 @@ def _read(output: IO[str]) -> str:
 # --- servers ---
 
 
-def _serve(block: Block, folder: Path, limit: float) -> None:
+def _serve(block: Block, folder: Path, variables: dict[str, str], limit: float) -> None:
     """Start it, wait until its address answers, stop it as Ctrl-C would."""
     with _one_at_a_time(), _output() as output:
-        process = _start(block, folder, output)
+        process = _start(block, folder, variables, output)
         try:
             end = time.monotonic() + limit
             while not _answers(_read(output)):
@@ -208,8 +210,8 @@ def _one_at_a_time() -> Iterator[None]:
 class _Python:
     """One process for all Python blocks of a page, started at the first."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, variables: dict[str, str]):
+        self.folder, self.variables = folder, variables
         self.process: subprocess.Popen | None = None
 
     def __enter__(self) -> _Python:
@@ -227,9 +229,9 @@ class _Python:
             self.replies = os.fdopen(reader, encoding="utf-8")
             self.output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
             self.process = subprocess.Popen(
-                [sys.executable, "-c", WORKER, str(writer)],
+                ["python", "-c", WORKER, str(writer)],
                 cwd=self.folder,
-                env=environment(self.folder),
+                env=self.variables,
                 stdin=subprocess.PIPE,
                 stdout=self.output,
                 stderr=subprocess.STDOUT,

@@ -6,7 +6,6 @@ nothing is left behind.
 """
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -19,6 +18,7 @@ import yaml
 
 from proxima.cli import parse
 from proxima.rewards import check_rewards
+from tests.docs.session import environment
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_file())
@@ -113,22 +113,14 @@ def test_the_commands_of_what_is_not_run_parse(root, path):
 @pytest.mark.docs
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if runs(path)], ids=names)
-def test_an_example_runs_as_printed(root, path):
+def test_an_example_runs_as_printed(root, path, programs):
     before = {*root.rglob("*")}
-    environment = {
-        **os.environ,
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "PYTHONPATH": str(ROOT / "src"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
     command = command_of(path.read_text(encoding="utf-8"))[0]
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         capture_output=True,
         text=True,
-        env=environment,
+        env=environment(root, programs),
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

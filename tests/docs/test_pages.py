@@ -3,17 +3,21 @@
 import pytest
 
 from tests.docs.pages import PAGES, name
-from tests.docs.session import run_page
+from tests.docs.session import REAL, run_page
 
 WITH_BLOCKS = [
     page for page in PAGES if any(fence in page.read_text(encoding="utf-8") for fence in ("```", "~~~"))
 ]
 
 
+STARTED = {"docs/index.md", "docs/resume.md"}
+"""Run by the real programs: one, that they are run at all; the other, which kills by process number."""
+
+
 @pytest.mark.docs
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=name)
-def test_the_page_runs(page, tmp_path):
+def test_the_page_runs(page, tmp_path, request):
     folder = tmp_path / "page"
     folder.mkdir()
-    run_page(page, folder)
+    run_page(page, folder, programs=REAL if name(page) in STARTED else request.getfixturevalue("programs"))

@@ -41,7 +41,7 @@ class VllmServer:
             )
         return self
 
-    def wait(self, seconds=240):
+    def wait(self, seconds=600):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             assert self.process.poll() is None, f"the server ended: {self.log.read_text()[-3000:]}"
@@ -51,6 +51,9 @@ class VllmServer:
             except httpx.HTTPError:
                 time.sleep(0.5)
         raise AssertionError(f"the server is not ready: {self.log.read_text()[-3000:]}")
+
+    def freeze(self):
+        os.killpg(self.process.pid, signal.SIGSTOP)
 
     def kill(self):
         if self.process is not None and self.process.poll() is None:

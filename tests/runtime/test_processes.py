@@ -16,6 +16,7 @@ import torch
 
 from proxima.runtime.distributed.process_group import Processes
 from tests import processes_runs
+from tests.forks import forked_programs, package_modules
 from tests.processes_runs import CASES, STEPS
 
 ROOT = Path(__file__).parents[2]
@@ -176,6 +177,19 @@ def test_one_process_exchanges_nothing():
 # --- runs ---
 
 
+@pytest.fixture(scope="module")
+def forked():
+    """`finish`, with processes that need not import the package first; those that are killed are started as
+    usual."""
+    with forked_programs(package_modules(), ENVIRONMENT) as programs:
+        python = str(programs / "python")
+
+        def forked(command: list[str], cwd: Path, timeout: float = 240) -> subprocess.CompletedProcess:
+            return finish([python, *command[1:]], cwd, timeout, PYTHON_EXEC=python)
+
+        yield forked
+
+
 @pytest.fixture
 def folder(tmp_path, tiny):
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS) + "\n")
@@ -212,15 +226,19 @@ def check_same_metrics(left: list[dict], right: list[dict], tolerance: float = 1
                 ), name
 
 
-def one_process(folder: Path, *more: str) -> None:
-    done = finish([sys.executable, *train(*more)], folder)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture
+def one_process(folder, forked):
+    def one_process(*more: str) -> None:
+        done = forked([sys.executable, *train(*more)], folder)
+        assert done.returncode == 0, done.stderr
+
+    return one_process
 
 
 @pytest.mark.long
-def test_a_run_says_how_many_processes_it_has_and_writes_one_folder(folder):
-    one_process(folder, "--run-name", "one", "--validation", "prompts.txt")
-    done = finish(torchrun(2, *train("--run-name", "two", "--validation", "prompts.txt")), folder)
+def test_a_run_says_how_many_processes_it_has_and_writes_one_folder(folder, forked, one_process):
+    one_process("--run-name", "one", "--validation", "prompts.txt")
+    done = forked(torchrun(2, *train("--run-name", "two", "--validation", "prompts.txt")), folder)
     assert done.returncode == 0, done.stderr
     assert "2 processes (gloo), layers replicated" in done.stdout
     assert len(re.findall(r"^step ", done.stdout, re.MULTILINE)) == 4  # one voice
@@ -259,7 +277,9 @@ def test_an_error_is_said_once(folder, words, said):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("more", [(), ("--lora-r", "0", "--shard-base")], ids=["lora", "full, sharded"])
-def test_a_run_goes_on_with_the_same_numbers_on_another_number_of_processes(folder, more):
+def test_a_run_goes_on_with_the_same_numbers_on_another_number_of_processes(
+    folder, forked, one_process, more
+):
     """4 steps an epoch: the first epoch on 2 processes, the second on 1, the third on 4."""
     more = (
         "--lr-schedule",
@@ -272,10 +292,10 @@ def test_a_run_goes_on_with_the_same_numbers_on_another_number_of_processes(fold
         "50",
         *more,
     )
-    one_process(folder, *more, "--run-name", "one", "--epochs", "3")
+    one_process(*more, "--run-name", "one", "--epochs", "3")
     for epochs, count in ((1, 2), (2, 1), (3, 4)):
         command = train(*more, "--run-name", "several", "--resume", "--epochs", str(epochs))
-        done = finish(torchrun(count, *command), folder, 300)
+        done = forked(torchrun(count, *command), folder, 300)
         assert done.returncode == 0, done.stderr
         assert count == 1 or f"{count} processes" in done.stdout
         assert epochs == 1 or f"resumed after step {4 * (epochs - 1)} of {4 * epochs}" in done.stdout
@@ -334,7 +354,7 @@ LONG = ("--epochs", "10", "--lr-schedule", "constant")  # 40 steps
 
 @pytest.mark.long
 @pytest.mark.timeout(280)
-def test_a_killed_process_ends_the_run_and_resuming_goes_on(folder):
+def test_a_killed_process_ends_the_run_and_resuming_goes_on(folder, forked):
     launcher = start(torchrun(2, *train("--run-name", "killed", *LONG)), folder)
     try:
         wait_for_steps(folder, "killed", 3, launcher)
@@ -352,7 +372,7 @@ def test_a_killed_process_ends_the_run_and_resuming_goes_on(folder):
     before = metrics(folder, "killed")
     epochs = math.ceil(len(before) / 4)
     command = train("--run-name", "killed", "--resume", "--lr-schedule", "constant", "--epochs", str(epochs))
-    done = finish(torchrun(2, *command), folder)
+    done = forked(torchrun(2, *command), folder)
     assert done.returncode == 0, done.stderr
     assert f"resumed after step {good} of {4 * epochs}" in done.stdout
     after = metrics(folder, "killed")
@@ -384,7 +404,7 @@ def test_a_process_that_hangs_ends_the_run_within_the_time_limit(folder):
 
 @pytest.mark.long
 @pytest.mark.timeout(280)
-def test_torchrun_brings_a_killed_run_back_by_itself(folder):
+def test_torchrun_brings_a_killed_run_back_by_itself(folder, one_process):
     epochs = ("--epochs", "3", "--lr-schedule", "constant")
     launcher = start(torchrun(2, "--max-restarts=1", *train("--run-name", "back", *epochs)), folder)
     try:
@@ -399,16 +419,16 @@ def test_torchrun_brings_a_killed_run_back_by_itself(folder):
     assert launcher.returncode == 0, errors
     assert re.search(r"resumed after step \d+ of 12", output)
     assert "stopped: all epochs done" in output
-    one_process(folder, "--run-name", "one", *epochs)
+    one_process("--run-name", "one", *epochs)
     check_same_metrics(metrics(folder, "one"), metrics(folder, "back"))
 
 
 @pytest.mark.long
-def test_restarts_need_a_name_and_never_go_on_with_another_run(folder):
-    done = finish(torchrun(2, "--max-restarts=1", *train()), folder)
+def test_restarts_need_a_name_and_never_go_on_with_another_run(folder, forked, one_process):
+    done = forked(torchrun(2, "--max-restarts=1", *train()), folder)
     assert all("needs run_name" in line for line in said_by_us(done.stderr))
-    one_process(folder, "--run-name", "one")
-    done = finish(torchrun(2, "--max-restarts=1", *train("--run-name", "one")), folder)
+    one_process("--run-name", "one")
+    done = forked(torchrun(2, "--max-restarts=1", *train("--run-name", "one")), folder)
     assert done.returncode != 0
     assert said_by_us(done.stderr)
     assert all("already holds a run" in line for line in said_by_us(done.stderr))
@@ -433,7 +453,7 @@ def test_sigterm_ends_after_the_step_with_a_checkpoint(folder):
 
 
 @pytest.mark.long
-def test_rewards_that_fail_in_one_process_stop_all_with_one_message(folder):
+def test_rewards_that_fail_in_one_process_stop_all_with_one_message(folder, forked):
     """The reward works on process 0 and fails on process 1, which has most of the batch's rows too few to
     go on without."""
     words = train(
@@ -444,7 +464,7 @@ def test_rewards_that_fail_in_one_process_stop_all_with_one_message(folder):
         "--max-reward-failures",
         "0.3",
     )
-    done = finish(torchrun(2, *words), folder)
+    done = forked(torchrun(2, *words), folder)
     assert done.returncode != 0
     (line,) = said_by_us(done.stderr)
     assert "3 of 5 rewards of step 1 failed (max_reward_failures is 0.3)" in line
@@ -453,8 +473,8 @@ def test_rewards_that_fail_in_one_process_stop_all_with_one_message(folder):
 
 
 @pytest.mark.long
-def test_early_stopping_is_one_decision(folder):
-    done = finish(
+def test_early_stopping_is_one_decision(folder, forked):
+    done = forked(
         torchrun(2, *train("--run-name", "patient", "--patience", "2", "--min-improvement", "100", *LONG)),
         folder,
     )
@@ -464,11 +484,11 @@ def test_early_stopping_is_one_decision(folder):
 
 
 @pytest.mark.long
-def test_a_guard_that_goes_back_takes_all_processes_with_it(folder):
+def test_a_guard_that_goes_back_takes_all_processes_with_it(folder, forked, one_process):
     more = ("--kl-limit", "1e-6", "--on-guard", "rollback", "--checkpoint-every", "1", "--epochs", "2")
-    done = finish(torchrun(2, *train("--run-name", "guarded", *more)), folder)
+    done = forked(torchrun(2, *train("--run-name", "guarded", *more)), folder)
     assert done.returncode == 0, done.stderr
     assert "again after 3 rollbacks" in done.stdout
-    one_process(folder, "--run-name", "one", *more)
+    one_process("--run-name", "one", *more)
     left, right = ((folder / "runs" / name / "warnings.jsonl").read_text() for name in ("one", "guarded"))
     assert left.count("\n") == right.count("\n") == 4

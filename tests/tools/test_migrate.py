@@ -574,7 +574,7 @@ def test_a_migrated_run_trains(old, tmp_path, tiny, lora):
     trainer = PPOTrainer(PPOConfig.from_dict(settings))
     assert trainer.models.value.backbone is not trainer.models.policy.backbone
     results = trainer.ppo_step([f"prompt {i}" for i in range(8)])
-    assert results["optimizer_steps"] == 4  # as TRL: one an epoch, though num_mini_batches is 2
+    assert results["optimizer_steps"] == 4  # as TRL: one per epoch, though num_mini_batches is 2
     assert results["first_ratio_error"] < 1e-4
     assert abs(results["kl"]) < 1e-4
     assert results["value_loss"] == results["value_loss"]

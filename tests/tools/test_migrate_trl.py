@@ -1,5 +1,5 @@
-"""What `proxima migrate` says of TRL 1.12, held against the real one: names, defaults, and what its PPO loop
-does.
+"""What `proxima migrate` says about TRL 1.12, compared with the real one: names, defaults, and what its PPO
+loop does.
 
 Runs where $PROXIMA_TRL_PYTHON or .venv-trl (`make peer`) has trl==1.12.0, and is skipped elsewhere.
 """
@@ -148,7 +148,7 @@ def test_trls_ppo_loop_does_what_the_page_says():
     one, two = seen["one"], seen["two"]
     assert (
         one["steps"] == two["steps"] == [4, 8, 16]
-    )  # one an epoch; in the last batch of the data, one a micro-batch
+    )  # one per epoch; in the last batch of the data, one per micro-batch
     assert one["rates"] == pytest.approx([3e-6, 2e-6, 1e-6])
     assert seen["warm"] == pytest.approx([0.0, 5e-6, 1e-5])
     assert one["eps"] == 1e-8
