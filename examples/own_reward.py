@@ -25,7 +25,7 @@ config = PPOConfig(
     run_name="own-reward",
 )
 results = PPOTrainer(config).train(prompts, num_epochs=5)
-found = evaluate_run(results.run_folder, prompts, [mentions])  # your own: hold prompts out and judge on those
+found = evaluate_run(results.run_folder, prompts, [mentions])  # better: evaluate on held-out prompts
 print(f"reward {found['reference']['avg_reward']:.2f} before, {found['policy']['avg_reward']:.2f} after")
 run = Run(results.run_folder)
 print(summary(run))

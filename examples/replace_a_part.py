@@ -16,7 +16,7 @@ for pair in GAEAdvantage().compute_gae_advantages(pairs, gamma=1.0, lam=0.95):
 
 
 class RewardLessValue:
-    """Advantages of my own: a token's own reward less what was expected, blind to what comes later."""
+    """An advantage of your own: a token's own reward less its value, blind to what comes later."""
 
     def compute_gae_advantages(self, pairs, gamma, lam):
         return [{**pair, "advantage": pair["reward"] - pair["value"]} for pair in pairs]
@@ -26,6 +26,6 @@ trainer = PPOTrainer(PPOConfig("embedded", rewards=["length_band,low=4,high=12"]
 trainer.gae_advantage = RewardLessValue()
 results = trainer.ppo_step(read_prompts("examples/prompts.jsonl"))
 print(
-    f"a step with it: mean reward {sum(results['rewards']) / len(results['rewards']):.2f}, loss "
+    f"one PPO step with it: mean reward {sum(results['rewards']) / len(results['rewards']):.2f}, loss "
     f"{results['policy_loss']:.4f}"
 )

@@ -13,7 +13,7 @@ config = PPOConfig(
     run_name="watched",
 )
 results = PPOTrainer(config).train(read_prompts("examples/prompts.jsonl"), num_epochs=3)
-run = Run(results.run_folder)  # works on a run that is still training, too
+run = Run(results.run_folder)  # also works on a run that is still training
 print(
     run.metrics_frame()[["step", "avg_reward", "kl_exact", "response_length"]].round(3).to_string(index=False)
 )

@@ -59,5 +59,5 @@ def make_config(tiny, tmp_path):
 
 
 def count_e(prompts: list[str], texts: list[str]) -> list[float]:
-    """A reward that differs between texts: their length in bytes, and a bonus a letter e."""
+    """A reward that differs between texts: their length in bytes, and a bonus per letter e."""
     return [len(text.encode()) / 10 + text.count("e") for text in texts]

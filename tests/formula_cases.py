@@ -69,7 +69,7 @@ def flat(sequences: Sequence[Sequence[float]]) -> list[float]:
 
 
 def column(pairs: Sequence[Any], name: str) -> list[float]:
-    """One column of a stage's output; it must hold Python floats."""
+    """One column of a component's output; it must hold Python floats."""
     values = [pairs[i][name] for i in range(len(pairs))]
     assert all(type(value) is float for value in values), f"{name} must be Python floats, got {values}"
     return values

@@ -12,7 +12,7 @@ GRADIENT_ROUNDING = 8 * 2.0**-24  # of a gradient's norm, which is clipped to 1:
 
 
 def weights(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
-    """All that training may change, as one vector per role."""
+    """All weights that training may change, as one vector per role."""
     roles = {"policy": trainer.models.policy, "value": trainer.models.value}
     return {
         name: torch.cat([p.detach().flatten().clone() for p in role.parameters()])
@@ -21,8 +21,8 @@ def weights(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
 
 
 def shake(trainer: PPOTrainer, size: float = 0.05, seed: int = 1) -> PPOTrainer:
-    """Move adapters and heads away from their start, so that roles differ from each other and from the
-    base."""
+    """Move adapters and heads away from their initial values, so that roles differ from each other and from
+    the base."""
     generator = torch.Generator().manual_seed(seed)
     for role in (trainer.models.policy, trainer.models.value):
         for parameter in role.parameters():

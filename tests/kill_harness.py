@@ -41,8 +41,8 @@ SETTINGS: dict[str, Any] = {
 
 
 def child(model: str, runs: str, name: str, epochs: int, slow: float, output: str) -> None:
-    """The process that is killed: begin the run or go on with it; where asked, wait before every flush to
-    the disk."""
+    """The process that is killed: start or resume the run; where asked, wait before every flush to the
+    disk."""
     number = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(number, stream)
@@ -88,7 +88,7 @@ class Harness:
     report: Report = field(default_factory=Report)
 
     def start(self, name: str, slow: float = 0.0) -> Any:
-        """A process that begins this run or goes on with it; what it prints goes to a file.
+        """A process that starts or resumes this run; what it prints goes to a file.
 
         One that begins is a new interpreter with hashes of its own, unless all is to be quick. One that goes
         on is forked from a server that has imported everything: no kill falls into the imports, which take
@@ -114,7 +114,7 @@ class Harness:
             raise RuntimeError(f"{name} failed:\n{self.output.read_text()}")
 
     def kill(self, process: Any, aim: str, wait: float) -> bool:
-        """SIGKILL so many seconds after `aim` was printed; whether it was still alive then."""
+        """SIGKILL this many seconds after `aim` was printed; returns whether it was still alive."""
         while process.is_alive() and not (self.output.exists() and aim in self.output.read_text()):
             time.sleep(0.02)
         process.join(wait)
@@ -152,7 +152,7 @@ class Harness:
 
 
 def compare(left: Path, right: Path) -> bool:
-    """Weights, samples, tokens and warnings byte for byte; metrics but for times."""
+    """Weights, samples, tokens and warnings byte for byte; metrics except times."""
 
     def metrics(run: Path) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -176,7 +176,7 @@ def compare(left: Path, right: Path) -> bool:
 def run_kills(
     kills: int, home: Path, seed: int = 0, epochs: int = EPOCHS, quick: bool = False, say: Any = print
 ) -> Report:
-    """Kill so many times, over as many runs as that takes, let each end, and compare.
+    """Kill this many times, over as many runs as that takes, let each finish, and compare.
 
     Args:
         quick: every process is forked, also those that begin a run.

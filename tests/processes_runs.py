@@ -39,7 +39,7 @@ def fails_on_the_second(prompts: list[str], texts: list[str]) -> list[float]:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    # settings of the config; `prompts` is how many a step has
+    # settings of the config; `prompts` is the number per step
     "lora": {},
     "lora-sharded": {"shard_base": True},
     "full": {"lora_r": 0},

@@ -1,9 +1,9 @@
-"""Formulas of the pages as MathML, at the build. In: a page's HTML, its LaTeX between `\\(` and `\\)` or
-`\\[` and `\\]` as pymdownx.arithmatex leaves it. Out: the same with `<math>` elements, which browsers draw
-without a script or a font.
+"""Turns the pages' formulas into MathML when the site is built. In: a page's HTML, with LaTeX between `\\(`
+and `\\)` or `\\[` and `\\]` as pymdownx.arithmatex leaves it. Out: the same with `<math>` elements, which
+browsers draw without a script or a font.
 
-mkdocs calls `on_page_content` (`hooks` in mkdocs.yml). What latex2mathml does not know is an error that names
-page and formula.
+mkdocs calls `on_page_content` (`hooks` in mkdocs.yml). LaTeX that latex2mathml does not know is an error that
+names page and formula.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def to_mathml(latex: str, block: bool) -> str:
         drawn = convert(
             re.sub(r"\\arg\b", r"\\operatorname{arg}", latex), display="block" if block else "inline"
         )
-    except Exception as error:  # it has many of its own, without a common kind
+    except Exception as error:  # it raises many types, without a common base
         raise ValueError(f"the formula {latex!r} cannot be read ({type(error).__name__})") from error
     for element in ElementTree.fromstring(drawn).iter():
         name, text = element.tag.rpartition("}")[2], (element.text or "").strip()
@@ -45,7 +45,7 @@ def to_mathml(latex: str, block: bool) -> str:
             raise ValueError(f"the formula {latex!r} has {text}, which latex2mathml does not know")
         if len(element) != PARTS.get(name, len(element)):
             raise ValueError(
-                f"the formula {latex!r} leaves a place empty (a fraction, a sub- or superscript)"
+                f"the formula {latex!r} has an empty part (of a fraction, a sub- or superscript)"
             )
     return re.sub(
         r"(<mi>(?:log|exp|ln)</mi>)(?=<m(?!o))", r'\1<mspace width="0.17em"/>', drawn

@@ -1,5 +1,5 @@
-"""What `proxima migrate` says of TRL 1.12, held against the real one: names, defaults, and what its PPO loop
-does.
+"""What `proxima migrate` says about TRL 1.12, compared with the real one: names, defaults, and what its PPO
+loop does.
 
 Runs where $PROXIMA_TRL_PYTHON or .venv-trl (`make peer`) has trl==1.12.0, and is skipped elsewhere.
 """

@@ -1,8 +1,8 @@
-"""The reference pages, from the code. In: configs, commands, glossary, docs. Out: Markdown by path under
-docs/reference.
+"""The reference pages, generated from the code. In: configs, commands, glossary, docs. Out: Markdown by path
+under docs/reference.
 
-`make reference` writes them; a test holds that what is committed is what would be written. No torch, no
-times, no machine.
+`make reference` writes them; a test checks that the committed pages are up to date. They depend neither on
+torch nor on time or machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _marked(text: str) -> str:
 
 
 def write(folder: Path = OUT) -> int:
-    """All pages, and nothing else there; how many they are."""
+    """Write all pages and remove any others; returns how many there are."""
     wanted = pages()
     for there in folder.rglob("*.md"):
         if there.relative_to(folder).as_posix() not in wanted:

@@ -1,4 +1,4 @@
-"""`python -m tools.reference`: write docs/reference anew."""
+"""`python -m tools.reference`: rewrite docs/reference."""
 
 from tools.reference import OUT, write
 from tools.reference.source import ROOT

@@ -30,7 +30,7 @@ from proxima.models import Backbone
 from proxima.models.weight_files import HEAD_FILE
 from proxima.runs import Run
 
-ENOUGH = 0.9  # share of an update that a merged model must keep without a warning
+ENOUGH = 0.9  # warn if a merged model keeps a smaller share of the update
 RESULTS = ("avg_reward", "kl", "response_length", "eos_rate", "validation/reward")
 
 
@@ -41,10 +41,10 @@ def export(
     Args:
         run: folder of `proxima train` (its policy is taken) or `proxima sft`.
         to: a folder that does not exist yet, or is empty.
-        merge: one model without an adapter; merged in float32 and saved as `dtype` (auto = the base's own). A
-            warning says so where rounding to it loses much of the update.
-        trust_remote_code: run Python code that comes with the base. The run's own word does not count: it may
-            be a stranger's.
+        merge: write one model without an adapter, merged in float32 and saved as `dtype` (auto = the base's
+            own); warns if rounding loses much of the update.
+        trust_remote_code: run Python code that comes with the base. The run's own setting does not count: the
+            run may come from a stranger.
     """
     run, to = Path(run), Path(to)
     weights = run / "policy" if (run / "policy").is_dir() else run
@@ -52,7 +52,7 @@ def export(
     if (weights / HEAD_FILE).is_file():
         raise ValueError(
             f"{weights} is a reward or value model, export takes a policy; `proxima serve-reward` serves a "
-            "reward"
+            "reward model"
         )
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ValueError(f"{to} already exists; choose a new folder")
@@ -63,9 +63,8 @@ def export(
         raise ValueError(f"{to} lies in the folder that is exported; choose another")
     card = model_card(run, config, merge or not is_adapter(weights))
     to.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        dir=to.parent, prefix=f".{to.name}."
-    ) as folder:  # so that `to` is whole or not there
+    # `to` is complete or does not exist
+    with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.") as folder:
         part = Path(folder) / "part"
         _write_weights(weights, part, replace(config, trust_remote_code=trust_remote_code), merge, dtype)
         (part / "README.md").write_text(without_lone_surrogates(card), encoding="utf-8")
@@ -74,8 +73,7 @@ def export(
 
 
 def _check_weights(folder: Path) -> None:
-    """They are there, whole, and safetensors; no file is another one of this machine under a name of the
-    run."""
+    """The weights exist, are complete and are safetensors; no file is a link to one outside the run."""
     for path in folder.rglob("*"):
         if not path.resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"{path} is a link that leads out of the run; put the file itself there")
@@ -115,15 +113,17 @@ def _write_weights(
 
 
 def surviving_share(peft: PeftModel, adapter: str, dtype: torch.dtype) -> float:
-    """How much of an adapter's update is left in weights that are stored as `dtype`: 1 = all, 0 = rounding
-    takes it away."""
+    """The share of an adapter's update that is left in weights stored as `dtype`: 1 = all, 0 = lost to
+    rounding."""
     kept = total = 0.0
     for layer in peft.modules():
         if isinstance(layer, LoraLayer) and adapter in layer.lora_A:
             weight = layer.get_param() if isinstance(layer, ParamWrapper) else layer.get_base_layer().weight
-            base, update = weight.detach(), layer.get_delta_weight(adapter).detach()
+            base = weight.detach()
+            update = layer.get_delta_weight(adapter).detach()
             stored = (base + update).to(dtype).float() - base.to(dtype).float()
-            kept, total = kept + float((stored * update).sum()), total + float(update.pow(2).sum())
+            kept += float((stored * update).sum())
+            total += float(update.pow(2).sum())
     return kept / total if total else 1.0
 
 
@@ -142,7 +142,7 @@ def _config(run: Path) -> PPOConfig | FinetuningConfig:
 
 
 def model_card(run: Path, config: PPOConfig | FinetuningConfig, whole: bool) -> str:
-    """Hugging Face front matter, how to load it, what came out, and every setting."""
+    """Hugging Face front matter, how to load the model, its results, and every setting."""
     base = config.model_name
     front: dict[str, Any] = {
         "library_name": "transformers" if whole else "peft",
@@ -169,7 +169,7 @@ def model_card(run: Path, config: PPOConfig | FinetuningConfig, whole: bool) -> 
 
 
 def _public(config: PPOConfig | FinetuningConfig) -> dict[str, Any]:
-    """Settings without this machine's folders."""
+    """Settings, without this machine's folders."""
     values = config.to_dict()
     for name in ("run_dir", "device"):
         values.pop(name, None)
@@ -177,7 +177,7 @@ def _public(config: PPOConfig | FinetuningConfig) -> dict[str, Any]:
 
 
 def _without_folders(value: Any) -> Any:
-    """The same with the last part of each absolute path in it."""
+    """The same, with absolute paths cut to their last part."""
     if isinstance(value, dict):
         return {name: _without_folders(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -186,8 +186,9 @@ def _without_folders(value: Any) -> Any:
 
 
 def _results(run: Path) -> list[str]:
-    """First and last step, and the evaluation where there is one."""
-    parts, found = [], Run(run)
+    """Metrics of the first and last step, and the evaluation if there is one."""
+    parts = []
+    found = Run(run)
     metrics = found.metrics()
     if steps := metrics["step"]:
         rows = [
@@ -198,11 +199,9 @@ def _results(run: Path) -> list[str]:
         head = f"| | step {steps[0]:.0f} | step {steps[-1]:.0f} |\n|---|---|---|\n"
         parts.append("## Results\n\n" + head + "\n".join(rows))
     if results := found.evaluation:
-        rate, sides = (
-            results["win_rate"],
-            (results["reference"]["avg_reward"], results["policy"]["avg_reward"]),
-        )
-        text = f"reward {sides[0]:.4g} before, {sides[1]:.4g} after"
+        rate = results["win_rate"]
+        before, after = (results[side]["avg_reward"] for side in ("reference", "policy"))
+        text = f"reward {before:.4g} before, {after:.4g} after"
         if rate["rate"] is not None:
             text += (
                 f"; win rate against the reference {rate['rate']:.3f} (95 %: {rate['low']:.3f} to "
