@@ -176,7 +176,11 @@ def cards(metrics: Mapping[str, Sequence[float]], measured: HeldOutNumbers | Non
         first, last = ends(metrics.get(name, ()))
         if first.steps:
             change = f"{short(first.mean)} → {short(last.mean)}"
-            several = f"first and last {first.steps} steps" if first.steps > 1 else "first and last step"
+            several = (
+                f"mean of the first and last {first.steps} steps"
+                if first.steps > 1
+                else "first and last step"
+            )
             made.append(Card(title_of(name), change, f"{unit_of(name)}, {several}"))
     return made
 
