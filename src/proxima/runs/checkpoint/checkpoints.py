@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.runs.checkpoint.atomic_folders import (
     Damaged,
     check_folder,
@@ -34,7 +35,7 @@ class Checkpoint:
     """A checkpoint whose checksums were right when it was opened."""
 
     path: Path
-    state: dict[str, Any]
+    state: Record
 
     @property
     def step(self) -> int:
@@ -139,6 +140,6 @@ def _eval_reward(path: Path) -> float | None:
         return None
 
 
-def eval_reward(state: dict[str, Any]) -> Any:
+def eval_reward(state: Record) -> Any:
     """The evaluation that ranks a checkpoint; None where there was none. Older ones call it a verdict."""
     return state.get("eval_reward", state.get("verdict"))
