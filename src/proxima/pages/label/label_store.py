@@ -191,7 +191,7 @@ class Store:
                 f"{item.prompt}{item.a}{item.b}".encode()
             except UnicodeEncodeError:
                 raise ValueError(
-                    f"item {number} holds half a character (a lone surrogate); mend the text"
+                    f"item {number} holds half a character (a lone surrogate); fix the text"
                 ) from None
             sides = (item.a, item.a_ended, item.a_model, item.b, item.b_ended, item.b_model)
             rows.append((item.digest, item.prompt, *sides))

@@ -121,10 +121,10 @@ def frontier(metrics: Metrics) -> Record | None:
     ]
     if len(rows) < 2:
         return None
-    stretches = min(FRONTIER_POINTS, len(rows)) if held_out else min(TRAINING_POINTS, max(len(rows) // 3, 2))
+    parts = min(FRONTIER_POINTS, len(rows)) if held_out else min(TRAINING_POINTS, max(len(rows) // 3, 2))
     points = []
-    for number in range(stretches):
-        part = rows[number * len(rows) // stretches : (number + 1) * len(rows) // stretches]
+    for number in range(parts):
+        part = rows[number * len(rows) // parts : (number + 1) * len(rows) // parts]
         steps = f"step {part[0][0]:g}" if len(part) == 1 else f"steps {part[0][0]:g} to {part[-1][0]:g}"
         points.append(
             [sum(row[1] for row in part) / len(part), sum(row[2] for row in part) / len(part), steps]

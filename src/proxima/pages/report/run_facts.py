@@ -1,4 +1,4 @@
-"""What a run comes to.
+"""The outcome of a run.
 
 In: a `Run`. Out: a conclusion in a sentence, headline numbers with intervals, what was trained on what.
 """

@@ -12,7 +12,7 @@ from typing import Any
 
 from proxima.core.json_record import Record
 
-COLUMNS = 4  # steps shown where none are asked for
+COLUMNS = 4  # steps shown where none are requested
 ROWS = 24
 TEXT = 2000  # characters of a cell; the microscope shows all of it
 
@@ -48,7 +48,7 @@ def follow(rows: Sequence[Mapping[str, Any]], wanted: Sequence[int] = ()) -> Rec
 
 
 def choose(steps: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """The nearest step to each one asked for; else the first, the last and some between them."""
+    """The nearest step to each one requested; else the first, the last and some between them."""
     if not steps:
         return []
     if not wanted:

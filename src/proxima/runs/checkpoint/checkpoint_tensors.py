@@ -17,8 +17,8 @@ from proxima.runtime.distributed.sharding import like
 def save_optimizer(
     optimizer: torch.optim.Optimizer, path: Path, whole: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """Every state tensor by its parameter's place: `12.exp_avg`. Rates are not kept: they are set anew each
-    step.
+    """Every state tensor by its parameter's place: `12.exp_avg`. Learning rates are not stored:
+    they are set at each step.
 
     Args:
         whole: gives the whole of a tensor, where it is sharded over processes.

@@ -68,8 +68,8 @@ class Checkpoints:
         except OSError as error:
             earlier = [path.name for path in self.paths()]
             raise ValueError(
-                f"cannot write the checkpoint {target}: {error.strerror or error}; make room or mend the "
-                "folder, then --resume" + (f" ({earlier[-1]} is still there)" if earlier else "")
+                f"cannot write the checkpoint {target}: {error.strerror or error}; free some space or fix "
+                "the folder, then --resume" + (f" ({earlier[-1]} is still there)" if earlier else "")
             ) from error
         self._prune()
         return target
@@ -95,7 +95,7 @@ class Checkpoints:
         return [path for _, path in sorted(judged, key=lambda item: -item[0])]
 
     def forget_after(self, checkpoint: Checkpoint) -> None:
-        """Delete what lies after the one that the run goes on from."""
+        """Delete the checkpoints after the one that the run resumes from."""
         for path in self.paths():
             if _place(path) > _place(checkpoint.path):
                 remove_folder(path)
