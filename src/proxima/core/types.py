@@ -19,9 +19,6 @@ from torch.nn.functional import pad
 from proxima.core.token_text import text_prefixes
 from proxima.core.tokenizer import Tokenizer
 
-Record = dict[str, Any]
-"""A JSON object."""
-
 
 def pad_to(tensor: Tensor, size: int, value: float = 0, left: bool = False) -> Tensor:
     """Pad dimension 1 to `size`, on the right unless `left`."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from proxima.config import PPOConfig
+from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
-from proxima.core.types import Record
 from proxima.evaluator.trend import is_rising, trend
 
 if TYPE_CHECKING:

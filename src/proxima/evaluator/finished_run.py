@@ -15,7 +15,7 @@ from typing import Any
 from proxima.config import PPOConfig, RewardSpec
 from proxima.config.trust import check_trust
 from proxima.core.errors import RewardFailure
-from proxima.core.types import Record
+from proxima.core.json_record import Record
 from proxima.evaluator.held_out import Answers, answer, win_rates
 from proxima.evaluator.judges import OWN
 from proxima.evaluator.win_rate import mean_interval

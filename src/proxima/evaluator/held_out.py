@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from proxima.core.types import Record, Tokens
+from proxima.core.json_record import Record
+from proxima.core.types import Tokens
 from proxima.evaluator.diversity import distinct, repetition
 from proxima.evaluator.judges import OWN, compare_answers
 from proxima.evaluator.win_rate import mean_interval, share_won

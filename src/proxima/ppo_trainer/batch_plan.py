@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from proxima.core.types import Record
+from proxima.core.json_record import Record
 
 CHECKED_AT_ONCE = 512  # prompts tokenised together before a run
 

@@ -19,8 +19,8 @@ from proxima.advantage import (
 )
 from proxima.base_setup import BaseSetup
 from proxima.config import PPOConfig
+from proxima.core.json_record import Record
 from proxima.core.pairs import TokenPairs, rejoin
-from proxima.core.types import Record
 from proxima.evaluator import Evaluator
 from proxima.evaluator.held_out import HeldOut
 from proxima.evaluator.judges import Judges, check_judges

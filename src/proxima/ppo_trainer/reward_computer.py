@@ -18,10 +18,11 @@ from torch import Tensor
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.errors import RewardFailure
+from proxima.core.json_record import Record
 from proxima.core.ops import place_rewards
 from proxima.core.pairs import TokenPairs
 from proxima.core.tokenizer import Tokenizer
-from proxima.core.types import Record, Tokens, pad_to
+from proxima.core.types import Tokens, pad_to
 from proxima.ppo_trainer.process_shares import own_share
 from proxima.reward_kl import shape_scores
 from proxima.rewards import Outcome, Samples, open_reward

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from proxima.config import PPOConfig
-from proxima.core.types import Record
+from proxima.core.json_record import Record
 from proxima.runs.checkpoint import Checkpoint
 from proxima.runs.run_writer import RunFolder
 from proxima.runtime.distributed import started_by_torchrun

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from proxima.core.json_record import Record
 from proxima.core.pairs import TokenPairs, rejoin
 from proxima.core.token_text import pieces
-from proxima.core.types import Record
 from proxima.ppo_trainer.reward_computer import Scores
 from proxima.training import clipped, policy_ratio
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from proxima.config import PPOConfig, RewardSpec
 from proxima.config.setting_declaration import declarations
 from proxima.config.settings_base import current_names
-from proxima.core.types import Record
+from proxima.core.json_record import Record
 from proxima.ppo_trainer.batch_plan import BatchPlan
 from proxima.runs.checkpoint import Checkpoint
 from proxima.runs.checkpoint.checkpoint_tensors import (

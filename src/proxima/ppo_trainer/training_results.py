@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxima.core.types import Record
+from proxima.core.json_record import Record
 
 DONE = "all epochs done"
 

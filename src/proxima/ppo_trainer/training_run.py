@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from tqdm import tqdm
 
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
-from proxima.core.types import Record
+from proxima.core.json_record import Record
 from proxima.evaluator import Evaluator
 from proxima.evaluator.held_out import HeldOut, answer
 from proxima.ppo_trainer.batch_plan import BatchPlan

@@ -6,8 +6,8 @@ import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.runtime.distributed import rank_and_count
 
 PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy", "tokenizers", "datasets")
@@ -21,7 +21,7 @@ MATTERS = (
 )  # what the last bits of a number may depend on
 
 
-def describe_environment() -> dict[str, Any]:
+def describe_environment() -> Record:
     import torch
 
     from proxima import __version__
@@ -47,7 +47,7 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def changed(before: Record, now: Record) -> list[str]:
     """Differences that may change the last bits of a number."""
     return [
         f"{name}: {before.get(name)} -> {now[name]}"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.core.regular_files import open_file
 
 
@@ -20,12 +20,12 @@ class JsonLines:
 
     def __init__(self, path: Path):
         self.path = path
-        self.records: list[dict[str, Any]] = []
+        self.records: list[Record] = []
         self.problems: list[str] = []
         self.version = 0  # grows when earlier records are no longer what they were
         self._seen, self._lines, self._last = 0, 0, b""
 
-    def look(self) -> list[dict[str, Any]]:
+    def look(self) -> list[Record]:
         """All records. Only what is new is read, or everything where the file was cut back."""
         try:
             with open_file(self.path) as file:
@@ -71,7 +71,7 @@ class JsonLines:
         self.records, self.problems, self._seen, self._lines, self._last = [], [], 0, 0, b""
 
 
-def last_record(path: Path, most: int = 65536) -> dict[str, Any]:
+def last_record(path: Path, most: int = 65536) -> Record:
     """The last whole record without reading the rest; empty where there is none."""
     try:
         with open_file(path) as file:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from html import escape
 from pathlib import Path
-from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.pages.web.single_file import LOOK, PARTS, make_page, read_script, read_style
 from proxima.runs.glossary import chart_of
 from proxima.runs.thin_curves import thin
@@ -33,7 +33,7 @@ class Plot:
     """Charts below each other, as one page inside a frame that can neither load anything nor touch the
     notebook."""
 
-    charts: list[dict[str, Any]]
+    charts: list[Record]
 
     @classmethod
     def of(cls, metrics: Mapping[str, Sequence[float]], names: Sequence[str | Sequence[str]] = ()) -> Plot:

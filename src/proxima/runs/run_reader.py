@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from proxima.config import PPOConfig
 from proxima.config.settings_base import current_names, read_yaml
+from proxima.core.json_record import Record
 from proxima.core.regular_files import open_file, read_file
 from proxima.runs import token_files
 from proxima.runs.checkpoint import eval_reward
@@ -47,21 +48,21 @@ class Run:
         self._rows, self._version = 0, -1
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Record:
         """Its settings as written down, by their present names."""
         return self._file("config.yaml", _read_settings) or {}
 
     @property
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> Record:
         return self._file("environment.json", _read_json) or {}
 
     @property
-    def results(self) -> dict[str, Any] | None:
+    def results(self) -> Record | None:
         """What the run ended with; None until it has."""
         return self._file("results.json", _read_json)
 
     @property
-    def evaluation(self) -> dict[str, Any] | None:
+    def evaluation(self) -> Record | None:
         """What `proxima eval` found; None where it was not run, or not since the last step."""
         found, last = self._file("evaluation.json", _read_json), self.last().get("step")
         return found if found and found.get("step", last) == last else None
@@ -120,22 +121,22 @@ class Run:
         """Grows when steps that `metrics` returned have changed: the run was cut back."""
         return self._metric_lines.version
 
-    def last(self) -> dict[str, Any]:
+    def last(self) -> Record:
         """The newest step's numbers, without reading the others."""
         return last_record(self.path / "metrics.jsonl")
 
-    def warnings(self) -> list[dict[str, Any]]:
+    def warnings(self) -> list[Record]:
         """Alarms of the guards: step, guard, message, action."""
         return list(self._warning_lines.look())
 
-    def samples(self, step: int | None = None) -> list[dict[str, Any]]:
+    def samples(self, step: int | None = None) -> list[Record]:
         """Texts logged with the evaluations: step, prompt, text, reward; of one step or of all."""
         return [sample for sample in self._sample_lines.look() if step is None or sample["step"] == step]
 
     def token_steps(self) -> list[int]:
         return token_files.token_steps(self.path)
 
-    def tokens(self, step: int) -> list[dict[str, Any]]:
+    def tokens(self, step: int) -> list[Record]:
         """The token records of a logged step, columns as long as the tokens. A broken file gives none, and a
         problem."""
         try:
@@ -146,7 +147,7 @@ class Run:
             self._said[f"tokens {step}"] = str(error)
             return []
 
-    def checkpoints(self) -> list[dict[str, Any]]:
+    def checkpoints(self) -> list[Record]:
         """Oldest first: name, step, eval_reward (None where there was no evaluation), best."""
         found = []
         for path in sorted((self.path / "checkpoints").glob("step-*")):
@@ -203,7 +204,7 @@ class Run:
     def _warning_lines(self) -> JsonLines:
         return JsonLines(self.path / "warnings.jsonl")
 
-    def _file(self, name: str, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any] | None:
+    def _file(self, name: str, read: Callable[[Path], Record]) -> Record | None:
         """A small file, read again only when it changed; None where it is not there or broken."""
         path = self.path / name
         try:
@@ -221,11 +222,11 @@ class Run:
             return None
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
+def _read_settings(path: Path) -> Record:
     return current_names(PPOConfig, read_yaml(path))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> Record:
     try:
         value = json.loads(read_file(path))
     except (ValueError, RecursionError):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from proxima.config import PPOConfig
+from proxima.core.json_record import Record
 from proxima.core.terminal_text import LineFormatter, stderr_handler
 from proxima.runs.checkpoint import Checkpoint, Checkpoints
 from proxima.runs.checkpoint.atomic_folders import replace_text, sync
@@ -221,10 +222,10 @@ def _log_file(path: Path) -> ExitStack:
     return stack
 
 
-def _cut(path: Path, stays: Callable[[int, dict[str, Any]], bool]) -> list[dict[str, Any]]:
+def _cut(path: Path, stays: Callable[[int, Record], bool]) -> list[Record]:
     """The lines from the start for as long as they are whole and `stays(place, line)`; afterwards the file
     holds exactly these."""
-    kept: list[dict[str, Any]] = []
+    kept: list[Record] = []
     end = 0
     given = path.read_bytes() if path.exists() else b""
     for place, line in enumerate(given.splitlines(keepends=True)):

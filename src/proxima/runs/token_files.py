@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.core.regular_files import read_file
 
 FOLDER, PREFIX = "tokens", "step-"
@@ -21,7 +22,7 @@ def token_steps(run: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
-def read_tokens(run: Path, step: int) -> list[dict[str, Any]]:
+def read_tokens(run: Path, step: int) -> list[Record]:
     path = run / FOLDER / f"{PREFIX}{step:08d}.json"
     try:
         samples = json.loads(read_file(path))["samples"]
@@ -34,7 +35,7 @@ def read_tokens(run: Path, step: int) -> list[dict[str, Any]]:
         raise ValueError(f"{path} is not a file of token records; it is left out") from None
 
 
-def _checked(sample: dict[str, Any]) -> dict[str, Any]:
+def _checked(sample: Record) -> Record:
     """A sample whose texts are strings and whose columns have one number, or None, per token; columns of
     another length are dropped."""
     tokens = [str(token) for token in sample["tokens"]]

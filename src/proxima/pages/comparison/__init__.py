@@ -1,4 +1,4 @@
-"""Runs beside each other. In: run folders, and held-out prompts where answers are to be compared. Out: one
+"""Runs compared. In: run folders, and held-out prompts where responses are to be compared. Out: one
 HTML file, a table.
 
 Without prompts only what the folders hold is read, and no model is loaded.

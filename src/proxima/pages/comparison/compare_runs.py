@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config import RewardSpec
+from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
 from proxima.pages.comparison.comparison_page import write_page
 from proxima.pages.comparison.seed_groups import group_by_seed, mean_curve, t_interval
@@ -25,7 +26,6 @@ NAN = math.nan
 
 Column = Sequence[float]
 Metrics = Mapping[str, Column]
-Record = dict[str, Any]
 
 # columns of the table: held-out metrics where every run has them, else those of the steps, never mixed
 HELD_OUT = ("validation/reward", "validation/win_rate", "validation/kl", "validation/response_length")

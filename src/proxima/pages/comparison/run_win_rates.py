@@ -10,10 +10,10 @@ import gc
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from proxima.base_setup.lora_setup import is_adapter
 from proxima.config import PPOConfig, RewardSpec
+from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
 from proxima.evaluator import open_pair_judge
 from proxima.evaluator.finished_run import run_config, saved_config
@@ -25,7 +25,6 @@ from proxima.ppo_trainer import PPOTrainer
 
 OWN_SHOWN = "rewards"
 NOT_READ = RewardSpec("ends_with_eos")  # scores answers that only the judges compare
-Record = dict[str, Any]
 Rates = dict[str, list[Record]]
 ReadPrompts = Callable[[Tokenizer], Sequence[str]]
 

@@ -74,7 +74,7 @@ def mean_curve(
     """Step, mean, low and high at every step of which all curves (step -> number) have a finite number.
 
     Args:
-        most: where there are more steps, evenly spaced ones of them, about so many, and the last; 0 = all.
+        most: about how many evenly spaced steps to keep, and the last; 0 = all.
     """
     shared = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
     every = -(-len(shared) // most) if most else 1

@@ -7,7 +7,7 @@ Krippendorff's alpha.
     distance between values of one
            item, D_e between any two values (Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability")
 
-1 = they always agree, 0 = no more than by chance; None = not defined: nobody shared an item, or only one
+1 = they always agree, 0 = no more than by chance; None = undefined: nobody shared an item, or only one
 value was ever used.
 """
 

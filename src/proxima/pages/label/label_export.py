@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.pages.label.agreement import cohen_kappa, krippendorff_alpha, raw_agreement
 from proxima.pages.label.label_store import Item, LabelAnswer, Store
 
@@ -35,7 +36,7 @@ def export(store: Store, path: str | Path, every_answer: bool = False) -> int:
 
 def rows_of(
     items: Sequence[Item], answers: Sequence[LabelAnswer], every_answer: bool = False
-) -> list[dict[str, Any]]:
+) -> list[Record]:
     """The exported rows, in the order of the items."""
     given: dict[int, list[LabelAnswer]] = {item.id: [] for item in items}
     for answer in answers:
@@ -54,7 +55,7 @@ def rows_of(
     return [row for row in rows if row]
 
 
-def _preference(item: Item, answers: Sequence[LabelAnswer]) -> dict[str, Any] | None:
+def _preference(item: Item, answers: Sequence[LabelAnswer]) -> Record | None:
     votes = Counter(answer.choice for answer in answers)
     sides = {"a": (item.a, item.a_ended), "b": (item.b, item.b_ended)}
     chosen, rejected = ("a", "b") if votes["a"] > votes["b"] else ("b", "a")
@@ -71,7 +72,7 @@ def _preference(item: Item, answers: Sequence[LabelAnswer]) -> dict[str, Any] | 
     }
 
 
-def _rating(item: Item, answers: Sequence[LabelAnswer]) -> dict[str, Any]:
+def _rating(item: Item, answers: Sequence[LabelAnswer]) -> Record:
     return {
         "prompt": item.prompt,
         "completion": item.a,
@@ -102,19 +103,19 @@ def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         raise
 
 
-def summarize(store: Store) -> dict[str, Any]:
+def summarize(store: Store) -> Record:
     """Counts and agreement, for the page and the terminal; skips count as no answer, a tie is a value of
     its own."""
     items, answers = store.items(), store.answers()
     pairs = store.mode == "pairs"
-    values: dict[int, dict[str, Any]] = {item.id: {} for item in items}
+    values: dict[int, Record] = {item.id: {} for item in items}
     for answer in answers:
         if answer.choice != "skip":
             values[answer.item][answer.annotator] = answer.choice if pairs else int(answer.choice)
     shared = [value for value in values.values() if len(value) > 1]
     metric = "nominal" if pairs else "ordinal"
     raw, kappa, alpha = raw_agreement(shared), cohen_kappa(shared), krippendorff_alpha(shared, metric)
-    summary: dict[str, Any] = {
+    summary: Record = {
         "items": len(items),
         "answers": len(answers),
         "annotators": dict(Counter(answer.annotator for answer in answers)),

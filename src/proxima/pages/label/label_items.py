@@ -26,7 +26,7 @@ BATCH = 32
 """Prompts in one batch. Memory only: what is sampled does not depend on it."""
 
 Sample = tuple[str, bool]
-"""A completion, and whether it ended by itself."""
+"""A completion, and whether it finished."""
 Sampler = Callable[[Sequence[str], int], list[Sample]]
 """From prompts, all different, and a step to one sample per prompt."""
 
@@ -106,7 +106,7 @@ def read_items(path: str | Path, mode: str) -> list[Item]:
                 raise ValueError(f"{rows.where(number)}: `{name}` is missing or not a string")
             if not is_encodable(row[name]):
                 raise ValueError(
-                    f"{rows.where(number)}: `{name}` holds half of a surrogate pair; mend the text"
+                    f"{rows.where(number)}: `{name}` holds half of a surrogate pair; fix the text"
                 )
         sides: list[Any] = [row[name] for name in names]
         flags = ["ended" if name == "completion" else f"{name}_ended" for name in names]

@@ -13,8 +13,9 @@ The page never learns which side is a and which is b, nor which model wrote it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from proxima.core.json_record import Record
 from proxima.pages.label.label_export import summarize
 from proxima.pages.label.label_store import Item, Store, check_annotator
 from proxima.pages.web import Conflict, Site, make_app
@@ -36,19 +37,19 @@ def add_label_routes(app: FastAPI, store: Store) -> None:
     """What the page asks for; the studio has these routes too."""
 
     @app.get("/api/state")
-    def state(annotator: str) -> dict[str, Any]:
+    def state(annotator: str) -> Record:
         return state_of(store, check_annotator(annotator))
 
     @app.get("/api/annotators")
-    def annotators() -> dict[str, Any]:
+    def annotators() -> Record:
         return {"mode": store.mode, "annotators": store.annotators()}
 
     @app.get("/api/summary")
-    def summary() -> dict[str, Any]:
+    def summary() -> Record:
         return {**summarize(store), "mode": store.mode, "db": str(store.path)}
 
     @app.post("/api/answer")
-    def answer(body: dict[str, Any]) -> dict[str, Any]:
+    def answer(body: Record) -> Record:
         annotator = check_annotator(body.get("annotator"))
         item, choice = _number(body, "item"), str(body.get("choice"))
         try:
@@ -58,7 +59,7 @@ def add_label_routes(app: FastAPI, store: Store) -> None:
         return state_of(store, annotator)
 
     @app.post("/api/undo")
-    def undo(body: dict[str, Any]) -> dict[str, Any]:
+    def undo(body: Record) -> Record:
         annotator = check_annotator(body.get("annotator"))
         try:
             item = store.undo(annotator, _number(body, "answer"))
@@ -67,7 +68,7 @@ def add_label_routes(app: FastAPI, store: Store) -> None:
         return state_of(store, annotator, None if item is None else store.item(item))
 
 
-def state_of(store: Store, annotator: str, item: Item | None = None) -> dict[str, Any]:
+def state_of(store: Store, annotator: str, item: Item | None = None) -> Record:
     """What the page shows to one annotator."""
     item = item or store.next_item(annotator)
     done, left = store.progress(annotator)
@@ -81,7 +82,7 @@ def state_of(store: Store, annotator: str, item: Item | None = None) -> dict[str
     }
 
 
-def shown(store: Store, item: Item, annotator: str) -> dict[str, Any]:
+def shown(store: Store, item: Item, annotator: str) -> Record:
     """An item as this annotator sees it."""
     sides = [{"text": item.a, "ended": item.a_ended}]
     if item.b is not None:
@@ -93,7 +94,7 @@ def shown(store: Store, item: Item, annotator: str) -> dict[str, Any]:
     }
 
 
-def _number(body: dict[str, Any], name: str) -> int:
+def _number(body: Record, name: str) -> int:
     value = body.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
         raise ValueError(f"{name} must be a whole number")

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.pages.web import Conflict
 
 APPLICATION = 0x50524C42  # "PRLB"
@@ -190,7 +191,7 @@ class Store:
                 f"{item.prompt}{item.a}{item.b}".encode()
             except UnicodeEncodeError:
                 raise ValueError(
-                    f"item {number} holds half a character (a lone surrogate); mend the text"
+                    f"item {number} holds half a character (a lone surrogate); fix the text"
                 ) from None
             sides = (item.a, item.a_ended, item.a_model, item.b, item.b_ended, item.b_model)
             rows.append((item.digest, item.prompt, *sides))
@@ -237,7 +238,7 @@ class Store:
             done = db.execute("SELECT count(*) FROM answers WHERE annotator = ?", (annotator,)).fetchone()[0]
             return done, db.execute(f"SELECT count(*) {OPEN}", self._given(annotator)).fetchone()[0]
 
-    def _given(self, annotator: str) -> dict[str, Any]:
+    def _given(self, annotator: str) -> Record:
         return {"annotator": annotator, "overlap": round(self.overlap * 1e6)}
 
     def is_swapped(self, item: int, annotator: str) -> bool:
@@ -321,7 +322,7 @@ class Store:
 
 
 def _item(row: sqlite3.Row) -> Item:
-    values: dict[str, Any] = {name: row[name] for name in row.keys() if name != "digest"}  # noqa: SIM118
+    values: Record = {name: row[name] for name in row.keys() if name != "digest"}  # noqa: SIM118
     values["a_ended"] = bool(values["a_ended"])
     values["b_ended"] = None if values["b"] is None else bool(values["b_ended"])
     return Item(**values)

@@ -1,4 +1,4 @@
-"""What a run did, for anyone.
+"""The report of a run, readable by anyone.
 
 In: a `Run`. Out: one HTML file that needs nothing else, and a few lines for the terminal.
 """

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.runs import thin
 from proxima.runs.glossary import (
     Metric,
@@ -36,13 +36,9 @@ MARKED = (
 NOT_DRAWN = ("step", "epoch")
 
 Metrics = Mapping[str, Sequence[float]]
-Mark = dict[str, Any]
-ChartData = dict[str, Any]
 
 
-def charts_by_group(
-    metrics: Metrics, marks: Sequence[Mark] = ()
-) -> list[tuple[MetricGroup, list[ChartData]]]:
+def charts_by_group(metrics: Metrics, marks: Sequence[Record] = ()) -> list[tuple[MetricGroup, list[Record]]]:
     """Groups that have something to draw, with their charts."""
     ends = bounds(metrics)
     wanted = [name for name in metrics if name not in NOT_DRAWN and name not in ends]
@@ -60,14 +56,14 @@ def charts_by_group(
     return found
 
 
-def chart(metrics: Metrics, names: Sequence[str], title: str = "", marks: Sequence[Mark] = ()) -> ChartData:
+def chart(metrics: Metrics, names: Sequence[str], title: str = "", marks: Sequence[Record] = ()) -> Record:
     """One chart of some metrics, with what they mean; a long noisy curve is faint, with its running mean
     over it."""
-    series: list[ChartData] = []
+    series: list[Record] = []
     width = 0
     for name in names:
         xs, ys = _known(metrics["step"], metrics[name])
-        one: ChartData = {"name": name, "points": thin(xs, ys, POINTS), "band": _band(metrics, name)}
+        one: Record = {"name": name, "points": thin(xs, ys, POINTS), "band": _band(metrics, name)}
         if len(ys) >= 60 and _is_noisy(ys):
             width = len(ys) // 20
             one["trend"] = thin(xs, _smooth(ys, width), POINTS)
@@ -112,7 +108,7 @@ def meanings(names: Sequence[str]) -> list[dict[str, str]]:
     ]
 
 
-def frontier(metrics: Metrics) -> dict[str, Any] | None:
+def frontier(metrics: Metrics) -> Record | None:
     """Reward gained against KL spent: held-out where there is such, else means over parts of training."""
     held_out = "validation/reward" in metrics and "validation/kl" in metrics
     reward, kl = ("validation/reward", "validation/kl") if held_out else ("avg_reward", "kl_exact")
@@ -125,10 +121,10 @@ def frontier(metrics: Metrics) -> dict[str, Any] | None:
     ]
     if len(rows) < 2:
         return None
-    stretches = min(FRONTIER_POINTS, len(rows)) if held_out else min(TRAINING_POINTS, max(len(rows) // 3, 2))
+    parts = min(FRONTIER_POINTS, len(rows)) if held_out else min(TRAINING_POINTS, max(len(rows) // 3, 2))
     points = []
-    for number in range(stretches):
-        part = rows[number * len(rows) // stretches : (number + 1) * len(rows) // stretches]
+    for number in range(parts):
+        part = rows[number * len(rows) // parts : (number + 1) * len(rows) // parts]
         steps = f"step {part[0][0]:g}" if len(part) == 1 else f"steps {part[0][0]:g} to {part[-1][0]:g}"
         points.append(
             [sum(row[1] for row in part) / len(part), sum(row[2] for row in part) / len(part), steps]

@@ -12,6 +12,7 @@ from html import escape as escape_markup
 from pathlib import Path
 from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.pages.report.report_samples import Pair, cut_text
 from proxima.pages.report.run_facts import Card
 from proxima.pages.web.single_file import LOOK, PARTS, make_page, read_script, read_style
@@ -33,15 +34,15 @@ class Page:
     def __init__(self, title: str, kind: str):
         self.title, self.kind = title, kind
         self.sections: list[tuple[str, str]] = []
-        self.charts: list[dict[str, Any]] = []
-        self.tokens: list[dict[str, Any]] = []
+        self.charts: list[Record] = []
+        self.tokens: list[Record] = []
         self.column = ""
 
     def section(self, title: str, *parts: str) -> None:
         """A section with a heading; its parts are markup."""
         self.sections.append((title, "\n".join(parts)))
 
-    def plots(self, charts: Sequence[dict[str, Any]]) -> str:
+    def plots(self, charts: Sequence[Record]) -> str:
         """A grid of charts."""
         first = len(self.charts)
         self.charts += charts
@@ -50,7 +51,7 @@ class Page:
         )
         return f'<div class="plots">{places}</div>'
 
-    def microscope(self, steps: Sequence[dict[str, Any]], column: str = "advantage") -> str:
+    def microscope(self, steps: Sequence[Record], column: str = "advantage") -> str:
         """The token microscope over steps of samples, at first coloured by `column`; one per page."""
         self.tokens, self.column = list(steps), column
         return '<div id="microscope" class="card"></div>'

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.runs import Run
 
 STEPS = 12  # most steps whose tokens are in a report
@@ -29,7 +30,7 @@ class Pair:
     after_score: float | None
 
 
-def embedded_tokens(run: Run) -> list[dict[str, Any]]:
+def embedded_tokens(run: Run) -> list[Record]:
     """Steps with their samples, at most `STEPS` spread over the run, fewer where they are large; the first
     and the last always.
 
@@ -44,7 +45,7 @@ def embedded_tokens(run: Run) -> list[dict[str, Any]]:
     steps = []
     for step in chosen:
         samples, sizes = _samples(run, step), 0
-        kept: list[dict[str, Any]] = []
+        kept: list[Record] = []
         for sample in samples:
             sizes += _size(sample)
             if kept and sizes > BYTES // count:
@@ -57,7 +58,7 @@ def embedded_tokens(run: Run) -> list[dict[str, Any]]:
     return steps
 
 
-def _samples(run: Run, step: int) -> list[dict[str, Any]]:
+def _samples(run: Run, step: int) -> list[Record]:
     return [cut(sample) for sample in run.tokens(step)]
 
 
@@ -65,7 +66,7 @@ def _size(sample: Mapping[str, Any]) -> int:
     return len(json.dumps(sample, ensure_ascii=False).encode("utf-8", "replace"))
 
 
-def cut(sample: Mapping[str, Any]) -> dict[str, Any]:
+def cut(sample: Mapping[str, Any]) -> Record:
     """A sample whose texts are bounded; numbers stay as they are stored."""
     return {
         **{name: sample[name] for name in ("kind", "reward", "rewards")},

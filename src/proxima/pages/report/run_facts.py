@@ -1,4 +1,4 @@
-"""What a run comes to.
+"""The outcome of a run.
 
 In: a `Run`. Out: a conclusion in a sentence, headline numbers with intervals, what was trained on what.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxima.config.secrets import shareable
+from proxima.core.json_record import Record
 from proxima.core.regular_files import read_file
 from proxima.pages.report.report_curves import interval_names
 from proxima.runs import Run
@@ -38,7 +39,7 @@ class Story:
     better: bool | None  # None where it cannot be said
     what: list[str]
     cards: list[Card]
-    warnings: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[Record] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,11 @@ def cards(metrics: Mapping[str, Sequence[float]], measured: HeldOutNumbers | Non
         first, last = ends(metrics.get(name, ()))
         if first.steps:
             change = f"{short(first.mean)} → {short(last.mean)}"
-            several = f"first and last {first.steps} steps" if first.steps > 1 else "first and last step"
+            several = (
+                f"mean of the first and last {first.steps} steps"
+                if first.steps > 1
+                else "first and last step"
+            )
             made.append(Card(title_of(name), change, f"{unit_of(name)}, {several}"))
     return made
 
@@ -218,7 +223,7 @@ def reward_words(reward: Mapping[str, Any]) -> str:
     return f"{'' if weight == 1 else f'{weight} × '}{source}{given}"
 
 
-def read_data(run: Run) -> dict[str, Any]:
+def read_data(run: Run) -> Record:
     """What `proxima train` noted of its data; empty where it was not the command that trained."""
     try:
         noted = json.loads(read_file(run.path / "data.json"))

@@ -9,6 +9,7 @@ from typing import Any
 from proxima.config import PPOConfig
 from proxima.config.secrets import shareable
 from proxima.config.trust import trusted_flags
+from proxima.core.json_record import Record
 from proxima.pages.report.report_curves import charts_by_group, constants, frontier
 from proxima.pages.report.report_page import (
     Page,
@@ -193,14 +194,14 @@ def _named(run: Run) -> list[str]:
         return []
 
 
-def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(values: Record, before: str = "") -> Record:
+    flat: Record = {}
     for name, value in values.items():
         flat |= _flat(value, f"{before}{name} ") if isinstance(value, dict) else {f"{before}{name}": value}
     return flat
 
 
-def _warning(warning: dict[str, Any]) -> str:
+def _warning(warning: Record) -> str:
     return f"{warning.get('guard', 'guard')}: {warning.get('message', '')}"[:200]
 
 

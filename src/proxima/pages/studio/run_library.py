@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.pages.studio.sparkline import glance
 from proxima.pages.web import Missing
 from proxima.runs import Run, find_runs
@@ -50,10 +51,10 @@ class Library:
         self.folder = Path(folder)
         self._open: OrderedDict[str, Open] = OrderedDict()
         self._listed: dict[str, Run] = {}
-        self._lines: dict[str, tuple[Any, dict[str, Any]]] = {}
+        self._lines: dict[str, tuple[Any, Record]] = {}
         self._lock = threading.Lock()
 
-    def list(self, seconds: float = 1.0) -> list[dict[str, Any]]:
+    def list(self, seconds: float = 1.0) -> list[Record]:
         """One line per run, the newest first.
 
         Runs that cannot be read within `seconds` are marked `unread`; the next call reads them.
@@ -62,7 +63,7 @@ class Library:
         found = [
             self._listed.get(run.name, run) for run in find_runs(self.folder)
         ]  # what was read once is kept
-        lines: dict[str, dict[str, Any]] = {}
+        lines: dict[str, Record] = {}
         new = 0
         for run in found:
             if run.name in self._lines or time.monotonic() < until or not new:
@@ -93,7 +94,7 @@ class Library:
         with opened.lock:
             yield opened
 
-    def _line(self, run: Run) -> dict[str, Any]:
+    def _line(self, run: Run) -> Record:
         """Read again only when the metrics changed; the state may change without them."""
         mark = _mark(run.path / "metrics.jsonl")
         kept = self._lines.get(run.name)
@@ -121,7 +122,7 @@ def state_of(run: Run, seconds: Any, now: float | None = None) -> str:
     return "stale" if silence > max(QUIET, QUIET_STEPS * pace) else "training"
 
 
-def said(run: Run) -> dict[str, Any]:
+def said(run: Run) -> Record:
     """What is wrong with the run's small files, and why it ended."""
     config, results = run.config, run.results or {}
     return {

@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-COLUMNS = 4  # steps shown where none are asked for
+from proxima.core.json_record import Record
+
+COLUMNS = 4  # steps shown where none are requested
 ROWS = 24
 TEXT = 2000  # characters of a cell; the microscope shows all of it
 
 
-def follow(rows: Sequence[Mapping[str, Any]], wanted: Sequence[int] = ()) -> dict[str, Any]:
+def follow(rows: Sequence[Mapping[str, Any]], wanted: Sequence[int] = ()) -> Record:
     """Followed prompts come first, then those sampled at the most steps; at most `ROWS` rows, texts cut at
     `TEXT`."""
     steps = sorted({row["step"] for row in rows})
@@ -46,7 +48,7 @@ def follow(rows: Sequence[Mapping[str, Any]], wanted: Sequence[int] = ()) -> dic
 
 
 def choose(steps: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """The nearest step to each one asked for; else the first, the last and some between them."""
+    """The nearest step to each one requested; else the first, the last and some between them."""
     if not steps:
         return []
     if not wanted:
@@ -69,5 +71,5 @@ def cut(text: str) -> str:
     return text if len(text) <= TEXT else f"{text[:TEXT]}… ({len(text):,} characters)"
 
 
-def _cell(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _cell(row: Mapping[str, Any] | None) -> Record | None:
     return None if row is None else {"text": cut(text_of(row, "text")), "reward": row.get("reward")}

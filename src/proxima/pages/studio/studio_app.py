@@ -20,6 +20,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from proxima.core.json_record import Record
 from proxima.pages.label import PAGE, Store, add_label_routes
 from proxima.pages.studio.run_library import SHOWN, Library, Open, said, state_of
 from proxima.pages.studio.sample_table import follow
@@ -97,7 +98,7 @@ def answer(value: Any) -> Response:
         raise ValueError("a file of this run is nested too deep to be shown") from None
 
 
-def head_of(opened: Open, metrics: dict[str, list[float]]) -> dict[str, Any]:
+def head_of(opened: Open, metrics: dict[str, list[float]]) -> Record:
     """What may change from one look to the next, in few bytes."""
     run = opened.run
     last = {name: column[-1] for name, column in metrics.items() if column}
@@ -118,7 +119,7 @@ def head_of(opened: Open, metrics: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
-def run_of(opened: Open) -> dict[str, Any]:
+def run_of(opened: Open) -> Record:
     run = opened.run
     metrics = run.metrics()
     return {
@@ -135,7 +136,7 @@ def run_of(opened: Open) -> dict[str, Any]:
     }
 
 
-def curves_of(opened: Open, names: list[str], after: int, edition: str) -> dict[str, Any]:
+def curves_of(opened: Open, names: list[str], after: int, edition: str) -> Record:
     """Points after a step if the page has the others of this edition; else all of them, and `anew` says
     so."""
     metrics = opened.run.metrics()

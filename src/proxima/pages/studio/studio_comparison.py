@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.pages.comparison.compare_runs import columns_of, compared, curves, frontier, notes, table
 from proxima.pages.comparison.seed_groups import group_by_seed
 from proxima.pages.report.report_curves import NOT_DRAWN, bounds
@@ -27,7 +28,7 @@ class Member:
     metrics: Metrics
 
 
-def compare(members: Sequence[Member], more: Sequence[str] = ()) -> dict[str, Any]:
+def compare(members: Sequence[Member], more: Sequence[str] = ()) -> Record:
     """
     Args:
         more: metrics to draw beside the usual ones.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.pages.report.report_curves import MARKED, NOT_DRAWN, bounds, interval_names, meanings
 from proxima.runs import thin
 from proxima.runs.glossary import charts_in_groups
@@ -23,7 +23,7 @@ OPEN = 3
 Metrics = Mapping[str, Sequence[float]]
 
 
-def groups(metrics: Metrics) -> list[dict[str, Any]]:
+def groups(metrics: Metrics) -> list[Record]:
     """What to draw: every metric in one chart, in the groups of its declaration."""
     ends = bounds(metrics)
     wanted = [name for name in metrics if name not in NOT_DRAWN and name not in ends]

@@ -94,8 +94,8 @@ class Guard:
         return ""
 
     async def _enter(self, given: list[str], send: Send) -> None:
-        """The token becomes a cookie. A page that goes on by itself, not a redirect: after a click in
-        another site's page the browser would follow a redirect without the strict cookie."""
+        """The token becomes a cookie. The reply is a page that refreshes itself, not a redirect: after a
+        click in another site's page the browser would follow a redirect without the strict cookie."""
         if len(given) != 1 or not _same(given[0], self.token):
             return await _answer(
                 send, 403, "the token is not that of this page; open the address that the terminal shows"

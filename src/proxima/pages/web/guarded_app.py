@@ -37,7 +37,7 @@ class Conflict(ValueError):  # noqa: N818
 
 
 class Missing(ValueError):  # noqa: N818
-    """What was asked for is not there, or no longer: status 404."""
+    """What was requested does not exist, or no longer does: status 404."""
 
 
 def make_app(site: Site, folder: Path, **pages: Path) -> FastAPI:

@@ -15,12 +15,13 @@ import time
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxima.pages.web.access_guard import Guard
 
 if TYPE_CHECKING:
     import uvicorn
+    from fastapi import FastAPI
 
 MAX_CONNECTIONS = 256  # browsers keep a few open each
 
@@ -56,7 +57,7 @@ class Site:
         return f"{self.address}/?token={self.token}"
 
 
-def serve(app: Any, site: Site, open_browser: bool = False) -> None:
+def serve(app: FastAPI, site: Site, open_browser: bool = False) -> None:
     """Serve in the foreground until Ctrl-C."""
     print(
         f"Open {site.url}\n(the address is a key: whoever has it can use this page; Ctrl-C stops)", flush=True
@@ -87,7 +88,7 @@ def _opened(url: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def running(app: Any, site: Site) -> Iterator[Site]:
+def running(app: FastAPI, site: Site) -> Iterator[Site]:
     """Serve in a thread while the block runs."""
     server = _server(app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [site.socket]}, daemon=True)
@@ -102,7 +103,7 @@ def running(app: Any, site: Site) -> Iterator[Site]:
         site.socket.close()
 
 
-def _server(app: Any) -> uvicorn.Server:
+def _server(app: FastAPI) -> uvicorn.Server:
     from proxima.pages.web.connections import bounded_server
 
     return bounded_server(app, MAX_CONNECTIONS, timeout_graceful_shutdown=2)

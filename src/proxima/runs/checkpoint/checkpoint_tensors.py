@@ -6,19 +6,19 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from proxima.core.json_record import Record
 from proxima.runtime.distributed.sharding import shard_like
 
 
 def save_optimizer(
     optimizer: torch.optim.Optimizer, path: Path, whole: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """Every state tensor by its parameter's place: `12.exp_avg`. Rates are not kept: they are set anew each
-    step.
+    """Every state tensor by its parameter's place: `12.exp_avg`. Learning rates are not stored:
+    they are set at each step.
 
     Args:
         whole: gives the whole of a tensor, where it is sharded over processes.
@@ -46,7 +46,7 @@ def save_random_tensors(path: Path) -> None:
     save_file(tensors, path)
 
 
-def random_numbers() -> dict[str, Any]:
+def random_numbers() -> Record:
     """Python's and numpy's generators.
 
     Sampling needs none of them (its noise follows from seed and step); rewards may.
@@ -57,7 +57,7 @@ def random_numbers() -> dict[str, Any]:
     return {"python": random.getstate(), "numpy": [name, keys.tolist(), *rest]}  # type: ignore[union-attr]
 
 
-def load_random_state(path: Path, plain: dict[str, Any]) -> None:
+def load_random_state(path: Path, plain: Record) -> None:
     tensors = load_file(path)
     set_random_state({**plain, "torch": tensors.pop("cpu").tolist()})
     for name, state in tensors.items():
@@ -65,7 +65,7 @@ def load_random_state(path: Path, plain: dict[str, Any]) -> None:
             torch.cuda.set_rng_state(state.clone(), int(name.split(".")[1]))
 
 
-def set_random_state(plain: dict[str, Any]) -> None:
+def set_random_state(plain: Record) -> None:
     """Python's, numpy's and torch's CPU generators, from plain values."""
     import numpy as np
 

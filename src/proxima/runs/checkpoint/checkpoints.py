@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.runs.checkpoint.atomic_folders import (
     Damaged,
     check_folder,
@@ -34,7 +35,7 @@ class Checkpoint:
     """A checkpoint whose checksums were right when it was opened."""
 
     path: Path
-    state: dict[str, Any]
+    state: Record
 
     @property
     def step(self) -> int:
@@ -67,8 +68,8 @@ class Checkpoints:
         except OSError as error:
             earlier = [path.name for path in self.paths()]
             raise ValueError(
-                f"cannot write the checkpoint {target}: {error.strerror or error}; make room or mend the "
-                "folder, then --resume" + (f" ({earlier[-1]} is still there)" if earlier else "")
+                f"cannot write the checkpoint {target}: {error.strerror or error}; free some space or fix "
+                "the folder, then --resume" + (f" ({earlier[-1]} is still there)" if earlier else "")
             ) from error
         self._prune()
         return target
@@ -94,7 +95,7 @@ class Checkpoints:
         return [path for _, path in sorted(judged, key=lambda item: -item[0])]
 
     def forget_after(self, checkpoint: Checkpoint) -> None:
-        """Delete what lies after the one that the run goes on from."""
+        """Delete the checkpoints after the one that the run resumes from."""
         for path in self.paths():
             if _place(path) > _place(checkpoint.path):
                 remove_folder(path)
@@ -139,6 +140,6 @@ def _eval_reward(path: Path) -> float | None:
         return None
 
 
-def eval_reward(state: dict[str, Any]) -> Any:
+def eval_reward(state: Record) -> Any:
     """The evaluation that ranks a checkpoint; None where there was none. Older ones call it a verdict."""
     return state.get("eval_reward", state.get("verdict"))

@@ -26,7 +26,7 @@ async function send(path, body) {
   markBusy();
   keep("pending", JSON.stringify({ path, body }));
   try {
-    const said = await askUntilAnswered(path, body, "Your answer is kept in this tab and sent again by itself.");
+    const said = await askUntilAnswered(path, body, "Your answer is kept in this tab and sent again automatically.");
     await show(said);
   } catch (problem) {
     if (!(problem instanceof Problem)) throw problem;
@@ -115,7 +115,7 @@ function pane(side, title) {
   const text = element("div", { className: "text", dir: "auto", text: side.text.replace(/^ /, "") }); // the space after the prompt
   if (!side.text) text.append(element("em", { className: "soft", text: "(empty)" }));
   const mark = side.ended
-    ? element("p", { className: "mark", text: "ended by itself" })
+    ? element("p", { className: "mark", text: "finished" })
     : element("p", { className: "mark cut", text: "cut off here" });
   const scroll = element("div", { className: "pane", tabIndex: 0 }, text, mark);
   scroll.setAttribute("role", "region");

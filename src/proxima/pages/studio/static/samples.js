@@ -47,7 +47,7 @@ export function showSamples(run, panel, asked) {
 
   draw();
   return {
-    add(head) { // the first samples come by themselves; a table that is being read is not changed
+    add(head) { // the first samples appear automatically; a table that is being read is not changed
       const now = `${head.edition} ${String(head.token_steps)}`;
       if (now !== logged && (panel.querySelector("p.narrow") || logged.split(" ")[0] !== head.edition)) draw();
       logged = now;

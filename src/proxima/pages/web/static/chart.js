@@ -59,7 +59,7 @@ export function drawChart(place, given) {
     read();
   }
 
-  // Made anew only where it says something else: one that is open stays open in a live run.
+  // Rebuilt only where its text changed, so that an open one stays open in a live run.
   function drawHelp() {
     const about = spec.about ?? [];
     help.hidden = !about.length;

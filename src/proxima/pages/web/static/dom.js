@@ -18,7 +18,7 @@ export function svg(tag, { text = "", ...attributes } = {}, ...children) {
   return made;
 }
 
-// A number for people: so many digits that count, thousands apart, very large and small ones with an exponent.
+// A number for people: `digits` significant digits, thousands separated, very large and small ones with an exponent.
 export function formatNumber(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
