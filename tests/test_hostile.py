@@ -29,8 +29,8 @@ from proxima.pages.web import page_server as web_server
 from proxima.ppo_trainer import PPOTrainer
 from proxima.ppo_trainer.trainer_state import changed_settings
 from proxima.runs import Run
-from proxima.tools.export import export as export_model
 from proxima.tools.migrate import migrate
+from proxima.tools.model_export import export as export_model
 from tests.fake_run import write_run
 from tests.rewards.test_reward_http import Server, answer, lengths
 

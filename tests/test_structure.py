@@ -2,11 +2,15 @@
 pickled."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+from proxima.core.lazy_exports import exported_names
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "proxima"
@@ -92,17 +96,33 @@ def part(module: str, parts=LEVEL) -> str:
     return next((name for name in names if name in parts), "")
 
 
+MODULES = {dotted(path) for path in FILES}
+EXPORTS = {
+    f"proxima.{dotted(path)}": exported_names(path.read_bytes())
+    for path in FILES
+    if path.name == "__init__.py" and "lazy_exports(__name__" in path.read_text()
+}
+"""The names that each lazy package exports, and the modules they are from."""
+
+
+def home(module: str, name: str) -> str:
+    """The module that a name comes from; importing a lazy package imports nothing else."""
+    while name in EXPORTS.get(module, {}):
+        module = EXPORTS[module][name]
+    return module
+
+
 def imports(path: Path) -> set[str]:
     found = set()
+    exported = exported_names(path.read_bytes()) if f"proxima.{dotted(path)}" in EXPORTS else {}
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            names = {alias.name for alias in node.names if exported.get(alias.name) != node.module}
+            found |= {home(node.module, name) for name in names}
+            found |= {f"{node.module}.{name}" for name in names}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
     return found
-
-
-MODULES = {dotted(path) for path in FILES}
 
 
 def own_modules(path: Path) -> set[str]:
@@ -119,6 +139,23 @@ def test_every_room_is_on_the_map():
 def test_a_module_name_says_what_it_holds_without_its_folder():
     names = [path.stem for path in FILES if path.stem != "__init__"]
     assert {name for name in names if names.count(name) > 1} == set()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_from_outside_a_package_only_what_it_exports_is_imported(path):
+    """`core` is a library of small modules, each for itself."""
+    inside = ["proxima", *path.relative_to(SOURCE).parts[:-1]]
+    deep = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("proxima."):
+            *package, _ = node.module.split(".")
+            is_module = (
+                node.module.removeprefix("proxima.") in MODULES
+                and (SOURCE / "/".join(node.module.split(".")[1:])).with_suffix(".py").exists()
+            )
+            if is_module and package[1:2] != ["core"] and inside[: len(package)] != package:
+                deep.add(node.module)
+    assert deep == set()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
@@ -193,16 +230,16 @@ def test_importing_does_no_work_and_needs_no_optional_package():
     )
 
 
-def test_public_names_are_the_same_for_type_checkers_and_at_run_time():
-    import proxima
-
-    tree = ast.parse((SOURCE / "__init__.py").read_text())
-    named = {
-        alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
-    assert named - {"annotations", "TYPE_CHECKING", "Any", "shorten_waits", "moved_modules"} == set(
-        proxima.__all__
-    )
+@pytest.mark.parametrize("package", ["proxima", *sorted(EXPORTS)])
+def test_what_a_package_exports_is_there(package):
+    if package.endswith("kernels"):
+        pytest.importorskip("triton")
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        found = getattr(module, name)
+        assert not isinstance(found, ModuleType), f"a module of {package} hides its {name}"
+    with pytest.raises(AttributeError, match="has no attribute 'nothing_of_this_name'"):
+        module.nothing_of_this_name  # noqa: B018
 
 
 def test_ppo_step_reads_as_the_pipeline():

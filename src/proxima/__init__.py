@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxima.core import moved_modules
+from proxima.core.lazy_exports import lazy_exports
 from proxima.runtime.threads import shorten_waits
 
 if TYPE_CHECKING:
@@ -33,43 +33,8 @@ __version__ = "0.1.0"
 moved_modules.install()
 shorten_waits()  # before torch is loaded, by us or by whoever imports us
 
-_HOME = {
-    "BaseSetup": "base_setup",
-    "Evaluator": "evaluator",
-    "ExperienceBuffer": "experience_buffer",
-    "GAEAdvantage": "advantage",
-    "KLDivergence": "reward_kl",
-    "ModelTrainer": "ppo_trainer",
-    "PPOConfig": "config",
-    "PPOTrainer": "ppo_trainer",
-    "PolicyModel": "models",
-    "ReturnCalculator": "advantage",
-    "RewardAdjuster": "reward_kl",
-    "RewardComputer": "ppo_trainer",
-    "RewardModel": "models",
-    "RewardSpec": "config",
-    "Run": "runs",
-    "SAPairs": "core.pairs",
-    "SFTModel": "models",
-    "SequenceGenerator": "ppo_trainer",
-    "TDError": "advantage",
-    "TokenAttributor": "token_attribution",
-    "TrainingResults": "ppo_trainer",
-    "ValueAdder": "ppo_trainer",
-    "ValueModel": "models",
-    "compute_advantages": "advantage",
-}
-
-__all__ = sorted(_HOME)  # noqa: PLE0605
-
-
-def __getattr__(name: str) -> Any:
-    """Public names are imported when first used, so that `import proxima` and the command line's --help
-    stay quick."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'proxima' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"proxima.{_HOME[name]}"), name)
+__all__, __getattr__ = lazy_exports(__name__)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOME]
+    return [*globals(), *__all__]

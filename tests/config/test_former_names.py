@@ -20,7 +20,7 @@ from proxima.finetuning import Demonstration, Preference, RewardTrainer, SFTTrai
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import Run
 from proxima.runs.checkpoint import write_folder
-from proxima.tools.export import export
+from proxima.tools.model_export import export
 from tests.helpers import difference, weights
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(proxima.config.__file__).parents[2])}

@@ -19,7 +19,7 @@ from proxima.evaluator.finished_run import evaluate_run
 from proxima.pages.report.run_report import repeat_commands
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import Run
-from proxima.tools.export import export, model_card
+from proxima.tools.model_export import export, model_card
 from tests.helpers import difference, weights
 
 

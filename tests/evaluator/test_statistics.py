@@ -8,7 +8,7 @@ import pytest
 
 from proxima.evaluator.diversity import distinct, repetition, words
 from proxima.evaluator.trend import is_rising, trend
-from proxima.evaluator.win_rate import SAMPLES, mean_interval, preferences, share_won, win_rate
+from proxima.evaluator.win_rates import SAMPLES, mean_interval, preferences, share_won, win_rate
 
 NAN = math.nan
 

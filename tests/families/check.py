@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from proxima import PPOConfig, PPOTrainer
 from proxima.core.types import Tokens
 from proxima.models.passes import accepted_arguments
-from proxima.tools.export import export
+from proxima.tools.model_export import export
 from proxima.world.tiny_models import byte_tokenizer
 from tests.families.networks import PAD, tiny_network
 

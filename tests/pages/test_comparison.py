@@ -14,8 +14,8 @@ from proxima.cli import main, parse
 from proxima.config import PPOConfig, RewardSpec
 from proxima.evaluator.finished_run import open_run
 from proxima.pages.comparison import compare_runs
-from proxima.pages.comparison.compare_runs import curves, frontier, named_runs, table
 from proxima.pages.comparison.comparison_page import lines, write_page
+from proxima.pages.comparison.run_comparison import curves, frontier, named_runs, table
 from proxima.pages.comparison.seed_groups import NORMAL, T, group_by_seed, mean_curve, t_interval
 from proxima.ppo_trainer import PPOTrainer
 from tests.fake_run import HOSTILE, write_run

@@ -1,6 +1,31 @@
 """Loading, before PPO starts: from a config to the tokenizer, the LoRA adapters and the four models."""
 
-from proxima.base_setup.base_setup import BaseSetup
-from proxima.base_setup.model_setup import ModelSet
+from typing import TYPE_CHECKING
 
-__all__ = ["BaseSetup", "ModelSet"]
+from proxima.core.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from proxima.base_setup.base_setup import BaseSetup
+    from proxima.base_setup.loading import (
+        EMBEDDED,
+        load_config,
+        load_context_length,
+        load_network,
+        model_path,
+        no_progress_bar,
+        pick_device,
+        pick_dtype,
+    )
+    from proxima.base_setup.lora_setup import (
+        add_adapter,
+        copy_adapter,
+        is_adapter,
+        load_adapter,
+        lora_config,
+        merge_adapter,
+    )
+    from proxima.base_setup.micro_batches import MicroBatches
+    from proxima.base_setup.model_setup import ModelSet, has_head, load_classifier, load_reward
+    from proxima.base_setup.tokenizer_setup import PAD_TOKEN, eos_token_ids, load_tokenizer, same_tokenizer
+
+__all__, __getattr__ = lazy_exports(__name__)

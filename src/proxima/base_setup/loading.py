@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from transformers.utils import logging as progress
 
 from proxima.core.hub import hub_or_cache
-from proxima.runtime.threads import thread_wait_problem
+from proxima.runtime import thread_wait_problem
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

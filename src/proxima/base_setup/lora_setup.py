@@ -16,8 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from proxima.base_setup.loading import ModelSettings, explain_loading, no_progress_bar
 from proxima.core.regular_files import read_file
-from proxima.models import Backbone
-from proxima.models.weight_files import ADAPTER_FILE, adapter_tensors, fill_adapter
+from proxima.models import ADAPTER_FILE, Backbone, adapter_tensors, fill_adapter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from proxima.config import PPOConfig
 from proxima.core.types import Tokens
-from proxima.runtime.engine.layout import cut
+from proxima.runtime.engine import cut
 
 log = logging.getLogger(__name__)
 

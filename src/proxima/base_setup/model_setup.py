@@ -46,14 +46,20 @@ from proxima.base_setup.tokenizer_setup import (
 )
 from proxima.config import PPOConfig
 from proxima.core.tokenizer import Tokenizer
-from proxima.models import Backbone, PolicyModel, RewardModel, SFTModel, ValueModel
-from proxima.models.backbone import EngineSettings
-from proxima.models.base_model import BaseModel, scalar_head
-from proxima.models.reward_model import pick_row, token_head
-from proxima.models.weight_files import HEAD_FILE
-from proxima.runtime.distributed.process_group import Processes
-from proxima.runtime.distributed.rendezvous import init_distributed
-from proxima.runtime.distributed.sharding import Lockstep, make_mesh
+from proxima.models import (
+    HEAD_FILE,
+    Backbone,
+    BaseModel,
+    EngineSettings,
+    PolicyModel,
+    RewardModel,
+    SFTModel,
+    ValueModel,
+    pick_row,
+    scalar_head,
+    token_head,
+)
+from proxima.runtime.distributed import Lockstep, Processes, init_distributed, make_mesh
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

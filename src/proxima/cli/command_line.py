@@ -23,10 +23,20 @@ from typing import Any, NoReturn, get_args, get_type_hints
 from proxima import __version__
 from proxima.cli.command import Command
 from proxima.cli.commands import COMMANDS
-from proxima.config import FinetuningConfig, PPOConfig, RewardSpec
-from proxima.config.secrets import shareable
-from proxima.config.setting_declaration import declarations, former_names
-from proxima.config.settings_base import Settings, Values, check_value, checked, read_yaml, warn_renamed
+from proxima.config import (
+    FinetuningConfig,
+    PPOConfig,
+    RewardSpec,
+    Settings,
+    Values,
+    check_value,
+    checked,
+    declarations,
+    former_names,
+    read_yaml,
+    shareable,
+    warn_renamed,
+)
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.core.terminal_text import stderr_handler, visible
 from proxima.runtime.distributed import rank_and_count

@@ -42,8 +42,7 @@ class Compare(Command):
     """
 
     def run(self) -> None:
-        from proxima.pages.comparison import compare_runs
-        from proxima.pages.comparison.comparison_page import lines
+        from proxima.pages.comparison import compare_runs, lines
 
         if (self.rewards or self.judges) and not self.data:
             raise ValueError(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from proxima.cli.command import Command
-from proxima.config.setting_declaration import setting
+from proxima.config import setting
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Data(Command):
             self._check()
 
     def _sample(self) -> None:
-        from proxima.world.sample_files import write_samples
+        from proxima.world import write_samples
 
         folder = Path(self.source)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -61,8 +61,7 @@ class Data(Command):
 
         tokenizer, context = None, None
         if self.model_name:
-            from proxima.base_setup.loading import load_context_length
-            from proxima.base_setup.tokenizer_setup import load_tokenizer
+            from proxima.base_setup import load_context_length, load_tokenizer
 
             tokenizer = load_tokenizer(self.model_name, self.trust_remote_code)
             context = load_context_length(self.model_name, self.trust_remote_code)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from proxima.cli.command import Command
-from proxima.config import PPOConfig
-from proxima.config.setting_declaration import setting
+from proxima.config import PPOConfig, setting
 
 
 @dataclass

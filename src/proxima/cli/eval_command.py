@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from proxima.cli.command import Command
 from proxima.config import RewardSpec
 from proxima.core.terminal_text import printable, visible
-from proxima.runs.glossary import is_defined, title_of, with_unit
+from proxima.runs import is_defined, title_of, with_unit
 
 TITLES = 48  # characters of the first column
 LEFT_OUT = ("failed_rewards", "reward_low", "reward_high")  # told below the table, or as an interval
@@ -47,9 +47,9 @@ class Eval(Command):
     """
 
     def run(self) -> None:
-        from proxima.base_setup.tokenizer_setup import load_tokenizer
+        from proxima.base_setup import load_tokenizer
         from proxima.data import read_prompts
-        from proxima.evaluator.finished_run import evaluate_run, run_config
+        from proxima.evaluator import evaluate_run, run_config
 
         given = {name: value for name, value in (("rewards", self.rewards), ("judges", self.judges)) if value}
         config = run_config(self.folder, **given, trust_remote_code=self.trust_remote_code)

@@ -37,6 +37,6 @@ class Export(Command):
     """
 
     def run(self) -> None:
-        from proxima.tools.export import export
+        from proxima.tools import export
 
         print(f"written to {export(self.folder, self.to, self.merge, self.dtype, self.trust_remote_code)}")

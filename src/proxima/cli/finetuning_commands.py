@@ -33,7 +33,7 @@ class Sft(Command):
     """Use only the first `limit` rows of the data; 0 = all."""
 
     def run(self) -> None:
-        from proxima.base_setup.tokenizer_setup import load_tokenizer
+        from proxima.base_setup import load_tokenizer
         from proxima.data import open_rows, read_demonstrations
         from proxima.finetuning import SFTTrainer
 
@@ -78,7 +78,7 @@ class Reward(Command):
     """Use only the first `limit` rows of the data; 0 = all."""
 
     def run(self) -> None:
-        from proxima.base_setup.tokenizer_setup import load_tokenizer
+        from proxima.base_setup import load_tokenizer
         from proxima.data import kinds_of, open_rows, read_demonstrations, read_preferences, read_ratings
         from proxima.finetuning import RatingTrainer, RewardTrainer
 

@@ -112,7 +112,7 @@ class Label(Command):
         print(f"{export(store, path, self.every_answer)} rows in {path}")
 
     def _add_items(self, store: Store) -> None:
-        from proxima.pages.label.label_items import read_items
+        from proxima.pages.label import read_items
 
         for path, items in ((self.pairs, read_items), (self.data, self._sample)):
             if path:
@@ -121,10 +121,10 @@ class Label(Command):
                 print(f"{path}: {added} items added, {len(found) - added} were there already")
 
     def _sample(self, path: str, mode: str) -> list[Item]:
-        from proxima.base_setup.tokenizer_setup import load_tokenizer
+        from proxima.base_setup import load_tokenizer
         from proxima.config import PPOConfig
         from proxima.data import open_rows, read_prompts
-        from proxima.pages.label.label_items import sample_items
+        from proxima.pages.label import sample_items
 
         if self.count < 0:
             raise ValueError(f"count ({self.count}) must be 0 (one item per prompt) or more")

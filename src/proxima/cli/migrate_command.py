@@ -33,8 +33,7 @@ class Migrate(Command):
     """How many rows the data has, so that episodes can be told in epochs; 0 = unknown."""
 
     def run(self) -> None:
-        from proxima.tools.migrate import migrate
-        from proxima.tools.migrate.show_migration import account, to_yaml
+        from proxima.tools.migrate import account, migrate, to_yaml
 
         if self.out and Path(self.out).exists():
             raise ValueError(f"{self.out} is there already; name another file with --out")

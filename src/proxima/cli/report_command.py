@@ -29,7 +29,7 @@ class Report(Command):
     def run(self) -> None:
         import webbrowser
 
-        from proxima.config.finetuning_config import settings_in
+        from proxima.config import settings_in
         from proxima.pages.report import summary, write_report
         from proxima.runs import Run
 

@@ -35,8 +35,7 @@ class Scaling(Command):
     """Show every way to run it, not only the fastest that fits."""
 
     def run(self) -> None:
-        from proxima.tools.scaling import SHAPES, best_plan, plans
-        from proxima.tools.scaling.step_costs import GIB, StepWork
+        from proxima.tools.scaling import GIB, SHAPES, StepWork, best_plan, plans
 
         if unknown := [size for size in self.sizes if size not in SHAPES]:
             raise ValueError(f"unknown size {unknown[0]!r}; the sizes are {', '.join(SHAPES)}")

@@ -40,7 +40,7 @@ class ServeReward(Command):
     """Run Python code that comes with a checkpoint. Off: such checkpoints are refused."""
 
     def run(self) -> None:
-        from proxima.rewards.reward_server import RewardServer, check_exposure, load_scorer
+        from proxima.rewards import RewardServer, check_exposure, load_scorer
 
         if self.reward.is_http or self.reward.is_function or self.reward.weight != 1:
             raise ValueError(

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from proxima.cli.command import Command
-from proxima.config import PPOConfig
-from proxima.config.setting_declaration import setting
+from proxima.config import PPOConfig, setting
 from proxima.core.terminal_text import visible
 from proxima.core.tokenizer import Tokenizer
 
@@ -48,7 +47,7 @@ class Train(Command):
 
     def run(self) -> None:
         from proxima.ppo_trainer import PPOTrainer
-        from proxima.runtime.distributed.rendezvous import init_distributed
+        from proxima.runtime.distributed import init_distributed
 
         processes = init_distributed(self.ppo.device, self.ppo.process_timeout)
         if processes.is_distributed:
@@ -72,7 +71,7 @@ class Train(Command):
 
     def _read(self) -> tuple[Sequence[str], Sequence[str] | None, Tokenizer]:
         """Prompts, validation prompts where there are some, and the tokenizer."""
-        from proxima.base_setup.tokenizer_setup import load_tokenizer
+        from proxima.base_setup import load_tokenizer
         from proxima.data import open_rows, read_prompts
 
         if not self.ppo.rewards:
@@ -90,8 +89,7 @@ class Train(Command):
     def _report(self, folder: Path, prompts: int) -> None:
         """Note what the data was, and write the report; what was trained stays good where this fails."""
         from proxima.pages.report import write_report
-        from proxima.runs import Run
-        from proxima.runs.run_files import write_json
+        from proxima.runs import Run, write_json
 
         noted = {
             "data": self.data,

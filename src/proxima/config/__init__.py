@@ -3,17 +3,26 @@
 In: keyword arguments, YAML or command-line flags. Out: checked settings.
 """
 
-import warnings
+from typing import TYPE_CHECKING
 
-from proxima.config.finetuning_config import FinetuningConfig
-from proxima.config.ppo_config import PPOConfig
-from proxima.config.reward_spec import RewardSpec
+from proxima.core.lazy_exports import lazy_exports
 
-__all__ = ["FinetuningConfig", "PPOConfig", "RewardSpec"]
+if TYPE_CHECKING:
+    from proxima.config.finetuning_config import SETTINGS_FILE, FinetuningConfig, settings_in
+    from proxima.config.ppo_config import PPOConfig
+    from proxima.config.reward_spec import RewardSpec
+    from proxima.config.secrets import hide_address, hide_options, shareable
+    from proxima.config.setting_checks import TRACKERS
+    from proxima.config.setting_declaration import declarations, former_names, setting
+    from proxima.config.settings_base import (
+        Settings,
+        Values,
+        check_value,
+        checked,
+        current_names,
+        read_yaml,
+        warn_renamed,
+    )
+    from proxima.config.trust import check_trust, trusted_flags
 
-
-def __getattr__(name: str) -> type[FinetuningConfig]:
-    if name != "StageConfig":
-        raise AttributeError(f"module 'proxima.config' has no attribute {name!r}")
-    warnings.warn("StageConfig is now FinetuningConfig", DeprecationWarning, stacklevel=2)
-    return FinetuningConfig
+__all__, __getattr__ = lazy_exports(__name__, {"StageConfig": "FinetuningConfig"})

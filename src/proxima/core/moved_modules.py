@@ -20,7 +20,7 @@ MOVED = {
     "environment": "runs.environment",
     "errors": "core.errors",
     "evaluation": "evaluator.finished_run",
-    "export": "tools.export",
+    "export": "tools.model_export",
     "glossary": "runs.glossary",
     "guards": "runs.guards",
     "label": "pages.label",

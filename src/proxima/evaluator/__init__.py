@@ -3,8 +3,16 @@
 In: a step's metrics. Out: performance, convergence.
 """
 
-from proxima.evaluator.evaluator import Evaluator
-from proxima.evaluator.pair_judge import open_pair_judge
-from proxima.evaluator.win_rate import win_rate
+from typing import TYPE_CHECKING
 
-__all__ = ["Evaluator", "open_pair_judge", "win_rate"]
+from proxima.core.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from proxima.evaluator.evaluator import Evaluator
+    from proxima.evaluator.finished_run import evaluate_run, run_config, saved_config
+    from proxima.evaluator.held_out import Answers, HeldOut, answer
+    from proxima.evaluator.judges import OWN, Judges, check_judges, compare_answers
+    from proxima.evaluator.pair_judge import PairJudge, open_pair_judge
+    from proxima.evaluator.win_rates import share_won, win_rate
+
+__all__, __getattr__ = lazy_exports(__name__)

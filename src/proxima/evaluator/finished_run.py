@@ -12,17 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from proxima.config import PPOConfig, RewardSpec
-from proxima.config.trust import check_trust
+from proxima.config import PPOConfig, RewardSpec, check_trust
 from proxima.core.errors import RewardFailure
 from proxima.core.json_record import Record
 from proxima.evaluator.held_out import Answers, answer, win_rates
 from proxima.evaluator.judges import OWN
-from proxima.evaluator.win_rate import mean_interval
-from proxima.ppo_trainer import PPOTrainer
-from proxima.ppo_trainer.trainer_state import restore_endings
-from proxima.runs import Run
-from proxima.runs.run_files import write_json
+from proxima.evaluator.win_rates import mean_interval
+from proxima.ppo_trainer import PPOTrainer, restore_endings
+from proxima.runs import Run, write_json
 
 ALONE = {"engine": "auto", "engine_urls": (), "overlap": False}
 """A run that sampled on vLLM is evaluated without it: its servers may be gone."""

@@ -19,14 +19,13 @@ from proxima.core.json_record import Record
 from proxima.core.types import Tokens
 from proxima.evaluator.diversity import distinct, repetition
 from proxima.evaluator.judges import OWN, compare_answers
-from proxima.evaluator.win_rate import mean_interval, share_won
-from proxima.ppo_trainer.reward_computer import Scores
-from proxima.ppo_trainer.token_records import followed_records
+from proxima.evaluator.win_rates import mean_interval, share_won
+from proxima.ppo_trainer import Scores, followed_records
 from proxima.rewards import Samples
-from proxima.runs.metrics import rollout_metrics, score_metrics
+from proxima.runs import rollout_metrics, score_metrics
 
 if TYPE_CHECKING:
-    from proxima.ppo_trainer.ppo_trainer import PPOTrainer
+    from proxima.ppo_trainer import PPOTrainer
 
 VALIDATION_STEP = -1  # its noise is a stream of its own, the same at every evaluation
 FAST_BATCH = 256

@@ -12,13 +12,12 @@ from dataclasses import replace
 
 import torch
 
-from proxima.base_setup import ModelSet
-from proxima.base_setup.model_setup import has_head, load_reward
+from proxima.base_setup import ModelSet, has_head, load_reward
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.tokenizer import Tokenizer
 from proxima.evaluator.pair_judge import PairJudge, as_reward, open_pair_judge
-from proxima.evaluator.win_rate import preferences
-from proxima.ppo_trainer.reward_computer import RewardComputer
+from proxima.evaluator.win_rates import preferences
+from proxima.ppo_trainer import RewardComputer
 from proxima.rewards import Samples, check_rewards
 
 OWN = ""  # the run's own rewards

@@ -20,12 +20,18 @@ from numbers import Integral, Real
 from typing import Any
 
 from proxima.config import RewardSpec
-from proxima.rewards.coroutines import run_async
-from proxima.rewards.function_reward import load_function
-from proxima.rewards.http_reward import EndpointReward, UnusableReply
-from proxima.rewards.reward_options import check_options, keyword_options, typed
-from proxima.rewards.reward_outcome import Outcome, call_with_retries
-from proxima.rewards.reward_samples import Samples
+from proxima.rewards import (
+    EndpointReward,
+    Outcome,
+    Samples,
+    UnusableReply,
+    call_with_retries,
+    check_options,
+    keyword_options,
+    load_function,
+    run_async,
+    typed,
+)
 
 log = logging.getLogger(__name__)
 

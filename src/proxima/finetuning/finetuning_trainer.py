@@ -23,17 +23,22 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from proxima.base_setup.loading import load_network, pick_device
-from proxima.base_setup.lora_setup import add_adapter, copy_adapter, load_adapter, lora_config, merge_adapter
-from proxima.base_setup.tokenizer_setup import load_tokenizer
-from proxima.config import FinetuningConfig
-from proxima.config.finetuning_config import SETTINGS_FILE, settings_in
+from proxima.base_setup import (
+    add_adapter,
+    copy_adapter,
+    load_adapter,
+    load_network,
+    load_tokenizer,
+    lora_config,
+    merge_adapter,
+    pick_device,
+)
+from proxima.config import SETTINGS_FILE, FinetuningConfig, settings_in
 from proxima.core.tokenizer import Tokenizer
 from proxima.finetuning.encoded_examples import Encoded
-from proxima.models import Backbone
-from proxima.models.base_model import BaseModel
-from proxima.runs.run_files import make_run_folder
-from proxima.training.schedule import learning_rate_factor
+from proxima.models import Backbone, BaseModel
+from proxima.runs import make_run_folder
+from proxima.training import learning_rate_factor
 
 Example = TypeVar("Example")
 BUCKET = 32  # batches whose examples are sorted by length together

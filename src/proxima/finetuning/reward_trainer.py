@@ -22,10 +22,8 @@ from proxima.core.tokenizer import Tokenizer
 from proxima.data import Demonstration, Preference
 from proxima.finetuning.example_batches import collate, encode
 from proxima.finetuning.finetuning_trainer import Example, FinetuningResults, FinetuningTrainer
-from proxima.models import RewardModel
-from proxima.models.base_model import scalar_head
-from proxima.models.reward_model import REPORT_FILE
-from proxima.runs.run_files import write_json
+from proxima.models import REPORT_FILE, RewardModel, scalar_head
+from proxima.runs import write_json
 
 Row = tuple[list[int], list[int]]
 RowPair = tuple[Row, Row]  # chosen, rejected

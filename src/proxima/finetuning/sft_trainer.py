@@ -15,7 +15,7 @@ from proxima.data import Demonstration
 from proxima.finetuning.example_batches import collate, encode
 from proxima.finetuning.finetuning_trainer import FinetuningResults, FinetuningTrainer
 from proxima.models import PolicyModel
-from proxima.runs.run_files import write_json
+from proxima.runs import write_json
 
 Row = tuple[list[int], list[int]]
 

@@ -3,21 +3,26 @@
 In: token ids and masks. Out: hidden states, logits, values, scores, samples; a role's weights in a folder.
 """
 
-from proxima.core.sampling import Sampling
-from proxima.models.backbone import Backbone
-from proxima.models.base_model import BaseModel
-from proxima.models.policy_model import PolicyModel
-from proxima.models.reward_model import ClassifierReward, RewardModel
-from proxima.models.sft_model import SFTModel
-from proxima.models.value_model import ValueModel
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Backbone",
-    "BaseModel",
-    "ClassifierReward",
-    "PolicyModel",
-    "RewardModel",
-    "SFTModel",
-    "Sampling",
-    "ValueModel",
-]
+from proxima.core.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from proxima.core.sampling import Sampling
+    from proxima.models.backbone import Backbone, EngineSettings
+    from proxima.models.base_model import BaseModel, scalar_head
+    from proxima.models.policy_model import PolicyModel
+    from proxima.models.response_tokens import CHUNK, by_chunks, flatten_column, unpack
+    from proxima.models.reward_model import (
+        REPORT_FILE,
+        ClassifierReward,
+        RewardModel,
+        pick_row,
+        reward_warning,
+        token_head,
+    )
+    from proxima.models.sft_model import SFTModel
+    from proxima.models.value_model import ValueModel
+    from proxima.models.weight_files import ADAPTER_FILE, HEAD_FILE, adapter_tensors, fill_adapter
+
+__all__, __getattr__ = lazy_exports(__name__)

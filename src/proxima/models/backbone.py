@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from proxima.models.passes import Passes
 from proxima.models.probe import probe
-from proxima.runtime.distributed.sharding import Lockstep, decoder_layers, shard_network
+from proxima.runtime.distributed import Lockstep, decoder_layers, shard_network
 from proxima.runtime.engine import Decoder, Generation, Layout, knows, supports, worth_compiling
 
 Result = TypeVar("Result")

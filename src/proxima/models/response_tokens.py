@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from proxima.core.types import Tokens
-from proxima.runtime.engine.layout import cells
+from proxima.runtime.engine import cells
 
 CHUNK = 1024  # response tokens whose logits are in memory at once
 

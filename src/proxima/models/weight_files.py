@@ -9,7 +9,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from proxima.runtime.distributed.sharding import copy_full_tensor
+from proxima.runtime.distributed import copy_full_tensor
 
 HEAD_FILE = "head.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"

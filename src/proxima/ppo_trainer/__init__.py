@@ -5,32 +5,18 @@ Names are imported when first used: the evaluator uses some of the workers, and 
 evaluator.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from proxima.ppo_trainer.generator import SequenceGenerator
     from proxima.ppo_trainer.model_trainer import ModelTrainer
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer
-    from proxima.ppo_trainer.reward_computer import RewardComputer
+    from proxima.ppo_trainer.reward_computer import RewardComputer, Scores
+    from proxima.ppo_trainer.token_records import followed_records
+    from proxima.ppo_trainer.trainer_state import restore_endings
     from proxima.ppo_trainer.training_results import TrainingResults
     from proxima.ppo_trainer.value_adder import ValueAdder
 
-_HOME = {
-    "ModelTrainer": "model_trainer",
-    "PPOTrainer": "ppo_trainer",
-    "RewardComputer": "reward_computer",
-    "SequenceGenerator": "generator",
-    "TrainingResults": "training_results",
-    "ValueAdder": "value_adder",
-}
-
-__all__ = sorted(_HOME)  # noqa: PLE0605
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'proxima.ppo_trainer' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"proxima.ppo_trainer.{_HOME[name]}"), name)
+__all__, __getattr__ = lazy_exports(__name__)

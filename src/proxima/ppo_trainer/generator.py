@@ -19,12 +19,11 @@ from proxima.core.pairs import TokenPairs
 from proxima.core.sampling import include_sampled, kept_shape, score_tokens, truncate
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import KeptSet, Rollout, TokenColumns, Tokens, pad_to
-from proxima.models import PolicyModel, Sampling
-from proxima.models.response_tokens import by_chunks, unpack
+from proxima.models import PolicyModel, Sampling, by_chunks, unpack
 from proxima.ppo_trainer.process_shares import join_tokens, own_share
 from proxima.ppo_trainer.prompt_tokens import tokenize, without_responses
 from proxima.ppo_trainer.stopwatch import Stopwatch
-from proxima.runs.metrics import ROUNDING
+from proxima.runs import ROUNDING
 from proxima.runtime.vllm import PendingRollout, VllmRollouts
 from proxima.token_attribution import TokenAttributor
 from proxima.training import add_importance_weights

@@ -21,10 +21,10 @@ from proxima.core.pairs import PairsLike, TokenPairs, as_pairs
 from proxima.core.sampling import kept_logits, log_softmax, token_logprobs
 from proxima.core.tokenizer import Tokenizer
 from proxima.experience_buffer import BatchedData
-from proxima.models.response_tokens import by_chunks, flatten_column
-from proxima.runs.metrics import update_metrics
-from proxima.runtime.distributed.gradient_sync import all_reduce_gradients, clip_gradients
-from proxima.token_attribution.sa_pair_builder import ensure_tokens
+from proxima.models import by_chunks, flatten_column
+from proxima.runs import update_metrics
+from proxima.runtime.distributed import all_reduce_gradients, clip_gradients
+from proxima.token_attribution import ensure_tokens
 from proxima.training import approximate_kl, clipped, policy_loss, policy_ratio, value_loss
 
 ADAM_EPS = 1e-5  # reference value of PPO for language models

@@ -21,9 +21,7 @@ from proxima.base_setup import BaseSetup
 from proxima.config import PPOConfig
 from proxima.core.json_record import Record
 from proxima.core.pairs import TokenPairs, rejoin
-from proxima.evaluator import Evaluator
-from proxima.evaluator.held_out import HeldOut
-from proxima.evaluator.judges import Judges, check_judges
+from proxima.evaluator import Evaluator, HeldOut, Judges, check_judges
 from proxima.experience_buffer import ExperienceBuffer
 from proxima.ppo_trainer.batch_plan import BatchPlan, fingerprint
 from proxima.ppo_trainer.generator import SequenceGenerator
@@ -38,9 +36,9 @@ from proxima.ppo_trainer.training_run import TrainingRun
 from proxima.ppo_trainer.value_adder import ValueAdder
 from proxima.reward_kl import KLDivergence, RewardAdjuster, adapt_kl_coef
 from proxima.rewards import check_rewards
+from proxima.runs import advantage_metrics, rollout_metrics, score_metrics
 from proxima.runs.checkpoint import write_folder
-from proxima.runs.metrics import advantage_metrics, rollout_metrics, score_metrics
-from proxima.training.schedule import learning_rate_factor
+from proxima.training import learning_rate_factor
 
 
 class PPOTrainer:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.types import KeptSet, Tokens, pad_to
-from proxima.runtime.distributed.process_group import Processes
+from proxima.runtime.distributed import Processes
 
 
 def own_share(tokens: Tokens, processes: Processes) -> Tokens:

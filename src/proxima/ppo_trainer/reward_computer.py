@@ -25,11 +25,16 @@ from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens, pad_to
 from proxima.ppo_trainer.process_shares import own_share
 from proxima.reward_kl import shape_scores
-from proxima.rewards import Outcome, Samples, open_reward
-from proxima.rewards.model_reward import ClassifierSource, TrainedReward
-from proxima.rewards.reward_outcome import call_with_retries
-from proxima.rewards.reward_sources import RewardSource
-from proxima.runtime.distributed.process_group import Processes
+from proxima.rewards import (
+    ClassifierSource,
+    Outcome,
+    RewardSource,
+    Samples,
+    TrainedReward,
+    call_with_retries,
+    open_reward,
+)
+from proxima.runtime.distributed import Processes
 
 log = logging.getLogger(__name__)
 

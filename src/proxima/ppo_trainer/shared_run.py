@@ -16,10 +16,9 @@ from typing import TypeVar
 
 from proxima.config import PPOConfig
 from proxima.core.json_record import Record
+from proxima.runs import RunFolder
 from proxima.runs.checkpoint import Checkpoint
-from proxima.runs.run_writer import RunFolder
-from proxima.runtime.distributed import started_by_torchrun
-from proxima.runtime.distributed.process_group import Processes
+from proxima.runtime.distributed import Processes, started_by_torchrun
 
 Plain = TypeVar("Plain")  # what all processes get from the main one: plain values
 

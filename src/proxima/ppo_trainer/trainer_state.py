@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from proxima.config import PPOConfig, RewardSpec
-from proxima.config.setting_declaration import declarations
-from proxima.config.settings_base import current_names
+from proxima.config import PPOConfig, RewardSpec, current_names, declarations
 from proxima.core.json_record import Record
 from proxima.ppo_trainer.batch_plan import BatchPlan
-from proxima.runs.checkpoint import Checkpoint
-from proxima.runs.checkpoint.checkpoint_tensors import (
+from proxima.runs.checkpoint import (
+    Checkpoint,
     load_optimizer,
     load_random_state,
     random_numbers,
@@ -28,7 +26,7 @@ from proxima.runs.checkpoint.checkpoint_tensors import (
     save_random_tensors,
     set_random_state,
 )
-from proxima.runtime.distributed.sharding import gather_full_tensors
+from proxima.runtime.distributed import gather_full_tensors
 
 if TYPE_CHECKING:
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer

@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.core.json_record import Record
-from proxima.evaluator import Evaluator
-from proxima.evaluator.held_out import HeldOut, answer
+from proxima.evaluator import Evaluator, HeldOut, answer
 from proxima.ppo_trainer.batch_plan import BatchPlan
 from proxima.ppo_trainer.shared_run import AnyRun
 from proxima.ppo_trainer.stop_signals import StopSignals
@@ -32,12 +31,9 @@ from proxima.ppo_trainer.trainer_state import (
     save_tensors,
 )
 from proxima.ppo_trainer.training_results import DONE, TrainingResults, step_line
-from proxima.runs.checkpoint import Checkpoint, eval_reward
-from proxima.runs.checkpoint.checkpoint_tensors import same_random_state
-from proxima.runs.guards import MAX_ROLLBACKS, Alarm, alarms
-from proxima.runs.metrics import numbers_of
-from proxima.runs.run_files import plain
-from proxima.runtime.distributed.rendezvous import is_lost
+from proxima.runs import MAX_ROLLBACKS, Alarm, alarms, numbers_of, plain
+from proxima.runs.checkpoint import Checkpoint, eval_reward, same_random_state
+from proxima.runtime.distributed import is_lost
 
 if TYPE_CHECKING:
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer

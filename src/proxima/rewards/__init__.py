@@ -4,8 +4,20 @@ In: `Samples`, the generated responses. Out: `Outcome`, one reward per sequence 
 failed.
 """
 
-from proxima.rewards.reward_outcome import Outcome
-from proxima.rewards.reward_samples import Samples
-from proxima.rewards.reward_sources import check_rewards, open_reward
+from typing import TYPE_CHECKING
 
-__all__ = ["Outcome", "Samples", "check_rewards", "open_reward"]
+from proxima.core.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from proxima.rewards.coroutines import run_async
+    from proxima.rewards.function_reward import load_function
+    from proxima.rewards.http_reward import EndpointReward, UnusableReply
+    from proxima.rewards.model_reward import ClassifierSource, TrainedReward
+    from proxima.rewards.ready_made_rewards import READY_MADE
+    from proxima.rewards.reward_options import check_options, keyword_options, typed
+    from proxima.rewards.reward_outcome import Outcome, call_with_retries
+    from proxima.rewards.reward_samples import Samples, columns_of, tokens_of
+    from proxima.rewards.reward_server import RewardServer, check_exposure, load_scorer
+    from proxima.rewards.reward_sources import RewardSource, check_rewards, open_reward
+
+__all__, __getattr__ = lazy_exports(__name__)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from proxima.core.tokenizer import Tokenizer
-from proxima.models.reward_model import REPORT_FILE
+from proxima.models import REPORT_FILE
 from proxima.rewards.reward_samples import Samples, columns_of
 
 if TYPE_CHECKING:

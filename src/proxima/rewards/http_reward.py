@@ -18,7 +18,7 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from proxima.config.secrets import hide_address, shareable
+from proxima.config import hide_address, shareable
 from proxima.core.retries import RetryPolicy
 from proxima.rewards.coroutines import run_async
 from proxima.rewards.reward_outcome import Outcome, read_rewards

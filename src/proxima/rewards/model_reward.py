@@ -16,15 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from proxima.base_setup.micro_batches import MicroBatches
-from proxima.base_setup.model_setup import load_classifier
-from proxima.base_setup.tokenizer_setup import same_tokenizer
+from proxima.base_setup import MicroBatches, load_classifier, same_tokenizer
 from proxima.config import PPOConfig
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens
-from proxima.models import ClassifierReward, RewardModel
-from proxima.models.backbone import EngineSettings
-from proxima.models.reward_model import reward_warning
+from proxima.models import ClassifierReward, EngineSettings, RewardModel, reward_warning
 from proxima.rewards.endings import CHOICES, HOW, Ending, compare_endings, recorded_ending, unread_pad
 from proxima.rewards.reward_outcome import Outcome, read_rewards
 from proxima.rewards.reward_samples import Samples, tokens_of

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, TypeAlias, get_args, get_type_hints
 
-from proxima.config import RewardSpec
-from proxima.config.secrets import hide_options
+from proxima.config import RewardSpec, hide_options
 
 PLAIN = (int, float, str, bool, NoneType)
 

@@ -18,10 +18,7 @@ from collections.abc import Callable
 from itertools import compress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from proxima.base_setup.loading import load_network, pick_device
-from proxima.base_setup.micro_batches import MicroBatches
-from proxima.base_setup.model_setup import has_head, load_reward
-from proxima.base_setup.tokenizer_setup import load_tokenizer
+from proxima.base_setup import MicroBatches, has_head, load_network, load_reward, load_tokenizer, pick_device
 from proxima.config import PPOConfig
 from proxima.core.terminal_text import is_encodable
 from proxima.core.tokenizer import Tokenizer
@@ -115,7 +112,7 @@ class RewardServer:
 
     def serve(self, host: str, port: int, announce: Callable[[str], None] = print) -> None:
         """Listen until interrupted; raises the error where loading fails."""
-        from proxima.pages.web.connections import bounded_server
+        from proxima.pages.web import bounded_server
 
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from proxima.base_setup.micro_batches import MicroBatches
-from proxima.base_setup.model_setup import has_head
+from proxima.base_setup import MicroBatches, has_head
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.tokenizer import Tokenizer
 from proxima.models import RewardModel

@@ -1,8 +1,38 @@
 """Run folders, read. In: runs/NAME, finished, broken or still training. Out: `Run` with its metrics, samples
 and tokens. No content of a file makes it fail: what cannot be read is left out, and `problems` says so."""
 
-from proxima.runs.find_runs import find_runs
-from proxima.runs.run_reader import Run
-from proxima.runs.thin_curves import thin
+from typing import TYPE_CHECKING
 
-__all__ = ["Run", "find_runs", "thin"]
+from proxima.core.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from proxima.runs.glossary import (
+        GLOSSARY,
+        Metric,
+        MetricGroup,
+        chart_of,
+        charts_in_groups,
+        explain,
+        is_defined,
+        title_of,
+        unit_of,
+        with_unit,
+    )
+    from proxima.runs.guards import MAX_ROLLBACKS, Alarm, alarms
+    from proxima.runs.metrics import (
+        ROUNDING,
+        advantage_metrics,
+        numbers_of,
+        rollout_metrics,
+        sampling_gap,
+        score_metrics,
+        update_metrics,
+    )
+    from proxima.runs.run_files import make_run_folder, plain, write_json
+    from proxima.runs.run_plot import Plot
+    from proxima.runs.run_reader import Run
+    from proxima.runs.run_search import find_runs
+    from proxima.runs.run_writer import RunFolder
+    from proxima.runs.thin_curves import Point, thin
+
+__all__, __getattr__ = lazy_exports(__name__)

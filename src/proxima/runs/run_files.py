@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from proxima.runs.checkpoint.atomic_folders import replace_text
+from proxima.runs.checkpoint import replace_text
 
 TRIES = 1000  # folders begun within the same second
 

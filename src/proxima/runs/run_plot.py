@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from proxima.core.json_record import Record
-from proxima.pages.web.single_file import LOOK, PARTS, make_page, read_script, read_style
+from proxima.pages.web import LOOK, PARTS, make_page, read_script, read_style
 from proxima.runs.glossary import chart_of
 from proxima.runs.thin_curves import thin
 

@@ -15,8 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from proxima.config import PPOConfig
-from proxima.config.settings_base import current_names, read_yaml
+from proxima.config import PPOConfig, current_names, read_yaml
 from proxima.core.json_record import Record
 from proxima.core.regular_files import open_file, read_file
 from proxima.runs import token_files

@@ -21,8 +21,7 @@ from typing import IO, Any
 from proxima.config import PPOConfig
 from proxima.core.json_record import Record
 from proxima.core.terminal_text import LineFormatter, stderr_handler
-from proxima.runs.checkpoint import Checkpoint, Checkpoints
-from proxima.runs.checkpoint.atomic_folders import replace_text, sync
+from proxima.runs.checkpoint import Checkpoint, Checkpoints, replace_text, sync
 from proxima.runs.environment import changed, describe_environment
 from proxima.runs.glossary import check_declared
 from proxima.runs.run_files import make_run_folder, plain, write_json

@@ -3,6 +3,12 @@
 In: a rollout, or a text with log-probabilities. Out: state-action pairs.
 """
 
-from proxima.token_attribution.token_attribution import TokenAttributor
+from typing import TYPE_CHECKING
 
-__all__ = ["TokenAttributor"]
+from proxima.core.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from proxima.token_attribution.sa_pair_builder import ensure_tokens
+    from proxima.token_attribution.token_attribution import TokenAttributor
+
+__all__, __getattr__ = lazy_exports(__name__)

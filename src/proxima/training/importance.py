@@ -14,7 +14,7 @@ from torch import Tensor
 
 from proxima.core.ops import at_least_float32, masked_mean
 from proxima.core.pairs import TokenPairs
-from proxima.runs.metrics import sampling_gap
+from proxima.runs import sampling_gap
 
 NEGLIGIBLE_GAP = 1e-3  # mean per-token |log-probability of engine - of training side| that needs no weights
 

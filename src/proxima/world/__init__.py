@@ -5,9 +5,15 @@ in [0, 1]. Nothing that trains may import this package: the gold score only labe
 held-out posts.
 """
 
-from proxima.world.annotators import Annotator
-from proxima.world.demonstrations import write_summary
-from proxima.world.gold import gold_score
-from proxima.world.posts import Post, make_posts
+from typing import TYPE_CHECKING
 
-__all__ = ["Annotator", "Post", "gold_score", "make_posts", "write_summary"]
+from proxima.core.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from proxima.world.annotators import Annotator
+    from proxima.world.demonstrations import write_summary
+    from proxima.world.gold import gold_score
+    from proxima.world.posts import Post, make_posts
+    from proxima.world.sample_files import write_samples
+
+__all__, __getattr__ = lazy_exports(__name__)

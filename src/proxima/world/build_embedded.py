@@ -21,8 +21,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
-from proxima.base_setup import BaseSetup
-from proxima.base_setup.loading import EMBEDDED
+from proxima.base_setup import EMBEDDED, BaseSetup
 from proxima.config import FinetuningConfig, PPOConfig
 from proxima.finetuning import Demonstration, SFTTrainer
 from proxima.ppo_trainer import SequenceGenerator

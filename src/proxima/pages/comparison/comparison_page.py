@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.core.terminal_text import visible
-from proxima.pages.web.single_file import make_page, read_script, read_style
+from proxima.pages.web import make_page, read_script, read_style
 
 OWN = Path(__file__).parent / "static"
 

@@ -11,16 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
-from proxima.base_setup.lora_setup import is_adapter
+from proxima.base_setup import is_adapter
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
-from proxima.evaluator import open_pair_judge
-from proxima.evaluator.finished_run import run_config, saved_config
-from proxima.evaluator.held_out import Answers, answer
-from proxima.evaluator.judges import OWN, compare_answers
-from proxima.evaluator.pair_judge import PairJudge
-from proxima.evaluator.win_rate import share_won
+from proxima.evaluator import (
+    OWN,
+    Answers,
+    PairJudge,
+    answer,
+    compare_answers,
+    open_pair_judge,
+    run_config,
+    saved_config,
+    share_won,
+)
 from proxima.ppo_trainer import PPOTrainer
 
 OWN_SHOWN = "rewards"

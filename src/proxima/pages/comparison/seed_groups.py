@@ -13,8 +13,7 @@ from itertools import takewhile
 from statistics import fmean, stdev
 from typing import Any
 
-from proxima.config import PPOConfig
-from proxima.config.setting_declaration import declarations
+from proxima.config import PPOConfig, declarations
 
 # Quantiles 0.975 of Student's t by degrees of freedom from 1; beyond, the normal curve's is near enough.
 T = (

@@ -4,8 +4,14 @@ In: prompts and a model, or ready completions. Out: answers in an SQLite file, t
     JSONL.
 """
 
-from proxima.pages.label.label_export import export, in_words, summarize
-from proxima.pages.label.label_page import PAGE, add_label_routes, make_label_app
-from proxima.pages.label.label_store import Item, Store
+from typing import TYPE_CHECKING
 
-__all__ = ["PAGE", "Item", "Store", "add_label_routes", "export", "in_words", "make_label_app", "summarize"]
+from proxima.core.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from proxima.pages.label.label_export import export, in_words, summarize
+    from proxima.pages.label.label_items import read_items, sample_items
+    from proxima.pages.label.label_page import PAGE, add_label_routes, make_label_app
+    from proxima.pages.label.label_store import Item, Store
+
+__all__, __getattr__ = lazy_exports(__name__)

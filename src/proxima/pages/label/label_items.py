@@ -15,8 +15,7 @@ from typing import Any
 from proxima.base_setup import BaseSetup
 from proxima.config import PPOConfig
 from proxima.core.terminal_text import is_encodable
-from proxima.data import BrokenData, open_rows
-from proxima.data.column_forms import flag_of
+from proxima.data import BrokenData, flag_of, open_rows
 from proxima.pages.label.label_store import Item
 from proxima.ppo_trainer import SequenceGenerator
 

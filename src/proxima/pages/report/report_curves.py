@@ -12,14 +12,14 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from proxima.core.json_record import Record
-from proxima.runs import thin
-from proxima.runs.glossary import (
+from proxima.runs import (
     Metric,
     MetricGroup,
     chart_of,
     charts_in_groups,
     explain,
     plain,
+    thin,
     title_of,
     unit_of,
 )

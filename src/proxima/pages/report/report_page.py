@@ -15,7 +15,7 @@ from typing import Any
 from proxima.core.json_record import Record
 from proxima.pages.report.report_samples import Pair, cut_text
 from proxima.pages.report.run_facts import Card
-from proxima.pages.web.single_file import LOOK, PARTS, make_page, read_script, read_style
+from proxima.pages.web import LOOK, PARTS, make_page, read_script, read_style
 
 STATIC = Path(__file__).parent / "static"
 

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxima.config.secrets import shareable
+from proxima.config import shareable
 from proxima.core.json_record import Record
 from proxima.core.regular_files import read_file
 from proxima.pages.report.report_curves import interval_names
-from proxima.runs import Run
-from proxima.runs.glossary import title_of, unit_of
+from proxima.runs import Run, title_of, unit_of
 
 CARDS = ("avg_reward", "kl_exact", "response_length", "eos_rate")  # in training, first against last steps
 ENOUGH = 5  # steps that a mean needs for an interval

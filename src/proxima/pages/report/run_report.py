@@ -6,9 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from proxima.config import PPOConfig
-from proxima.config.secrets import shareable
-from proxima.config.trust import trusted_flags
+from proxima.config import PPOConfig, shareable, trusted_flags
 from proxima.core.json_record import Record
 from proxima.pages.report.report_curves import charts_by_group, constants, frontier
 from proxima.pages.report.report_page import (
@@ -25,8 +23,7 @@ from proxima.pages.report.report_page import (
 )
 from proxima.pages.report.report_samples import before_and_after, embedded_tokens
 from proxima.pages.report.run_facts import Story, read_data, short, tell
-from proxima.runs import Run
-from proxima.runs.glossary import title_of, unit_of
+from proxima.runs import Run, title_of, unit_of
 
 STATES = {
     "training": "This run is still training: the report shows it as it is now.",

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from proxima.config.secrets import shareable
+from proxima.config import shareable
 from proxima.core.terminal_text import visible
 from proxima.pages.report.run_facts import tell
-from proxima.runs import Run
-from proxima.runs.glossary import title_of
+from proxima.runs import Run, title_of
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 48

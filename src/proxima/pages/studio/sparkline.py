@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.core.regular_files import open_file
-from proxima.runs import thin
-from proxima.runs.thin_curves import Point
+from proxima.runs import Point, thin
 
 LINE = 8192  # bytes read at each place: several lines of metrics
 

@@ -27,8 +27,7 @@ from proxima.pages.studio.sample_table import follow
 from proxima.pages.studio.studio_comparison import Member, compare
 from proxima.pages.studio.studio_curves import band, curve, groups
 from proxima.pages.web import Site, make_app
-from proxima.runs.glossary import title_of, unit_of
-from proxima.runs.run_files import plain
+from proxima.runs import plain, title_of, unit_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Response

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.core.json_record import Record
-from proxima.pages.comparison.compare_runs import columns_of, compared, curves, frontier, notes, table
-from proxima.pages.comparison.seed_groups import group_by_seed
-from proxima.pages.report.report_curves import NOT_DRAWN, bounds
+from proxima.pages.comparison import columns_of, compared, curves, frontier, group_by_seed, notes, table
+from proxima.pages.report import NOT_DRAWN, bounds
 from proxima.pages.studio.studio_curves import Metrics
-from proxima.runs.glossary import title_of
+from proxima.runs import title_of
 
 
 @dataclass(frozen=True)

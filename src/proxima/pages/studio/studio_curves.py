@@ -11,9 +11,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from proxima.core.json_record import Record
-from proxima.pages.report.report_curves import MARKED, NOT_DRAWN, bounds, interval_names, meanings
-from proxima.runs import thin
-from proxima.runs.glossary import charts_in_groups
+from proxima.pages.report import MARKED, NOT_DRAWN, bounds, interval_names, meanings
+from proxima.runs import charts_in_groups, thin
 
 POINTS = 600
 """Points per curve; a screen shows no more."""

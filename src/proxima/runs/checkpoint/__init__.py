@@ -3,7 +3,21 @@
 In: a step's state. Out: folders on disk that are whole, checked, or passed over.
 """
 
-from proxima.runs.checkpoint.atomic_folders import write_folder
-from proxima.runs.checkpoint.checkpoints import Checkpoint, Checkpoints, eval_reward
+from typing import TYPE_CHECKING
 
-__all__ = ["Checkpoint", "Checkpoints", "eval_reward", "write_folder"]
+from proxima.core.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from proxima.runs.checkpoint.atomic_folders import replace_text, sync, write_folder
+    from proxima.runs.checkpoint.checkpoint_tensors import (
+        load_optimizer,
+        load_random_state,
+        random_numbers,
+        same_random_state,
+        save_optimizer,
+        save_random_tensors,
+        set_random_state,
+    )
+    from proxima.runs.checkpoint.checkpoints import Checkpoint, Checkpoints, eval_reward
+
+__all__, __getattr__ = lazy_exports(__name__)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from proxima.core.json_record import Record
-from proxima.runtime.distributed.sharding import shard_like
+from proxima.runtime.distributed import shard_like
 
 
 def save_optimizer(

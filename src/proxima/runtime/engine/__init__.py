@@ -8,10 +8,15 @@ layers) with `lora_products`, `layer_functions` and `packed_attention`; on a GPU
 `cuda_graphs`. Sampling: `generation`, on the buffers of `generation_slots`.
 """
 
-from proxima.runtime.engine.architecture import knows, supports
-from proxima.runtime.engine.decoder import Decoder
-from proxima.runtime.engine.generation import Generation
-from proxima.runtime.engine.layer_functions import worth_compiling
-from proxima.runtime.engine.layout import Layout, pack, pack_mask
+from typing import TYPE_CHECKING
 
-__all__ = ["Decoder", "Generation", "Layout", "knows", "pack", "pack_mask", "supports", "worth_compiling"]
+from proxima.core.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from proxima.runtime.engine.architecture import knows, supports
+    from proxima.runtime.engine.decoder import Decoder
+    from proxima.runtime.engine.generation import Generation
+    from proxima.runtime.engine.layer_functions import worth_compiling
+    from proxima.runtime.engine.layout import Layout, cells, cut, pack, pack_mask
+
+__all__, __getattr__ = lazy_exports(__name__)

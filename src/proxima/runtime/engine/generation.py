@@ -242,7 +242,7 @@ def pick(
 def _decode_kernel(decoder: Decoder) -> Callable[..., Tensor] | None:
     """The Triton kernel where Triton is installed and supports these shapes."""
     try:
-        from proxima.runtime.engine.kernels.decode_kernels import decode_attention, fits
+        from proxima.runtime.engine.kernels import decode_attention, fits
     except ImportError:
         return None
     shape = decoder.shape

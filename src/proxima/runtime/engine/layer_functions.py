@@ -136,8 +136,7 @@ def with_train_kernels(functions: Functions, shape: DecoderShape) -> Functions:
 
 def with_decode_kernels(functions: Functions) -> Functions:
     """The same with kernels for few tokens; compiled functions are made for many."""
-    from proxima.runtime.engine.kernels.decode_kernels import add_and_rms_norm
-    from proxima.runtime.engine.kernels.gate_kernels import gate
+    from proxima.runtime.engine.kernels import add_and_rms_norm, gate
 
     return functions._replace(add_and_norm=add_and_rms_norm, activate=gate)
 

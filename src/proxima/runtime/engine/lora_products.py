@@ -66,7 +66,7 @@ def batched_copy(copies: list[tuple[Tensor, Tensor, float]]) -> Callable[[], Non
     """A function that copies each source, times its factor, to its target; in one launch where Triton is
     installed."""
     try:
-        from proxima.runtime.engine.kernels.copy_kernels import Copies
+        from proxima.runtime.engine.kernels import Copies
     except ImportError:
         return lambda: _copy(copies)
     return Copies(copies)

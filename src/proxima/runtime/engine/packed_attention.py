@@ -39,7 +39,7 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: flo
 def _tiled(size: int) -> Callable[..., Tensor] | None:
     """The Triton kernels where Triton is installed and they support the head size."""
     try:
-        from proxima.runtime.engine.kernels.attention_kernels import TiledAttention
+        from proxima.runtime.engine.kernels import TiledAttention
     except ImportError:
         return None
     return TiledAttention.apply if size in (16, 32, 64, 128) else None

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from proxima.models import PolicyModel
-from proxima.runtime.distributed.process_group import Processes
+from proxima.runtime.distributed import Processes
 from proxima.runtime.vllm.rollout_job import PolicyVersion
 
 KEPT = 2  # the newest, and the one that a rollout in flight may still use

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from proxima.base_setup import ModelSet
-from proxima.base_setup.loading import model_path, pick_dtype
+from proxima.base_setup import ModelSet, model_path, pick_dtype
 from proxima.config import PPOConfig
 from proxima.core.sampling import Sampling, hash_words, log_softmax
 from proxima.core.types import Tokens

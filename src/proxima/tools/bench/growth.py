@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from proxima.runs.run_plot import Plot
+from proxima.runs import Plot
 from proxima.tools.bench.bench_case import Case, run_case
 from proxima.tools.bench.hardware_floor import Machine
 

@@ -14,17 +14,14 @@ from types import SimpleNamespace
 import torch
 from transformers import GenerationConfig, PretrainedConfig
 
-from proxima.base_setup.loading import load_config, model_path
-from proxima.base_setup.tokenizer_setup import eos_token_ids, load_tokenizer
+from proxima.base_setup import eos_token_ids, load_config, load_tokenizer, model_path
 from proxima.config import PPOConfig
 from proxima.core.errors import RewardFailure
 from proxima.core.hub import hub_or_cache
 from proxima.core.tokenizer import Tokenizer
-from proxima.data import open_rows, read_prompts
-from proxima.data.rows import Rows
+from proxima.data import Rows, open_rows, read_prompts
 from proxima.ppo_trainer import PPOTrainer
-from proxima.rewards import Samples, check_rewards
-from proxima.rewards.model_reward import ClassifierSource
+from proxima.rewards import ClassifierSource, Samples, check_rewards
 from proxima.tools.doctor.finding import Finding, fail
 from proxima.tools.doctor.resource_checks import check_disk, check_memory, check_threads
 from proxima.tools.doctor.reward_checks import (

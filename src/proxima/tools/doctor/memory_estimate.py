@@ -27,11 +27,10 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from proxima.base_setup.lora_setup import is_adapter
-from proxima.base_setup.model_setup import has_head
+from proxima.base_setup import has_head, is_adapter
 from proxima.config import PPOConfig
-from proxima.models.response_tokens import CHUNK
-from proxima.runtime.distributed.sharding import decoder_layers
+from proxima.models import CHUNK
+from proxima.runtime.distributed import decoder_layers
 
 # numbers kept for the backward pass, as a multiple of the inputs and outputs of all maps (measured: 1.17)
 KEPT = 1.2

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from proxima.base_setup.loading import load_config, pick_device
-from proxima.base_setup.lora_setup import is_adapter
+from proxima.base_setup import is_adapter, load_config, pick_device
 from proxima.config import PPOConfig
-from proxima.rewards.ready_made_rewards import READY_MADE
+from proxima.rewards import READY_MADE
+from proxima.runtime import thread_wait_problem
 from proxima.runtime.distributed import rank_and_count
-from proxima.runtime.threads import thread_wait_problem
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
 from proxima.tools.doctor.memory_estimate import GIB, estimate_memory, free_memory, network_size
 

@@ -8,17 +8,22 @@ from statistics import fmean, mode, pstdev
 
 import torch
 
-from proxima.base_setup.model_setup import has_head
+from proxima.base_setup import has_head
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Prompt
-from proxima.models.reward_model import reward_warning
-from proxima.rewards import Samples
-from proxima.rewards.http_reward import EndpointReward
-from proxima.rewards.model_reward import ClassifierSource, TrainedReward
-from proxima.rewards.reward_options import check_options, keyword_options
-from proxima.rewards.reward_samples import columns_of, tokens_of
-from proxima.rewards.reward_sources import RewardSource
+from proxima.models import reward_warning
+from proxima.rewards import (
+    ClassifierSource,
+    EndpointReward,
+    RewardSource,
+    Samples,
+    TrainedReward,
+    check_options,
+    columns_of,
+    keyword_options,
+    tokens_of,
+)
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
 
 FLAT = 1e-6  # a standard deviation below this multiple of the mean counts as 0

@@ -15,7 +15,7 @@ import torch
 from proxima.config import PPOConfig
 from proxima.core.ops import masked_mean
 from proxima.ppo_trainer import PPOTrainer
-from proxima.runs.metrics import ROUNDING
+from proxima.runs import ROUNDING
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
 
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from proxima.base_setup.tokenizer_setup import PAD_TOKEN
+from proxima.base_setup import PAD_TOKEN
 from proxima.config import PPOConfig
 from proxima.core.encoding import added_ids, encode_prompts
 from proxima.core.tokenizer import Tokenizer
-from proxima.data.chat_templates import Skip
-from proxima.data.column_forms import prompt_of
-from proxima.data.read_records import kinds_of
-from proxima.data.rows import Rows
+from proxima.data import Rows, Skip, kinds_of, prompt_of
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
 
 AT_ONCE = 512  # prompts tokenised together

@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from proxima.config import PPOConfig
-from proxima.config.setting_checks import TRACKERS
+from proxima.config import TRACKERS, PPOConfig
 from proxima.core.regular_files import open_file
 from proxima.tools.migrate.migration import Migration, is_count, said, shown
 from proxima.tools.migrate.old_models import lora, models

@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from proxima.config.settings_base import read_yaml
+from proxima.config import read_yaml
 from proxima.tools.migrate.old_run import UNREAD, OldRun, Setting
 from proxima.tools.migrate.trl_settings import KNOWN
 

@@ -3,7 +3,13 @@
 In: a model's size, GPUs, a batch. Out: memory per GPU, seconds per step, and the bottleneck.
 """
 
-from proxima.tools.scaling.model_shapes import SHAPES, ModelShape
-from proxima.tools.scaling.scaling_plan import ScalingPlan, best_plan, plans
+from typing import TYPE_CHECKING
 
-__all__ = ["SHAPES", "ModelShape", "ScalingPlan", "best_plan", "plans"]
+from proxima.core.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from proxima.tools.scaling.model_shapes import SHAPES, ModelShape
+    from proxima.tools.scaling.scaling_plan import ScalingPlan, best_plan, plans
+    from proxima.tools.scaling.step_costs import GIB, StepWork
+
+__all__, __getattr__ = lazy_exports(__name__)

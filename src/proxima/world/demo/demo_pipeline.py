@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from proxima.base_setup.loading import EMBEDDED
+from proxima.base_setup import EMBEDDED
 from proxima.config import FinetuningConfig, PPOConfig, RewardSpec
 from proxima.evaluator import win_rate
 from proxima.finetuning import Preference, RewardTrainer, read_preferences
 from proxima.ppo_trainer import PPOTrainer
-from proxima.runs import Run
-from proxima.runs.run_files import write_json
+from proxima.runs import Run, write_json
 from proxima.world.build_embedded import demonstrations, sample_preferences
 from proxima.world.demo.demo_report import write_report
 from proxima.world.demo.gold_judge import Judgement, accuracy_by_gap, judge

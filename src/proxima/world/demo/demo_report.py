@@ -9,24 +9,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from proxima.pages.report.report_curves import chart, frontier
-from proxima.pages.report.report_page import (
+from proxima.pages.report import (
+    Card,
     Page,
+    Pair,
+    chart,
     code,
     conclusion,
+    cut,
     folded,
+    frontier,
     heading,
     listed,
     numbers,
     pairs,
     paragraph,
+    percent,
     settings,
     table,
 )
-from proxima.pages.report.report_samples import Pair, cut
-from proxima.pages.report.run_facts import Card, percent
-from proxima.runs import Run
-from proxima.runs.glossary import title_of
+from proxima.runs import Run, title_of
 from proxima.world.demo.gold_judge import Judgement
 from proxima.world.posts import Post
 

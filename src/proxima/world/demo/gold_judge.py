@@ -13,10 +13,8 @@ from typing import Any, ClassVar
 import torch
 
 from proxima.finetuning import Preference, RewardTrainer
-from proxima.ppo_trainer import PPOTrainer
-from proxima.ppo_trainer.token_records import followed_records
-from proxima.runs.glossary import with_unit
-from proxima.runs.metrics import rollout_metrics
+from proxima.ppo_trainer import PPOTrainer, followed_records
+from proxima.runs import rollout_metrics, with_unit
 from proxima.world.gold import gold_score
 from proxima.world.posts import Post, facts_of
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from proxima.runs.run_files import write_json
+from proxima.runs import write_json
 from proxima.world.demo.demo_pipeline import run_demo
 
 STEPS = 40

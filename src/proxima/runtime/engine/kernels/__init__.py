@@ -2,3 +2,15 @@
 
 Imported only where there is a GPU and Triton.
 """
+
+from typing import TYPE_CHECKING
+
+from proxima.core.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from proxima.runtime.engine.kernels.attention_kernels import TiledAttention
+    from proxima.runtime.engine.kernels.copy_kernels import Copies
+    from proxima.runtime.engine.kernels.decode_kernels import add_and_rms_norm, decode_attention, fits
+    from proxima.runtime.engine.kernels.gate_kernels import gate
+
+__all__, __getattr__ = lazy_exports(__name__)

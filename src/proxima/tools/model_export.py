@@ -20,14 +20,19 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
 from safetensors import SafetensorError, safe_open
 
-from proxima.base_setup.loading import load_config, load_network, model_path, no_progress_bar, pick_device
-from proxima.base_setup.lora_setup import is_adapter, load_adapter
-from proxima.base_setup.tokenizer_setup import load_tokenizer
-from proxima.config import FinetuningConfig, PPOConfig
-from proxima.config.finetuning_config import settings_in
+from proxima.base_setup import (
+    is_adapter,
+    load_adapter,
+    load_config,
+    load_network,
+    load_tokenizer,
+    model_path,
+    no_progress_bar,
+    pick_device,
+)
+from proxima.config import FinetuningConfig, PPOConfig, settings_in
 from proxima.core.terminal_text import without_lone_surrogates
-from proxima.models import Backbone
-from proxima.models.weight_files import HEAD_FILE
+from proxima.models import HEAD_FILE, Backbone
 from proxima.runs import Run
 
 ENOUGH = 0.9  # warn if a merged model keeps a smaller share of the update

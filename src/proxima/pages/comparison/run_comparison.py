@@ -15,9 +15,8 @@ from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
 from proxima.pages.comparison.comparison_page import write_page
 from proxima.pages.comparison.seed_groups import group_by_seed, mean_curve, t_interval
-from proxima.pages.report.report_curves import interval_names, meanings
-from proxima.runs import Run, thin
-from proxima.runs.glossary import GLOSSARY, title_of, unit_of, with_unit
+from proxima.pages.report import interval_names, meanings
+from proxima.runs import GLOSSARY, Run, thin, title_of, unit_of, with_unit
 
 POINTS = 600  # of a curve
 FRONTIER_POINTS = 300
