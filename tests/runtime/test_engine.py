@@ -222,9 +222,9 @@ def test_the_base_is_not_copied(paths):
             p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in network.parameters()
         }
         sizes.append(sum(storages.values()))
-    projections = [part for block in blocks for part in block if hasattr(part, "room")]
-    room = sum(part.room * len(part.weights[0]) for part in projections)
-    assert sizes[0] == sizes[1] + 4 * room  # what adapters need beside it, no more
+    projections = [part for block in blocks for part in block if hasattr(part, "padding")]
+    padding = sum(part.padding * len(part.weights[0]) for part in projections)
+    assert sizes[0] == sizes[1] + 4 * padding  # what adapters need beside it, no more
 
 
 def test_what_the_engine_does_not_know_takes_the_plain_road(tiny_folders, make_config):
