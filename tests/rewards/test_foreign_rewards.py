@@ -457,7 +457,7 @@ def test_all_processes_end_texts_as_the_first_one_chose(make_config, other):
         def on_main(self, work):
             return {"source": other, "how": "leave", "why": "the first one said so"}
 
-    trainer.models.processes = Second(rank=1, count=2)
+    trainer.models.processes = Second(rank=1, world_size=2)
     trainer.reward_computer.settle(tokens)
     assert source.ending == Ending("leave", "the first one said so")
 
