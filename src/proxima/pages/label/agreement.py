@@ -19,7 +19,7 @@ from itertools import combinations, permutations
 from typing import Any
 
 Ratings = Sequence[Mapping[str, Any]]
-"""One mapping an item, from annotator to value."""
+"""One mapping per item, from annotator to value."""
 
 
 def raw_agreement(items: Ratings) -> float | None:

@@ -1,9 +1,9 @@
 """Answers as training data. In: a store. Out: preferences or ratings as JSONL, and a summary with the
 agreement.
 
-Preferences, one row an item: of the answers that are not skips, a side wins if it has more votes than the
+Preferences, one row per item: of the answers that are not skips, a side wins if it has more votes than the
 other side and more than "tie"; items without a winner leave no row. Ratings: the mean over annotators. With
-`every_answer`, one row an answer.
+`every_answer`, one row per answer.
 """
 
 from __future__ import annotations

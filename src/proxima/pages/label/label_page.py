@@ -97,5 +97,5 @@ def shown(store: Store, item: Item, annotator: str) -> Record:
 def _number(body: Record, name: str) -> int:
     value = body.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise ValueError(f"{name} must be a whole number")
+        raise ValueError(f"{name} must be an integer of at least 0")
     return value

@@ -119,7 +119,7 @@ class Checkpoints:
                 remove_folder(path)
 
     def _free_name(self, step: int) -> Path:
-        """A step that was gone back to is written again beside its earlier checkpoint, never over it: -1,
+        """A step that was rolled back is written again beside its earlier checkpoint, never over it: -1,
         -2, ... are newer."""
         name = f"{PREFIX}{step:08d}"
         taken = [again for number, again in map(_place, self.paths()) if number == step]

@@ -180,7 +180,7 @@ function agreement({ shared, alpha }) {
   if (alpha === null) return "Everyone gave one and the same answer, so agreement beyond chance cannot be measured.";
   if (alpha >= 0.8) return "Alpha of 0.8 and above: the answers are reliable.";
   if (alpha >= 0.667) return "Alpha between 0.67 and 0.8: usable, with care.";
-  return "Alpha below 0.67: people judge differently. Write down clearer rules, or collect several answers an item.";
+  return "Alpha below 0.67: people judge differently. Write down clearer rules, or collect several answers per item.";
 }
 
 // --- keys ---
