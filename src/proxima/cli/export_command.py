@@ -18,11 +18,17 @@ class Export:
     folder: Path
     """Folder of a run of `proxima train` or `proxima sft`; may be given without the flag."""
     to: Path
-    """New folder to write; may be given without the flag."""
+    """New folder to write (with `--gguf` a new file NAME.gguf); may be given without the flag."""
     merge: bool = False
     """Merge the adapter into the base: larger, but it needs neither peft nor the base."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of a merged model's weights; auto = the base's own."""
+    gguf: Literal["f16", "q8_0"] | None = None
+    """Write one merged GGUF file for llama.cpp instead of a folder: its matrices as f16, or as q8_0 (half the
+    size).
+
+    For Llama, Qwen2 and Qwen3.
+    """
 
     trust_remote_code: bool = False
     """Run Python code that comes with a checkpoint.
@@ -33,4 +39,5 @@ class Export:
     def run(self) -> None:
         from proxima.tools.export import export
 
-        print(f"written to {export(self.folder, self.to, self.merge, self.dtype, self.trust_remote_code)}")
+        to = export(self.folder, self.to, self.merge, self.dtype, self.trust_remote_code, self.gguf)
+        print(f"written to {to}")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from proxima.base_setup import ModelSet
+from proxima.base_setup.gguf_files import is_gguf
 from proxima.base_setup.loading import model_path, pick_dtype
 from proxima.config import PPOConfig
 from proxima.core.sampling import Sampling, hash_words, log_softmax
@@ -165,6 +166,11 @@ def check_settings(config: PPOConfig, text: Any) -> None:
     Args:
         text: the model's own config.
     """
+    if is_gguf(model_path(config.model_name)) and not config.engine_urls:
+        raise ValueError(
+            f"engine vllm does not read the GGUF file {config.model_name!r}; train with engine auto, or give "
+            "a folder: `proxima export RUN FOLDER --merge` writes one from a run on this file"
+        )
     if config.temperature < LOWEST_TEMPERATURE:
         raise ValueError(
             f"temperature ({config.temperature}) is below what vLLM samples with ({LOWEST_TEMPERATURE})"

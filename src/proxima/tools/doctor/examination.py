@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from proxima.base_setup.gguf_files import is_gguf
 from proxima.base_setup.loading import load_config, model_path
 from proxima.base_setup.tokenizer_setup import eos_token_ids, load_tokenizer
 from proxima.config import PPOConfig
@@ -168,7 +169,7 @@ def ends_of(config: PPOConfig, tokenizer: Tokenizer, network: Any) -> tuple[int,
     path = model_path(config.model_name)
     try:
         with hub_or_cache(path):
-            generation: Any = GenerationConfig.from_pretrained(path)
+            generation: Any = None if is_gguf(path) else GenerationConfig.from_pretrained(path)
     except OSError:
         generation = None
     return eos_token_ids(tokenizer, SimpleNamespace(config=network, generation_config=generation))
