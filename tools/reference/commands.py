@@ -87,7 +87,8 @@ NOTES = {
     "compare": Notes("`compare.html`, or `--out`.", "evaluate.md", (SAMPLE, TRAIN, SECOND)),
     "generate": Notes("Nothing; it prints prompts and responses.", "data.md"),
     "export": Notes(
-        "The new folder: an adapter or a model, the tokenizer, and a model card in its README.md.",
+        "The new folder: an adapter or a model, the tokenizer, and a model card in its README.md; with "
+        "`--gguf` one file instead.",
         "evaluate.md",
         (SAMPLE, TRAIN),
     ),

