@@ -293,7 +293,7 @@ DAMAGED = {
     "2**60 entries": (lambda data: header(entries=2**60) + data[24:], "in its header"),
     "2**60 strings": (
         lambda data: header(entries=1) + string(b"a") + struct.pack("<IIQ", 9, 8, 2**60) + data,
-        "in its metadata",
+        f"in its metadata, which asks for {2**63} bytes",
     ),
     "2**60 numbers": (
         lambda data: header(entries=1) + string(b"a") + struct.pack("<IIQ", 9, 12, 2**60) + data,
