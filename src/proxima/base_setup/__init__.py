@@ -6,6 +6,24 @@ from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from proxima.base_setup.base_setup import BaseSetup
+    from proxima.base_setup.gguf_files import Metadata, read_gguf
+    from proxima.base_setup.gguf_networks import (
+        ARCHITECTURES,
+        FREQUENCIES,
+        checked_names,
+        gguf_config,
+        llama3_factors,
+        rotated_heads,
+        stored_names,
+    )
+    from proxima.base_setup.gguf_tokenizers import (
+        CONTROL,
+        CUTS,
+        NORMAL,
+        UNUSED,
+        USER_DEFINED,
+        build_tokenizer,
+    )
     from proxima.base_setup.loading import (
         EMBEDDED,
         load_config,
@@ -26,6 +44,12 @@ if TYPE_CHECKING:
     )
     from proxima.base_setup.micro_batches import MicroBatches
     from proxima.base_setup.model_setup import ModelSet, has_head, load_classifier, load_reward
-    from proxima.base_setup.tokenizer_setup import PAD_TOKEN, eos_token_ids, load_tokenizer, same_tokenizer
+    from proxima.base_setup.tokenizer_setup import (
+        PAD_TOKEN,
+        PROBES,
+        eos_token_ids,
+        load_tokenizer,
+        same_tokenizer,
+    )
 
 __all__, __getattr__ = lazy_exports(__name__)

@@ -13,6 +13,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.utils import logging as progress
 
+from proxima.base_setup.gguf_files import SMOLLM2, is_gguf, smollm2_path
+from proxima.base_setup.gguf_networks import load_gguf_config, load_gguf_network
 from proxima.core.hub import hub_or_cache
 from proxima.runtime import thread_wait_problem
 
@@ -39,8 +41,10 @@ class ModelSettings(Protocol):
 
 
 def model_path(name: str) -> str:
-    """The folder or Hub id that a model name stands for."""
-    return str(EMBEDDED) if name == "embedded" and not Path(name).exists() else name
+    """The folder, GGUF file or Hub id that a model name stands for."""
+    if Path(name).exists():
+        return name
+    return smollm2_path() if name == SMOLLM2 else str(EMBEDDED) if name == "embedded" else name
 
 
 @contextmanager
@@ -102,7 +106,7 @@ def load_network(
     kind: AutoClass = AutoModelForCausalLM,
     labels: int = 1,
 ) -> PreTrainedModel:
-    """A pretrained network, from safetensors only, without remote code unless the config allows it."""
+    """A pretrained network, from safetensors or GGUF, without remote code unless the config allows it."""
     return load_with_missing(config, name, device, kind, labels)[0]
 
 
@@ -113,9 +117,13 @@ def load_with_missing(
     if device.type == "cpu" and any(problem := thread_wait_problem(torch.get_num_threads())):
         warnings.warn("; ".join(problem), stacklevel=2)
     extra = {"num_labels": labels} if kind is AutoModelForSequenceClassification else {}
+    if is_gguf(path := model_path(name)):
+        with no_progress_bar():
+            network, missing = load_gguf_network(path, pick_dtype(config.dtype, device), kind, **extra)
+        return network.to(device), missing
     with explain_loading("model", name), no_progress_bar():
         network, loaded = kind.from_pretrained(
-            model_path(name),
+            path,
             dtype=pick_dtype(config.dtype, device),
             use_safetensors=True,
             trust_remote_code=config.trust_remote_code,
@@ -127,8 +135,10 @@ def load_with_missing(
 
 def load_config(name: str, trust_remote_code: bool = False) -> PretrainedConfig:
     """A model's config, without its weights."""
+    if is_gguf(path := model_path(name)):
+        return load_gguf_config(path)
     with explain_loading("model's config", name):
-        return AutoConfig.from_pretrained(model_path(name), trust_remote_code=trust_remote_code)
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
 
 
 def load_context_length(name: str, trust_remote_code: bool = False) -> int | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification
 
 from proxima.base_setup.loading import (
     ModelSettings,
@@ -23,7 +23,6 @@ from proxima.base_setup.loading import (
     load_config,
     load_network,
     load_with_missing,
-    model_path,
     pick_device,
     pick_dtype,
 )
@@ -42,6 +41,7 @@ from proxima.base_setup.tokenizer_setup import (
     eos_token_ids,
     lacks_tokenizer,
     own_tokenizer,
+    read_tokenizer,
     same_vocabulary,
 )
 from proxima.config import PPOConfig
@@ -304,10 +304,7 @@ def load_classifier(
         raise ValueError(
             f"there is no tokenizer beside the classifier in {name!r}; save the one it was trained with there"
         )
-    with explain_loading("tokenizer", name):
-        tokenizer = AutoTokenizer.from_pretrained(
-            model_path(name), trust_remote_code=config.trust_remote_code
-        )
+    tokenizer = read_tokenizer(name, config.trust_remote_code)
     tokenizer.padding_side = "right"
     tokenizer.truncation_side = "left"
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:

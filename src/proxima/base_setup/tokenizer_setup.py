@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from transformers import AutoTokenizer
 
+from proxima.base_setup.gguf_files import is_gguf
+from proxima.base_setup.gguf_tokenizers import load_gguf_tokenizer
 from proxima.base_setup.loading import explain_loading, model_path
 from proxima.core.tokenizer import Tokenizer
 
@@ -21,12 +23,19 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer:
 
     (The network never reads its id.)
     """
-    with explain_loading("tokenizer", name):
-        tokenizer = AutoTokenizer.from_pretrained(model_path(name), trust_remote_code=trust_remote_code)
+    tokenizer = read_tokenizer(name, trust_remote_code)
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
     tokenizer.padding_side = "left"
     return tokenizer
+
+
+def read_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer:
+    """A tokenizer as it was saved."""
+    if is_gguf(path := model_path(name)):
+        return load_gguf_tokenizer(path)
+    with explain_loading("tokenizer", name):
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
 
 
 def lacks_tokenizer(name: str) -> bool:
@@ -43,7 +52,7 @@ def own_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer | Non
     if lacks_tokenizer(name):
         return None
     try:
-        return AutoTokenizer.from_pretrained(model_path(name), trust_remote_code=trust_remote_code)
+        return read_tokenizer(name, trust_remote_code)
     except (OSError, ValueError):
         return None
 

