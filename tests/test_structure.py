@@ -159,6 +159,19 @@ def test_from_outside_a_package_only_what_it_exports_is_imported(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_what_is_imported_from_a_package_is_what_it_exports(path):
+    """A type checker cannot tell: a package with `__getattr__` has any name."""
+    missing = {
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module in EXPORTS
+        for alias in node.names
+        if alias.name not in EXPORTS[node.module]
+    }
+    assert {name for name in missing if name.removeprefix("proxima.") not in MODULES} == set()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_point_one_way(path):
     level = LEVEL[part(dotted(path))]
     assert {name for name in own_modules(path) if LEVEL[part(name)] > level} == set()

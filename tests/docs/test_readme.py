@@ -30,15 +30,16 @@ def test_the_table_beside_others_is_that_of_its_page():
 def test_the_tree_is_the_one_on_disk():
     block = README.split("## Repository layout")[1].split("```text")[1].split("```")[0]
     package = ROOT / "src" / "proxima"
-    rooms, room = set(), package
+    rooms, room, folder = set(), package, package
     for line in block.split("src/proxima/\n")[1].split("examples/")[0].splitlines():
         names = re.match(r"  (?:  )?([^\s,]+(?:, [^\s,]+)*) ", line)  # a continuation line has none
         if names and not line.startswith("    "):
-            room = package / names[1]
+            room = folder = package / names[1]
             rooms.add(room.name)
         elif names:
             assert all((room / name).exists() for name in names[1].split(", ")), line
-        assert all((room / name).exists() for name in re.findall(r"`(\w+\.py)`", line)), line
+            folder = room / names[1] if names[1].endswith("/") else room
+        assert all((folder / name).exists() for name in re.findall(r"`(\w+\.py)`", line)), line
     assert rooms == {path.name for path in package.iterdir() if any(path.glob("*.py"))}
 
 

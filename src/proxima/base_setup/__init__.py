@@ -6,7 +6,7 @@ from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from proxima.base_setup.base_setup import BaseSetup
-    from proxima.base_setup.gguf_files import Metadata, read_gguf
+    from proxima.base_setup.gguf_files import Metadata, is_gguf, read_gguf
     from proxima.base_setup.gguf_networks import (
         ARCHITECTURES,
         FREQUENCIES,
