@@ -600,7 +600,7 @@ class OnDisk(Sequence):
 
 
 def test_ppo_trains_on_prompts_that_stay_on_disk(make_config, tmp_path, monkeypatch):
-    monkeypatch.setattr("proxima.ppo_trainer.ppo_trainer.CHECKED_AT_ONCE", 3)
+    monkeypatch.setattr("proxima.ppo_trainer.batch_plan.CHECKED_AT_ONCE", 3)
     path = lines(tmp_path / "a.jsonl", *({"prompt": f"prompt {i}", "answer": i} for i in range(7)))
     runs = []
     for prompts in (
