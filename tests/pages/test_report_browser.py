@@ -8,7 +8,7 @@ import pytest
 
 from proxima.pages.report import write_report
 from proxima.runs import Run
-from proxima.runs.glossary import GLOSSARY, plain
+from proxima.runs.glossary import GLOSSARY, without_backticks
 from tests.fake_run import HOSTILE, token_sample, write_run, write_tokens
 from tests.pages.test_label_browser import CHROMIUM, DRIVER, Person, open_browser
 
@@ -177,8 +177,8 @@ def test_a_question_mark_tells_what_is_healthy_and_names_stay_text(driver, tmp_p
     assert "Healthy" not in person.script(shown, "Training reward")
     person.script("figures['Training reward'].querySelector('summary').click()")
     told = person.script(shown, "Training reward")
-    assert f"Healthy: {plain(GLOSSARY['avg_reward'].healthy)}" in told
-    assert f"Otherwise: {plain(GLOSSARY['avg_reward'].otherwise)}" in told
+    assert f"Healthy: {without_backticks(GLOSSARY['avg_reward'].healthy)}" in told
+    assert f"Otherwise: {without_backticks(GLOSSARY['avg_reward'].otherwise)}" in told
     assert GLOSSARY["avg_reward"].meaning not in told  # the note says it
     person.script("figures['Each reward by name'].querySelector('summary').click()")
     assert (

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from gguf_cases import small_network, write_small
-from proxima.tools.export import export
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -22,6 +21,7 @@ from proxima.cli import main
 from proxima.config import PPOConfig
 from proxima.ppo_trainer import PPOTrainer
 from proxima.tools.gguf_export import as_stored, write_gguf
+from proxima.tools.model_export import export
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 TEXTS = (*PROBES, "1234567 a1b22  \n\n x\t", "It's 3 o'clock<|endoftext|> don't <|pad|>", "", "  ")

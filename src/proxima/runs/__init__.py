@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         title_of,
         unit_of,
         with_unit,
+        without_backticks,
     )
     from proxima.runs.guards import MAX_ROLLBACKS, Alarm, alarms
     from proxima.runs.metrics import (

@@ -25,10 +25,10 @@ __all__ = [
     "declare",
     "explain",
     "is_defined",
-    "plain",
     "title_of",
     "unit_of",
     "with_unit",
+    "without_backticks",
 ]
 
 GLOSSARY: dict[str, Metric] = {metric.name: metric for metric in METRICS}
@@ -139,6 +139,6 @@ def charts_in_groups(names: Collection[str]) -> list[tuple[MetricGroup, list[Cha
     ]
 
 
-def plain(text: str) -> str:
+def without_backticks(text: str) -> str:
     """For pages that show text as it is."""
     return text.replace("`", "")

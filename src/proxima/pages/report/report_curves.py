@@ -18,10 +18,10 @@ from proxima.runs import (
     chart_of,
     charts_in_groups,
     explain,
-    plain,
     thin,
     title_of,
     unit_of,
+    without_backticks,
 )
 
 POINTS = 400  # of a curve
@@ -85,7 +85,7 @@ def _note(names: Sequence[str]) -> str:
     """What the metrics mean, where one declaration covers them all; else which is which."""
     metrics = {metric for name in names if (metric := explain(name))}
     if len(metrics) == 1:
-        return plain(metrics.pop().meaning)
+        return without_backticks(metrics.pop().meaning)
     return f"{', '.join(f'{title_of(name)} ({name})' for name in names)}." if metrics else ""
 
 
@@ -100,9 +100,9 @@ def meanings(names: Sequence[str]) -> list[dict[str, str]]:
             "name": ", ".join(alike),
             "title": title_of(alike[0]) if len(alike) == 1 else metric.title,
             "unit": metric.unit,
-            "meaning": plain(metric.meaning),
-            "healthy": plain(metric.healthy),
-            "otherwise": plain(metric.otherwise),
+            "meaning": without_backticks(metric.meaning),
+            "healthy": without_backticks(metric.healthy),
+            "otherwise": without_backticks(metric.otherwise),
         }
         for metric, alike in found.items()
     ]
