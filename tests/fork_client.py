@@ -3,6 +3,7 @@ the forked program gives; the real program itself where it is not one that is fo
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -29,13 +30,19 @@ order = {
 }
 text = json.dumps(order).encode()
 server = socket.socket(socket.AF_UNIX)
+# a signal is a byte in a pipe: a handler in Python would wait for a `recv` that has just begun
+received, to_receive = os.pipe()
+os.set_blocking(to_receive, False)
+signal.set_wakeup_fd(to_receive)
 for number in handed_on:
-    signal.signal(number, lambda got, _: server.sendall(bytes([got])))
+    signal.signal(number, lambda *_: None)
 signal.pthread_sigmask(signal.SIG_BLOCK, handed_on)  # none between the bytes of the order
 server.connect(place)
 socket.send_fds(server, [len(text).to_bytes(4, "big")], descriptors)
 server.sendall(text)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, handed_on)
+while server not in select.select([server, received], [], [])[0]:
+    server.sendall(os.read(received, 64))
 said = server.recv(4)
 if not said:
     sys.exit("the process that forks has gone")

@@ -59,6 +59,7 @@ class Site:
 
 def serve(app: FastAPI, site: Site, open_browser: bool = False) -> None:
     """Serve in the foreground until Ctrl-C."""
+    site.socket.listen()  # whoever reads the address may connect at once
     print(
         f"Open {site.url}\n(the address is a key: whoever has it can use this page; Ctrl-C stops)", flush=True
     )
