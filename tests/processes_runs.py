@@ -123,14 +123,15 @@ def _columns(pairs: Any) -> tuple[Any, Any]:
 def main(models: str, out: str, *names: str) -> None:
     import torch
 
-    from proxima.runtime.distributed.rendezvous import init_distributed
+    from proxima.runtime.distributed import end_process, init_distributed
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     found = {name: run_case(Path(models), name) for name in names}
     if os.environ.get("RANK", "0") == "0":
         Path(out).write_text(json.dumps(found), encoding="utf-8")
-    init_distributed().close()  # threads that still wait for others would abort a process that just ends
+    init_distributed().close()
+    end_process()
 
 
 if __name__ == "__main__":

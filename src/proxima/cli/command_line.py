@@ -39,7 +39,7 @@ from proxima.config import (
 )
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.core.terminal_text import stderr_handler, visible
-from proxima.runtime.distributed import rank_and_count
+from proxima.runtime.distributed import end_process, rank_and_count
 
 CONFIGS: dict[str, type[Settings]] = {"ppo": PPOConfig, "finetuning": FinetuningConfig}
 KNOWN_ERRORS = (ValueError, OSError, MemoryError, RewardFailure, EngineFailure, ProcessLost)
@@ -64,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 _run([argument for argument in given if argument != "--debug"])
             finally:
                 sys.stdout.flush()
+        if arguments is None and rank_and_count()[1] > 1:
+            end_process()
     except BrokenPipeError:  # who read our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None

@@ -10,7 +10,7 @@ from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from proxima.runtime.distributed.gradient_sync import all_reduce_gradients, clip_gradients
-    from proxima.runtime.distributed.launch import rank_and_count, started_by_torchrun
+    from proxima.runtime.distributed.launch import end_process, rank_and_count, started_by_torchrun
     from proxima.runtime.distributed.process_group import Processes
     from proxima.runtime.distributed.rendezvous import init_distributed, is_lost
     from proxima.runtime.distributed.sharding import (
