@@ -141,6 +141,30 @@ def test_a_module_name_says_what_it_holds_without_its_folder():
     assert {name for name in names if names.count(name) > 1} == set()
 
 
+def test_a_class_name_is_used_once():
+    names = [
+        node.name
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in FILES if "kernels" not in path.parts],
+    ids=lambda path: str(path.relative_to(SOURCE)),
+)
+def test_a_function_fits_on_a_screen(path):
+    functions = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    assert [each.name for each in functions if each.end_lineno - each.lineno >= 50] == []
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_from_outside_a_package_only_what_it_exports_is_imported(path):
     """`core` is a library of small modules, each for itself."""
