@@ -14,7 +14,7 @@ export function showCompare(place, view) {
   if (!names.length) names = chosen();
   let more = place.asked.getAll("metric");
   const list = element("fieldset", { className: "choice" }, element("legend", { text: "Runs" }));
-  const metric = element("select", { ariaLabel: "Another metric" });
+  const metric = element("select", { ariaLabel: "Another metric", hidden: true });
   const note = element("p", { className: "soft small" });
   const last = element("div", { className: "card scroll", id: "last", hidden: true });
   const charts = element("div", { className: "charts" });
@@ -56,6 +56,7 @@ export function showCompare(place, view) {
     const now = JSON.stringify(left);
     if (offered === now) return;
     offered = now;
+    metric.hidden = !Object.keys(left).length;
     metric.replaceChildren(element("option", { value: "", text: "Add a chart …" }), ...Object.entries(left).map(([name, title]) => element("option", { value: name, text: line(title, 60) })));
   }
 

@@ -37,6 +37,7 @@ export function drawMicroscope(place, given) {
   picker.addEventListener("change", () => {
     column = picker.value;
     paint();
+    for (const cell of sides.querySelectorAll("[data-column]")) cell.classList.toggle("scope-chosen", cell.dataset.column === column);
   });
 
   function draw() {
