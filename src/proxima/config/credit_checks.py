@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from proxima.config.ppo_config import PPOConfig
 
 BY_GROUP = ("rloo", "grpo", "dr_grpo", "reinforce_plus_plus_baseline")
+WITHOUT_CRITIC = (*BY_GROUP, "reinforce_plus_plus")
 SCALED_BY_GROUP = ("rloo", "grpo", "dr_grpo")
 OF_THE_CRITIC = (
     "value_learning_rate",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from proxima.config.credit_checks import check_credit
+from proxima.config.credit_checks import WITHOUT_CRITIC, check_credit
 from proxima.config.reward_spec import RewardSpec
 from proxima.config.setting_checks import check_folder_name, check_labels, check_trackers, check_urls
 from proxima.config.setting_declaration import setting
@@ -329,21 +329,12 @@ class PPOConfig(Settings):
     @property
     def has_critic(self) -> bool:
         """Whether a value model is built and trained."""
-        return self.adv_estimator == "gae"
+        return self.adv_estimator not in WITHOUT_CRITIC
 
     @property
     def corrects_sampling(self) -> bool:
         """Whether importance weights are used; the ratio of `dis`, to the policy that sampled, is its own."""
         return self.objective != "dis"
-
-    @property
-    def clip_high(self) -> float:
-        return self.clip_epsilon_high or self.clip_epsilon
-
-    @property
-    def target_lam(self) -> float | None:
-        """Lambda of the value model's target; None = the policy's."""
-        return None if self.value_target == "lambda_return" else self.value_lam
 
     @property
     def idle_settings(self) -> dict[str, tuple[str, str]]:

@@ -201,7 +201,7 @@ class ModelTrainer:
         )
         sampled = tokens.sampled_logprobs
         moved = Moved(logprobs, old, advantages, None if sampled is None else flatten_column(sampled, tokens))
-        band = (config.clip_epsilon, config.clip_high, config.dual_clip)
+        band = (config.clip_epsilon, config.clip_epsilon_high, config.dual_clip)
         losses, stopped = policy_objective(config.objective, moved, *band)
         if "importance" in part.columns:  # another engine, or an older policy, chose the tokens
             losses = losses * flatten_column(part.column("importance"), tokens)

@@ -169,7 +169,8 @@ class PPOTrainer:
         config = self.config
         after = self.value_adder.values_after_cut(pairs) if config.cut_responses == "bootstrap" else None
         outcome = Outcome.of_pairs(pairs, self._placed(rewards, pairs), after)
-        given = (config.gamma, config.lam, config.lam_alpha, config.target_lam)
+        value_lam = None if config.value_target == "lambda_return" else config.value_lam
+        given = (config.gamma, config.lam, config.lam_alpha, value_lam)
         return add_credit(pairs, estimate(self.estimator, outcome, *given, parts))
 
     def train(

@@ -72,7 +72,7 @@ def trained_records(trainer: PPOTrainer, outcome: Record, count: int) -> list[Re
         logprobs, pairs.column("logprob_policy"), pairs.column("advantage"), pairs.tokens.sampled_logprobs
     )
     config = trainer.config
-    _, held = policy_objective(config.objective, moved, config.clip_epsilon, config.clip_high)
+    _, held = policy_objective(config.objective, moved, config.clip_epsilon, config.clip_epsilon_high)
     by_name = {name: [column[i] for i in good] for name, column in outcome["rewards_by_name"].items()}
     return records(
         pairs.with_columns(ratio=ratio, clipped=held),

@@ -41,7 +41,7 @@ def policy_objective(
 
     Args:
         low: the band of the ratio begins at 1 - low.
-        high: it ends at 1 + high.
+        high: it ends at 1 + high; 0: at 1 + low.
         dual: bound of dual clipping, for `ppo`; 0 = off.
     """
-    return OBJECTIVES[name](moved, low, high, dual)
+    return OBJECTIVES[name](moved, low, high or low, dual)
