@@ -22,6 +22,9 @@ LEAST_REACH = 0.05
 setup (53 tokens, gamma 1, lam 0.95) leaves 0.07. Below this, a token is trained on the value model's guess
 rather than on what happened."""
 
+SHORT = 0.1
+"""Largest share of `max_new_tokens` up to which a length-adaptive lambda may be 0."""
+
 
 def check_rewards_given(config: PPOConfig) -> Finding:
     if not config.rewards:
@@ -68,13 +71,13 @@ def check_reach(config: PPOConfig) -> Finding:
 def _check_adaptive_lam(name: str, config: PPOConfig) -> Finding:
     alone = math.floor(1 / config.lam_alpha)  # tokens up to which 1 - 1 / (alpha * tokens) is not above 0
     longest = max(0.0, 1 - 1 / (config.lam_alpha * config.max_new_tokens))
-    if longest >= 0.5:
+    if alone <= max(1, SHORT * config.max_new_tokens):
         return ok(name, f"lam_alpha {config.lam_alpha:g} makes lambda {longest:.2g} for the longest response")
     return warn(
         name,
         f"lam_alpha ({config.lam_alpha:g}) makes lambda 0 for responses of up to {alone} tokens and "
         f"{longest:.2g} for the longest ({config.max_new_tokens}): they learn from the value model's guess",
-        f"set lam_alpha to {math.ceil(20 / config.max_new_tokens * 10) / 10:g} or more, or to 0 and use lam",
+        "set lam_alpha to 1.5, which suits any length, or to 0 and use lam",
     )
 
 
