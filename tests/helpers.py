@@ -17,6 +17,7 @@ def weights(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
     return {
         name: torch.cat([p.detach().flatten().clone() for p in role.parameters()])
         for name, role in roles.items()
+        if role is not None
     }
 
 
@@ -25,7 +26,7 @@ def shake(trainer: PPOTrainer, size: float = 0.05, seed: int = 1) -> PPOTrainer:
     the base."""
     generator = torch.Generator().manual_seed(seed)
     for role in (trainer.models.policy, trainer.models.value):
-        for parameter in role.parameters():
+        for parameter in role.parameters() if role else ():
             parameter.data += size * torch.randn(parameter.shape, generator=generator).to(parameter.device)
     return trainer
 

@@ -105,3 +105,72 @@ def whiten(xs: list[float]) -> list[float]:
 def adapt_kl_coef(coef: float, kl: float, target: float, horizon: float, n: float) -> float:
     """beta * (1 + clip(KL / target - 1, -0.2, 0.2) * min(n / horizon, 1)), KL summed over a sequence."""
     return coef * (1 + clip(kl / target - 1, -0.2, 0.2) * min(n / horizon, 1))
+
+
+# --- credit since 2022: VAPO, RLOO, GRPO, Dr. GRPO, REINFORCE++, CISPO, DIS, IcePop
+# ----------------------------------------------------------------------------------------------------------
+
+
+def adaptive_lambda(length: int, alpha: float) -> float:
+    """1 - 1 / (alpha l), held within 0 .. 1."""
+    return clip(1 - 1 / (alpha * length), 0.0, 1.0)
+
+
+def bootstrapped(rewards: list[float], gamma: float, value_after: float) -> list[float]:
+    """The rewards of a response that went on: what follows the last token is worth gamma * V there."""
+    return [*rewards[:-1], rewards[-1] + gamma * value_after]
+
+
+def rloo(scores: list[float]) -> list[float]:
+    """Each score less the mean of the others."""
+    n = len(scores)
+    if n == 1 or max(scores) - min(scores) <= 1e-6:
+        return [0.0] * n
+    return [s - math.fsum(scores[:i] + scores[i + 1 :]) / (n - 1) for i, s in enumerate(scores)]
+
+
+def dr_grpo(scores: list[float]) -> list[float]:
+    """Each score less the mean of all."""
+    if max(scores) - min(scores) <= 1e-6:
+        return [0.0] * len(scores)
+    return [s - math.fsum(scores) / len(scores) for s in scores]
+
+
+def grpo(scores: list[float], eps: float = 1e-4) -> list[float]:
+    """Divided by std + eps, the std with Bessel's correction."""
+    centred = dr_grpo(scores)
+    if not any(centred):
+        return centred
+    std = math.sqrt(math.fsum(c * c for c in centred) / (len(scores) - 1))
+    return [c / (std + eps) for c in centred]
+
+
+def less_kl_to_go(centred: float, kl_costs: list[float]) -> list[float]:
+    """The advantage of each token: its response's centred score less the KL cost from it to the end."""
+    return [centred - math.fsum(kl_costs[t:]) for t in range(len(kl_costs))]
+
+
+def cispo_gradient(ratio: float, advantage: float, high: float) -> float:
+    """d loss / d logprob = -min(r, 1 + high) A."""
+    return -min(ratio, 1 + high) * advantage
+
+
+def dis_gradient(ratio: float, advantage: float, low: float, high: float) -> float:
+    """d loss / d logprob = -r A within the band, 0 outside."""
+    return -ratio * advantage if 1 - low < ratio < 1 + high else 0.0
+
+
+def masked_weight(weight: float, low: float, high: float) -> float:
+    return weight if low <= weight <= high else 0.0
+
+
+def geometric_mean(weights: list[float]) -> float:
+    return math.prod(weights) ** (1 / len(weights))
+
+
+def weighted_loss(losses: list[list[float]], mode: str, horizon: int) -> float:
+    """Of a minibatch, one list per response."""
+    if mode == "sequence":
+        return math.fsum(math.fsum(row) / len(row) for row in losses) / len(losses)
+    total = math.fsum(x for row in losses for x in row)
+    return total / (sum(map(len, losses)) if mode == "token" else len(losses) * horizon)

@@ -53,6 +53,32 @@ CASES: dict[str, dict[str, Any]] = {
     "token-rewards": {"rewards": (each_token, count_e)},
     "trunk": {"value_model": "policy"},
     "trunk-sharded": {"value_model": "policy", "shard_base": True, "kl_loss_coef": 0.1, "entropy_coef": 0.01},
+    "groups": {
+        "adv_estimator": "grpo",
+        "num_generations": 3,
+        "prompts": 3,
+        "whiten_advantages": False,
+        "value_learning_rate": 1e-4,
+        "loss_weighting": "sequence",
+        "rewards": (some_fail,),
+        "max_reward_failures": 0.9,
+    },
+    "groups-full-sharded": {
+        "adv_estimator": "rloo",
+        "num_generations": 2,
+        "prompts": 3,
+        "whiten_advantages": False,
+        "value_learning_rate": 1e-4,
+        "lora_r": 0,
+        "shard_base": True,
+    },
+    "bootstrap": {"cut_responses": "bootstrap", "lam_alpha": 1.5, "value_epochs": 2, "objective": "dis"},
+    "bootstrap-sharded": {
+        "cut_responses": "bootstrap",
+        "shard_base": True,
+        "objective": "cispo",
+        "loss_weighting": "horizon",
+    },
     "top-p": {"top_k": 0, "top_p": 0.8},
     "all-tokens": {"top_k": 0, "top_p": 1.0, "buffer_sampling": "length_balanced"},
     "passes-of-one": {"micro_batch_size": 1, "shard_base": True},
@@ -102,9 +128,8 @@ def run_case(models: Path, name: str) -> dict[str, Any]:
                 "tokens": tokens,
             }
         )
-    weights = [
-        p.detach() for role in (trainer.models.policy, trainer.models.value) for p in role.parameters()
-    ]
+    roles = [role for role in (trainer.models.policy, trainer.models.value) if role is not None]
+    weights = [p.detach() for role in roles for p in role.parameters()]
     held = sum(
         (p.to_local() if hasattr(p, "to_local") else p).numel()
         for p in trainer.models.sft.backbone.network.parameters()

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from proxima.advantage import (
     GAEAdvantage,
     GAEParts,
+    Outcome,
     ReturnCalculator,
     TDError,
-    add_estimates,
     compute_advantages,
     estimate,
     whiten_advantages,
@@ -260,21 +260,23 @@ def test_compute_advantages_refuses_shapes_that_do_not_fit(rewards, values):
 @lams
 @short_sweep
 @given(batch=batches("reward", "value"))
-def test_estimate_gives_advantages_and_either_target(gamma, lam, batch):
+def test_estimate_gives_advantages_and_a_target_with_a_lambda_of_its_own(gamma, lam, batch):
     rewards, values = ragged(batch, "reward"), ragged(batch, "value")
     (table, mask), reward_table = padded(values), padded(rewards)[0]
     expected = expected_advantages(rewards, values, gamma, lam)
     targets = {
-        "lambda_return": added(expected, values),
-        "reward_to_go": [oracles.reward_to_go(row, gamma) for row in rewards],
+        None: added(expected, values),
+        1.0: [oracles.reward_to_go(row, gamma) for row in rewards],
+        0.3: added(expected_advantages(rewards, values, gamma, 0.3), values),
     }
-    for value_target, wanted in targets.items():
-        found = estimate(reward_table, table, mask, gamma, lam, value_target)
+    outcome = Outcome(reward_table, torch.zeros_like(table), mask, table)
+    for value_lam, wanted in targets.items():
+        found = estimate("gae", outcome, gamma, lam, value_lam=value_lam)
         assert flat(as_lists(found.advantages, mask)) == near(flat(expected))
         assert flat(as_lists(found.targets, mask)) == near(flat(wanted))
     public = compute_advantages(reward_table, table, gamma, lam, mask)
-    again = estimate(reward_table, table, mask, gamma, lam)
-    assert all(torch.equal(one, other) for one, other in zip(public, again, strict=True))
+    again = estimate("gae", outcome, gamma, lam)
+    assert all(torch.equal(one, other) for one, other in zip(public, again[:2], strict=True))
 
 
 def test_estimates_are_made_by_the_parts_that_are_given():
@@ -283,14 +285,13 @@ def test_estimates_are_made_by_the_parts_that_are_given():
             pairs = super().compute_gae_advantages(sa_pairs, gamma, lam)
             return pairs.with_columns(advantage=pairs.column("advantage") / 2)
 
-    pairs = PlainPairs(
-        torch.ones(1, 2, dtype=torch.bool), {"reward": torch.ones(1, 2), "value": torch.ones(1, 2)}
-    )
-    whole = add_estimates(pairs, 1.0, 1.0, "lambda_return")
-    halved = add_estimates(pairs, 1.0, 1.0, "lambda_return", GAEParts(gae_advantage=Halved()))
-    assert whole.column("advantage").tolist() == [[1, 0]]
-    assert halved.column("advantage").tolist() == [[0.5, 0]]
-    assert halved.column("return").tolist() == [[1.5, 1]]
+    ones = torch.ones(1, 2)
+    outcome = Outcome(ones, 0 * ones, ones.bool(), ones)
+    whole = estimate("gae", outcome, 1.0, 1.0)
+    halved = estimate("gae", outcome, 1.0, 1.0, parts=GAEParts(gae_advantage=Halved()))
+    assert whole.advantages.tolist() == [[1, 0]]
+    assert halved.advantages.tolist() == [[0.5, 0]]
+    assert halved.targets.tolist() == [[1.5, 1]]
 
 
 def test_whitening_changes_advantages_and_leaves_targets():

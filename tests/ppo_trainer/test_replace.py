@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from proxima.advantage.estimators import ESTIMATORS
+from proxima.advantage import ESTIMATORS, Credit
 from proxima.evaluator.held_out import answer
 from proxima.experience_buffer import ExperienceBuffer
 from proxima.ppo_trainer import PPOTrainer
@@ -81,17 +81,17 @@ def test_an_estimator_of_the_users_own_is_found_by_its_name(make_config, prompts
     """It gets the pairs with rewards and values, and what it returns is trained on."""
     seen = []
 
-    def rewards_alone(pairs, gamma, lam, value_target, parts):
-        seen.append((gamma, lam, value_target, parts.td_error))
-        reward = pairs.column("reward")
-        return pairs.with_columns(**{"advantage": reward, "return": pairs.column("value") + reward})
+    def rewards_alone(outcome, terms):
+        seen.append((terms.gamma, terms.lam, terms.value_lam, terms.parts.td_error))
+        reward = outcome.pairs.column("reward")
+        return Credit(reward, outcome.values + reward)
 
     monkeypatch.setitem(ESTIMATORS, "rewards_alone", rewards_alone)
     trainer = PPOTrainer(make_config(whiten_advantages=False))
     trainer.estimator = "rewards_alone"
     pairs = trainer.ppo_step(prompts)["sa_pairs"]
     config = trainer.config
-    assert seen == [(config.gamma, config.lam, config.value_target, trainer.td_error)]
+    assert seen == [(config.gamma, config.lam, 1.0, trainer.td_error)]
     assert torch.equal(pairs.column("advantage"), pairs.column("reward"))
     assert "td_error" not in pairs.columns
     record = answer(trainer, prompts, followed=1).records[0]  # evaluations show it token by token

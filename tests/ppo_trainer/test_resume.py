@@ -110,6 +110,19 @@ KINDS = {
         "lr_schedule": "cosine",
         "warmup_steps": 2,
     },
+    "groups": {
+        "adv_estimator": "rloo",
+        "num_generations": 3,
+        "whiten_advantages": False,
+        "value_learning_rate": 1e-4,
+    },
+    "critic": {
+        "critic_warmup_until": 0.05,
+        "value_epochs": 2,
+        "cut_responses": "bootstrap",
+        "objective": "dis",
+        "lam_alpha": 1.5,
+    },
     "random reward": {"rewards": (noisy,)},
     "judges": {"judges": (RewardSpec(noisy, name="noisy"), coin), "checkpoint_every": 1},
 }

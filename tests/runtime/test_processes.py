@@ -107,7 +107,7 @@ def check_equal(one: dict, several: dict, count: int) -> None:
     assert several["norms"] == pytest.approx(one["norms"], rel=1e-4)
 
 
-QUICK = ("lora", "full-sharded", "failures")
+QUICK = ("lora", "full-sharded", "failures", "groups", "bootstrap")
 
 
 @TOGETHER

@@ -474,6 +474,41 @@ def test_a_difference_that_is_not_negligible_is_corrected(serve, on_servers, pro
     assert large["first_ratio_error"] < LOGPROB_ROUNDING  # the training side decides the ratio
 
 
+def test_masks_reject_what_lies_outside_the_band(serve, on_servers, prompts):
+    """Every weight is exp(0.1) = 1.105: kept by a mask that reaches so far, rejected by a narrower one."""
+    settings = {"top_k": 0, "top_p": 1.0, "importance_clip": 1.05}
+    server = serve(lying_by(0.1))
+
+    def step(**more):
+        return shake(PPOTrainer(on_servers(server, **{**settings, **more}))).ppo_step(prompts)
+
+    for mode in ("mask", "sequence_mask"):
+        rejected = step(importance_mode=mode)
+        assert rejected["importance_truncated"] == 1
+        assert not rejected["sa_pairs"].column("importance")[rejected["sa_pairs"].mask].any()
+        assert (rejected["policy_loss"], rejected["grad_norm_policy"]) == (0, 0)
+        kept = step(importance_mode=mode, importance_clip=2.0)
+        expected = math.exp(0.1) if mode == "mask" else 1.0
+        assert kept["importance_truncated"] == 0
+        assert kept["sa_pairs"].column("importance")[kept["sa_pairs"].mask].mean() == pytest.approx(
+            expected, rel=1e-3
+        )
+        assert kept["grad_norm_policy"] > 0
+    server = serve(lying_by(-0.3))  # weights of exp(-0.3) = 0.74
+    assert step(importance_mode="sequence_mask")["importance_truncated"] < 1
+    assert step(importance_mode="sequence_mask", importance_low=0.9)["importance_truncated"] > 0
+    assert "importance" not in step(objective="dis")["sa_pairs"].columns  # its ratio has them already
+
+
+def test_several_responses_per_prompt(serve, on_servers, prompts):
+    chosen = {"adv_estimator": "rloo", "num_generations": 3, "whiten_advantages": False}
+    trainer = PPOTrainer(on_servers(serve(), top_k=0, top_p=1.0, value_learning_rate=1e-4, **chosen))
+    outcome = trainer.ppo_step(prompts)
+    texts, rows = outcome["generated_texts"], outcome["sa_pairs"].tokens.prompts
+    assert rows == [prompt for prompt in prompts for _ in range(3)]
+    assert all(len(set(texts[i : i + 3])) > 1 for i in range(0, len(texts), 3))
+
+
 def test_tokens_outside_the_kept_set_are_counted_and_harmless(serve, on_servers, prompts):
     """An engine that keeps more than it should."""
     server = serve()

@@ -24,7 +24,7 @@ from proxima.tools.doctor.examination import step_findings
 from proxima.tools.doctor.memory_estimate import GIB, network_size
 from proxima.tools.doctor.settings_checks import check_batches, check_learning_rates, check_reach
 from proxima.tools.doctor.show_findings import show
-from proxima.tools.doctor.step_checks import unchanging
+from proxima.tools.doctor.step_checks import check_ratio, tolerance_of, unchanging
 from proxima.tools.doctor.tokenizer_checks import check_pad
 from tests.helpers import shake, weights
 
@@ -598,6 +598,38 @@ def test_warnings_go_to_stderr_and_training_goes_on(call, tmp_path, monkeypatch)
         "proxima: warning: learning rate: learning_rate (0.5) is far from usual for adapters; use 1e-07 to "
         "0.005" in err
     )
+
+
+def test_a_length_adaptive_lambda_that_is_0_for_short_answers_is_said():
+    found = check_reach(PPOConfig(max_new_tokens=53, lam_alpha=0.05))
+    assert found.level == "warn"
+    assert "lambda 0 for responses of up to 20 tokens and 0.62 for the longest (53)" in found.text
+    for fine in ({"max_new_tokens": 4096, "lam_alpha": 0.05}, {"max_new_tokens": 53, "lam_alpha": 1.5}):
+        assert check_reach(PPOConfig(**fine)).level == "ok"
+
+
+def test_groups_are_counted_in_responses_and_need_no_reach():
+    groups = {"adv_estimator": "rloo", "num_generations": 6, "whiten_advantages": False}
+    config = PPOConfig(batch_size=4, minibatch_size=9, max_new_tokens=4000, **groups)
+    assert check_reach(config).level == "ok"
+    found = check_batches(config, 100)
+    assert (found.level, found.advice) == ("warn", "set minibatch_size to 3 or 24")
+    assert "24 responses (batch_size 4 x num_generations 6)" in found.text
+    assert check_batches(PPOConfig(batch_size=4, minibatch_size=8, **groups), 100).level == "ok"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"adv_estimator": "grpo", "num_generations": 2, "whiten_advantages": False},
+        {"critic_warmup_until": 0.9, "value_epochs": 2, "cut_responses": "leave_out", "objective": "dis"},
+    ],
+)
+def test_a_step_that_learns_nothing_runs_with_every_estimator_and_critic_setting(make_config, settings):
+    config = unchanging(make_config(value_learning_rate=1e-4, **settings))
+    trainer = PPOTrainer(config)
+    results = trainer.ppo_step(["a", "b"])
+    assert check_ratio(results, tolerance_of(trainer)).level == "ok"
 
 
 def test_hostile_text_in_a_finding_does_not_reach_the_terminal(capsys):

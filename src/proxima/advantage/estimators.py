@@ -1,87 +1,67 @@
-"""Advantages and value targets from rewards and values: one function per estimator, found by its name.
+"""Advantages and value targets from what a rollout earned: one function per estimator, found by its name.
 
-In: rewards and values (B, R). Out: advantages that are not whitened, and what the value model learns.
+    gae                           generalised advantage estimation; the only one with a value model
+    rloo                          score less the mean of the group's other scores
+    grpo, dr_grpo                 score less the group's mean, divided by its std or not
+    reinforce_plus_plus           score, to be whitened over all tokens
+    reinforce_plus_plus_baseline  the same, less the group's mean
 
-    gae   generalised advantage estimation; the target is A_t + V(s_t) (`lambda_return`) or the discounted
-          reward-to-go (`reward_to_go`)
-
-A new estimator is a function like `gae`, and its name in `ESTIMATORS`.
+In: an `Outcome`. Out: its `Credit`; whitening is done after it. A new estimator is a function like `gae`, and
+its name in `ESTIMATORS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from proxima.advantage.gae_advantage import GAEAdvantage
-from proxima.advantage.return_calculator import ReturnCalculator
-from proxima.advantage.td_error import TDError
+from proxima.advantage.gae import GAEParts, Terms, gae
+from proxima.advantage.grpo import dr_grpo, grpo
+from proxima.advantage.outcome import Credit, Outcome
+from proxima.advantage.reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
+from proxima.advantage.rloo import rloo
 from proxima.core.ops import at_least_float32, place_rewards, whiten
-from proxima.core.pairs import PlainPairs, SAPairs, rejoin
+from proxima.core.pairs import SAPairs
 
 AnyPairs = TypeVar("AnyPairs", bound=SAPairs)
 
-
-class GAEParts(NamedTuple):
-    """The three formulas of GAE; each may be replaced by anything with the same method."""
-
-    td_error: TDError = TDError()
-    gae_advantage: GAEAdvantage = GAEAdvantage()
-    return_calculator: ReturnCalculator = ReturnCalculator()
-
-
-class Estimate(NamedTuple):
-    """Both (B, R)."""
-
-    advantages: Tensor  # not whitened
-    targets: Tensor  # of the value model
-
-
-def gae(pairs: SAPairs, gamma: float, lam: float, value_target: str, parts: GAEParts) -> SAPairs:
-    """Pairs with `td_error`, `advantage` and `return`."""
-    found = parts.td_error.compute_td_errors(pairs, gamma)
-    found = rejoin(parts.gae_advantage.compute_gae_advantages(found, gamma, lam), pairs)
-    if value_target == "lambda_return":
-        return found.with_columns(**{"return": found.column("advantage") + found.column("value")})
-    return rejoin(parts.return_calculator.add_reward_to_go(found, gamma), pairs)
-
-
-ESTIMATORS: dict[str, Callable[[SAPairs, float, float, str, GAEParts], SAPairs]] = {"gae": gae}
-
-
-def add_estimates(
-    pairs: SAPairs,
-    gamma: float,
-    lam: float,
-    value_target: str,
-    parts: GAEParts | None = None,
-    estimator: str = "gae",
-) -> SAPairs:
-    """Pairs with `reward` and `value` in; out with `advantage`, not whitened, and `return`, the target.
-
-    Args:
-        value_target: `lambda_return` or `reward_to_go`.
-        parts: what GAE is computed by, where a part was replaced.
-    """
-    return ESTIMATORS[estimator](pairs, gamma, lam, value_target, parts or GAEParts())
+ESTIMATORS: dict[str, Callable[[Outcome, Terms], Credit]] = {
+    "gae": gae,
+    "rloo": rloo,
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+}
 
 
 def estimate(
-    rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
+    name: str,
+    outcome: Outcome,
     gamma: float,
     lam: float,
-    value_target: str = "lambda_return",
-    estimator: str = "gae",
-) -> Estimate:
-    """What `add_estimates` computes, from tensors (B, R)."""
-    pairs = PlainPairs(mask, {"reward": rewards, "value": values})
-    found = add_estimates(pairs, gamma, lam, value_target, estimator=estimator)
-    return Estimate(found.column("advantage"), found.column("return"))
+    lam_alpha: float = 0.0,
+    value_lam: float | None = None,
+    parts: GAEParts | None = None,
+) -> Credit:
+    """Advantages that are not whitened, and what the value model learns.
+
+    Args:
+        name: of an estimator in `ESTIMATORS`.
+        lam_alpha: above 0, lambda grows with a response's length, and `lam` is not used.
+        value_lam: lambda of the value model's target, 1 for the reward-to-go; None: the policy's.
+        parts: what GAE is computed by, where a part was replaced.
+    """
+    return ESTIMATORS[name](outcome, Terms(gamma, lam, lam_alpha, value_lam, parts or GAEParts()))
+
+
+def add_credit(pairs: AnyPairs, credit: Credit) -> AnyPairs:
+    """Pairs with `advantage`; `td_error` and `return` where the estimator gives them."""
+    found = {"td_error": credit.td_errors, "advantage": credit.advantages, "return": credit.targets}
+    return pairs.with_columns(**{name: column for name, column in found.items() if column is not None})
 
 
 def whiten_advantages(pairs: AnyPairs) -> AnyPairs:
@@ -111,8 +91,7 @@ def compute_advantages(
         table = at_least_float32(torch.as_tensor(values))
         if table.dim() == 2:
             real = torch.ones_like(table, dtype=torch.bool) if mask is None else mask
-            advantages, returns = estimate(place_rewards(rewards, real, table), table, real, gamma, lam)
-            return advantages, returns
+            return _gae_of(place_rewards(rewards, real, table), table, real, gamma, lam)
         grid = table.unsqueeze(0)
         advantages, returns = compute_advantages(_one_row(rewards, grid.dtype), grid, gamma, lam)
         return advantages[0], returns[0]
@@ -127,9 +106,15 @@ def compute_advantages(
         grid[i, : lengths[i]] = torch.as_tensor(row, dtype=grid.dtype)
         real[i, : lengths[i]] = True
     scores = _one_row(rewards, grid.dtype) if flat else rewards
-    found = estimate(place_rewards(scores, real, grid), grid, real, gamma, lam)
+    found = _gae_of(place_rewards(scores, real, grid), grid, real, gamma, lam)
     lists = [_ragged(table, lengths) for table in found]
     return (lists[0][0], lists[1][0]) if flat else (lists[0], lists[1])
+
+
+def _gae_of(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    found = estimate("gae", Outcome(rewards, torch.zeros_like(rewards), mask, values), gamma, lam)
+    assert found.targets is not None
+    return found.advantages, found.targets
 
 
 def _one_row(rewards: float | Sequence[Any] | Tensor, dtype: torch.dtype) -> list[Any]:

@@ -3,6 +3,8 @@ sequence."""
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from proxima.advantage.return_calculator import discounted_sum
 from proxima.advantage.td_error import TDError
 from proxima.core.pairs import PairsLike, SAPairs, as_pairs
@@ -11,7 +13,11 @@ from proxima.core.pairs import PairsLike, SAPairs, as_pairs
 class GAEAdvantage:
     """Adds `advantage` to state-action pairs (and `td_error`, where it is not there yet)."""
 
-    def compute_gae_advantages(self, sa_pairs: PairsLike, gamma: float, lam: float) -> SAPairs:
+    def compute_gae_advantages(self, sa_pairs: PairsLike, gamma: float, lam: float | Tensor) -> SAPairs:
+        """
+        Args:
+            lam: one for all sequences, or one for each (B,).
+        """
         pairs = as_pairs(sa_pairs)
         if "td_error" not in pairs.columns:
             pairs = TDError().compute_td_errors(pairs, gamma)

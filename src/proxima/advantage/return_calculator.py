@@ -8,13 +8,16 @@ from torch import Tensor
 from proxima.core.pairs import PairsLike, SAPairs, as_pairs
 
 
-def discounted_sum(x: Tensor, mask: Tensor, discount: float) -> Tensor:
-    """y_t = x_t + discount * y_{t+1} along each row, over real tokens only. (B, R) -> (B, R)."""
-    x = torch.where(mask, x, x.new_zeros(()))
+def discounted_sum(x: Tensor, mask: Tensor, discount: float | Tensor) -> Tensor:
+    """y_t = x_t + discount * y_{t+1} along each row, where t + 1 is the next real token. (B, R) -> (B, R).
+
+    Args:
+        discount: one for all rows, or one for each (B,).
+    """
     total = x.new_zeros(x.shape[0])
     sums = []
     for position in reversed(range(x.shape[1])):
-        total = x[:, position] + discount * total
+        total = torch.where(mask[:, position], x[:, position] + discount * total, total)
         sums.append(total)
     return torch.stack(sums[::-1], 1)
 

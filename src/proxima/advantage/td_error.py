@@ -1,7 +1,7 @@
 """Temporal-difference errors: delta_t = reward_t + gamma * V(s_{t+1}) - V(s_t).
 
-V(s_t) is read at the token before action t. The value after the last real token is 0, whether the sequence
-ended or was cut.
+V(s_t) is read at the token before action t, and t + 1 is the next real token. The value after
+the last real token is 0, whether the sequence ended or was cut.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from proxima.core.pairs import PairsLike, SAPairs, as_pairs
 def td_errors(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """(B, R) -> (B, R)."""
     values = torch.where(mask, values, values.new_zeros(()))
-    next_values = torch.nn.functional.pad(values[:, 1:], (0, 1))
+    width = mask.shape[1]
+    places = torch.where(mask, torch.arange(width, device=mask.device), width)
+    next_real = places.flip(1).cummin(1).values.flip(1)  # (B, R): the first real token from here on, or R
+    following = torch.nn.functional.pad(next_real[:, 1:], (0, 1), value=width)
+    next_values = torch.nn.functional.pad(values, (0, 1)).gather(1, following)
     return rewards + gamma * next_values - values
 
 

@@ -72,7 +72,7 @@ class ModelSet:
 
     policy: PolicyModel
     sft: SFTModel
-    value: ValueModel
+    value: ValueModel | None  # None where advantages need none
     reward: RewardModel
     eos_ids: tuple[int, ...]  # tokens that end a response
     context_length: int | None  # most tokens of a sequence; None = no limit
@@ -82,6 +82,10 @@ class ModelSet:
     @property
     def device(self) -> torch.device:
         return self.policy.device
+
+    @property
+    def value_shares_policy(self) -> bool:
+        return self.value is not None and self.value.shares_policy
 
 
 def build_models(config: PPOConfig, tokenizer: Tokenizer) -> ModelSet:
@@ -102,19 +106,20 @@ def build_models(config: PPOConfig, tokenizer: Tokenizer) -> ModelSet:
         sft = _reference(config, base)
         reward = load_reward(config, base)
         policy = _policy(config, base, sft)
-        value = _value(config, base, sft, reward, policy, tokenizer)
-    for role in (policy, sft, value, reward):
+        value = _value(config, base, sft, reward, policy, tokenizer) if config.has_critic else None
+    trained: list[BaseModel] = [policy] if value is None else [policy, value]
+    for role in (*trained, sft, reward):
         role.backbone.settings = EngineSettings(
             fast=config.engine != "plain",
             compiled=config.compile_layers,
             checkpointing=config.gradient_checkpointing,
         )
     if config.gradient_checkpointing:
-        for backbone in _backbones([policy, value]):
+        for backbone in _backbones(trained):
             if mesh is not None or backbone.decoder is None:
                 backbone.checkpoint_layers()
     if mesh is not None:
-        _shard([policy, sft, value, reward], processes, mesh)
+        _shard([policy, sft, *trained[1:], reward], processes, mesh)
     eos_ids = eos_token_ids(tokenizer, base.network)
     micro_batches = MicroBatches.of(config)
     micro_batches.may_halve = mesh is None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from proxima.config.credit_checks import WITHOUT_CRITIC, check_credit
 from proxima.config.reward_spec import RewardSpec
 from proxima.config.setting_checks import check_folder_name, check_labels, check_trackers, check_urls
 from proxima.config.setting_declaration import setting
@@ -35,7 +36,7 @@ class PPOConfig(Settings):
     values."""
     batch_size: int = setting(32, at_least=1)
     """Prompts that `train` draws for one PPO step, over all processes: larger batches mean less noise and
-    longer steps."""
+    longer steps. Each is answered `num_generations` times."""
     max_new_tokens: int = setting(10, at_least=1)
     """Most tokens in a response; a longer one is cut there, without an EOS."""
     gamma: float = setting(0.99, at_least=0, at_most=1)
@@ -100,6 +101,23 @@ class PPOConfig(Settings):
     weights saved."""
 
     # --- the update ---
+    adv_estimator: Literal[
+        "gae", "rloo", "grpo", "dr_grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
+    ] = setting("gae")
+    """Where advantages come from: `gae`, a value model; the others, scores of the same prompt's other
+    responses, and no value model is built or trained; docs/concepts/5-values-and-advantages.md has the
+    formulas."""
+    num_generations: int = setting(1, at_least=1)
+    """Responses per prompt: a step has `batch_size` * `num_generations` of them, prompt by prompt."""
+    objective: Literal["ppo", "cispo", "dis"] = setting("ppo")
+    """Objective of the policy: `ppo`, clipped ratios; `cispo`, capped weights, so that no token loses its
+    gradient; `dis`, tokens outside the band are masked, and the ratio is to the policy that sampled."""
+    loss_weighting: Literal["token", "sequence", "horizon"] = setting("token")
+    """How the policy loss of a minibatch is averaged: `token`, over its tokens; `sequence`, over each
+    response's tokens, then over responses; `horizon`, its sum by responses * `max_new_tokens` (Dr. GRPO)."""
+    value_epochs: int = setting(0, at_least=0)
+    """Passes of the value model over a rollout, apart from the policy's, which `kl_stop` then ends alone;
+    0 = with the policy's, `ppo_epochs`."""
     ppo_epochs: int = setting(4, at_least=1)
     """Passes over a rollout (reference value for TL;DR: 4): more get more out of the same samples, but
     move the policy further from the one that wrote them."""
@@ -137,6 +155,12 @@ class PPOConfig(Settings):
     importance_clip: float = setting(2.0, at_least=1)
     """Largest per-token importance weight, pi_training / pi_engine, where the policy that vLLM sampled from
     differs from the one that is trained."""
+    importance_mode: Literal["truncate", "mask", "sequence_mask"] = setting("truncate")
+    """What becomes of importance weights: `truncate`, at most `importance_clip`; `mask`, 0 outside
+    `importance_low` .. `importance_clip`; `sequence_mask`, the same for whole responses, by the geometric
+    mean of their weights (usual: 0.99 .. 1.01), and 1 for those that stay."""
+    importance_low: float = setting(0.5, above=0, at_most=1)
+    """Smallest importance weight that the masks of `importance_mode` leave."""
     overlap: bool = setting(False, values="true or false; true needs `engine_urls`")
     """With engine_urls, sample the next step's responses during this step's update: one update behind,
     corrected by importance weights."""
@@ -154,14 +178,27 @@ class PPOConfig(Settings):
     """Hold new values this near the old ones in the value loss (reference value 0.2); 0 = off."""
     value_coef: float = setting(0.1, at_least=0)
     """Weight of the value loss where the value is a head on the policy's trunk (reference value 0.1)."""
+    value_lam: float = setting(1.0, at_least=0, at_most=1)
+    """Lambda of the value model's target, apart from the policy's `lam`: 1 = the discounted rewards that
+    came; less has less noise and trusts the values more."""
     value_target: Literal["reward_to_go", "lambda_return"] = setting("reward_to_go")
-    """What the value model learns: `reward_to_go`, the discounted rewards that came, or `lambda_return`,
-    advantage + value, with less noise and more trust in the values."""
+    """What the value model learns: `reward_to_go`, the discounted rewards that came (or as `value_lam`
+    says), or `lambda_return`, advantage + value, as if `value_lam` were the policy's lambda."""
+    lam_alpha: float = setting(0.0, at_least=0)
+    """Length-adaptive lambda of the policy, instead of `lam`: 1 - 1 / (lam_alpha * tokens of the response),
+    at least 0 (VAPO: 0.05, for answers of thousands of tokens; SAO: 1.5); 0 = off."""
+    cut_responses: Literal["terminal", "bootstrap", "leave_out"] = setting("terminal")
+    """What a response without EOS, cut at `max_new_tokens`, counts as: `terminal`, finished, with its score;
+    `bootstrap`, unfinished, with the value after its last token in place of its sequence score; `leave_out`,
+    nothing: it is not trained on."""
     whiten_advantages: bool = setting(True)
     """Shift and scale the advantages of a rollout to zero mean and unit variance, so that the size of an
     update does not depend on the rewards' scale."""
     entropy_coef: float = setting(0.0, at_least=0)
     """Weight of the entropy bonus in the policy loss, against collapse; 0 = off."""
+    clip_epsilon_high: float = setting(0.0, at_least=0)
+    """The band of ratios ends at 1 + this, where it is to be wider or narrower above than below (DAPO: 0.28);
+    0 = as `clip_epsilon`."""
     dual_clip: float = setting(0.0, above=1, or_off=True)
     """Bound c > 1 of dual clipping for negative advantages (Ye et al.: 3); 0 = off."""
     kl_loss_coef: float = setting(0.0, at_least=0)
@@ -187,6 +224,10 @@ class PPOConfig(Settings):
     critic_warmup_steps: int = setting(0, at_least=0)
     """First PPO steps that train the value model alone, so that the policy begins with values that mean
     something."""
+
+    critic_warmup_until: float = setting(0.0, at_least=0, below=1)
+    """Explained variance that the value model must have reached in a step before the policy trains, after
+    `critic_warmup_steps`; 0 = none."""
 
     # --- the buffer ---
     buffer_sampling: Literal["shuffled", "sequential", "length_balanced", "token_budget"] = setting(
@@ -283,6 +324,17 @@ class PPOConfig(Settings):
             raise ValueError(
                 "overlap needs engine_urls: vLLM in this process samples or trains, it cannot do both at once"
             )
+        check_credit(self)
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a value model is built and trained."""
+        return self.adv_estimator not in WITHOUT_CRITIC
+
+    @property
+    def corrects_sampling(self) -> bool:
+        """Whether importance weights are used; the ratio of `dis`, to the policy that sampled, is its own."""
+        return self.objective != "dis"
 
     @property
     def idle_settings(self) -> dict[str, tuple[str, str]]:

@@ -71,6 +71,11 @@ def explained_variance(predictions: Tensor, targets: Tensor, mask: Tensor) -> Te
     return 1 - variance(targets - predictions) / variance(targets).clamp(min=WHITEN_EPS)
 
 
+def last_real(mask: Tensor) -> Tensor:
+    """Bool (B, R), True at each row's last real token, which may follow holes; nowhere in an empty row."""
+    return mask & (mask.flip(1).cumsum(1).flip(1) == 1)
+
+
 def place_rewards(rewards: Any, mask: Tensor, like: Tensor) -> Tensor:
     """Rewards as (B, R): a sequence's one number on its last real token, or a row of numbers, one per token.
 
@@ -82,14 +87,13 @@ def place_rewards(rewards: Any, mask: Tensor, like: Tensor) -> Tensor:
     """
     if len(rewards) != len(mask):
         raise ValueError(f"{len(rewards)} rewards for {len(mask)} sequences; give one per sequence")
-    lengths = mask.sum(1)
-    sizes = lengths.tolist()
+    sizes = mask.sum(1).tolist()
     if 0 in sizes:
         raise ValueError(f"sequence {sizes.index(0)} has no tokens to reward")
     if hasattr(rewards, "__array__"):
-        placed = _place_table(torch.as_tensor(rewards).to(like), lengths.to(like.device), sizes, like)
+        placed = _place_table(torch.as_tensor(rewards).to(like), mask.to(like.device), sizes, like)
     else:
-        placed = _place_rows(rewards, sizes, like).to(like.device)
+        placed = _place_rows(rewards, mask.cpu(), sizes, like).to(like.device)
     finite = placed.isfinite().all(1).tolist()
     if not all(finite):
         row = finite.index(False)
@@ -99,29 +103,28 @@ def place_rewards(rewards: Any, mask: Tensor, like: Tensor) -> Tensor:
     return placed
 
 
-def _place_table(numbers: Tensor, lengths: Tensor, sizes: list[int], like: Tensor) -> Tensor:
+def _place_table(numbers: Tensor, mask: Tensor, sizes: list[int], like: Tensor) -> Tensor:
     """From one tensor, (B,) or (B, R) and padded."""
-    places = torch.arange(like.shape[1], device=like.device)
     if numbers.dim() == 1:
-        last = places == lengths.unsqueeze(1) - 1
-        return torch.where(last, numbers.unsqueeze(1), like.new_zeros(()))
+        return torch.where(last_real(mask), numbers.unsqueeze(1), like.new_zeros(()))
     width = numbers.shape[1]
-    for row, size in enumerate(sizes):
-        if width < size:
-            raise _misfit(row, size, width)
+    if width < mask.shape[1] and bool(mask[:, width:].any()):
+        row = mask[:, width:].any(1).tolist().index(True)
+        raise _misfit(row, sizes[row], width)
     missing = like.shape[1] - width
     fitted = torch.nn.functional.pad(numbers, (0, missing)) if missing > 0 else numbers[:, : like.shape[1]]
-    return torch.where(places < lengths.unsqueeze(1), fitted, like.new_zeros(()))
+    return torch.where(mask, fitted, like.new_zeros(()))
 
 
-def _place_rows(rewards: Sequence[Any], sizes: list[int], like: Tensor) -> Tensor:
-    """From a list of numbers and rows, on the CPU."""
+def _place_rows(rewards: Sequence[Any], mask: Tensor, sizes: list[int], like: Tensor) -> Tensor:
+    """From a list of numbers and rows, on the CPU; a row has one number per real token."""
     placed = torch.zeros(like.shape, dtype=like.dtype)
+    ends = last_real(mask)
     for row, (given, size) in enumerate(zip(rewards, sizes, strict=True)):
         numbers = torch.as_tensor(given, dtype=like.dtype, device="cpu")
         if numbers.dim() and len(numbers) != size:
             raise _misfit(row, size, len(numbers))
-        placed[row, slice(size) if numbers.dim() else size - 1] = numbers
+        placed[row, mask[row] if numbers.dim() else ends[row]] = numbers
     return placed
 
 

@@ -91,10 +91,13 @@ class SequenceGenerator:
         measured: dict[str, float] = {"policy_lag": self.policy_lag, "importance_truncated": 0.0}
         if self.rollouts is None:
             return rollout, {**measured, "engine_retries": 0}
+        config = self.config
         measured["engine_retries"] = self.models.processes.all_reduce_sum(self.rollouts.new_retries())
-        rollout, measured["importance_truncated"] = add_importance_weights(
-            rollout, self.config.importance_clip, is_old=self.policy_lag > 0
-        )
+        if config.corrects_sampling:
+            band = (config.importance_mode, config.importance_low, config.importance_clip)
+            rollout, measured["importance_truncated"] = add_importance_weights(
+                rollout, *band, is_old=self.policy_lag > 0
+            )
         return rollout, measured
 
     def check_sampling_gap(self, gap: float) -> None:

@@ -25,7 +25,15 @@ from proxima.models import by_chunks, flatten_column
 from proxima.runs import update_metrics
 from proxima.runtime.distributed import all_reduce_gradients, clip_gradients
 from proxima.token_attribution import ensure_tokens
-from proxima.training import approximate_kl, clipped, policy_loss, policy_ratio, value_loss
+from proxima.training import (
+    Moved,
+    TokenWeights,
+    approximate_kl,
+    policy_objective,
+    policy_ratio,
+    token_weights,
+    value_loss,
+)
 
 ADAM_EPS = 1e-5  # reference value of PPO for language models
 
@@ -36,19 +44,21 @@ class PolicyLosses(NamedTuple):
     """Of each response token of a micro-batch, packed (M,)."""
 
     loss: Tensor
-    ratio: Tensor
-    advantages: Tensor
+    ratio: Tensor  # without a gradient
+    stopped: Tensor  # where the objective stopped or capped a gradient
 
 
 class ModelTrainer:
-    """Two optimisers, one for the policy and one for the value model."""
+    """Two optimisers, one for the policy and one for the value model, where there is one."""
 
     def __init__(self, models: ModelSet, tokenizer: Tokenizer, config: PPOConfig):
         self.models, self.tokenizer, self.config = models, tokenizer, config
         self.policy_parameters = models.policy.parameters()
-        self.value_parameters = models.value.parameters()
+        self.value_parameters = models.value.parameters() if models.value else []
         self.policy_optimizer = _adamw(self.policy_parameters, config.learning_rate)
-        self.value_optimizer = _adamw(self.value_parameters, config.value_learning_rate)
+        self.value_optimizer = (
+            _adamw(self.value_parameters, config.value_learning_rate) if models.value else None
+        )
 
     def train_policy_model(self, sa_pairs: PairsLike) -> float:
         """One optimiser step of the policy on these pairs; its loss."""
@@ -56,21 +66,26 @@ class ModelTrainer:
 
     def train_value_model(self, sa_pairs: PairsLike) -> float:
         """One optimiser step of the value model on these pairs; its loss."""
+        if self.models.value is None:
+            raise ValueError(f"adv_estimator {self.config.adv_estimator} has no value model to train")
         return float(self._minibatch(self._pairs(sa_pairs), policy=False)["value_loss"])
 
     def train_step(self, batch: PairsLike) -> tuple[float, float]:
-        """One optimiser step of each: (policy loss, value loss)."""
+        """One optimiser step of each: (policy loss, value loss), the latter nan without a value model."""
         stats = self._minibatch(self._pairs(batch))
-        return float(stats["policy_loss"]), float(stats["value_loss"])
+        return float(stats["policy_loss"]), float(stats.get("value_loss", float("nan")))
 
-    def update_models(self, data: BatchedData, rate_factor: float, policy: bool = True) -> dict[str, float]:
+    def update_models(
+        self, data: BatchedData | None, rate_factor: float, policy: bool = True
+    ) -> dict[str, float]:
         """All epochs over a rollout, at this factor of both learning rates; what was measured.
 
         Args:
+            data: None where there is nothing to train on.
             policy: False trains the value model alone (critic warm-up).
         """
         rates = self.set_learning_rates(rate_factor)
-        history, stopped = self.update(data, policy)
+        history, stopped = ([], False) if data is None else self.update(data, policy)
         taken = [stats for stats in history if "skipped" not in stats]
         return {
             **update_metrics(taken),
@@ -82,11 +97,20 @@ class ModelTrainer:
         }
 
     def update(self, data: BatchedData, policy: bool = True) -> tuple[list[dict[str, Tensor]], bool]:
-        """What each minibatch of all epochs measured, and whether kl_stop ended them early."""
+        """What each minibatch of all epochs measured, and whether kl_stop ended the policy's early."""
+        config = self.config
+        if not config.value_epochs:
+            return self._epochs(data, config.ppo_epochs, policy=policy)
+        history, stopped = self._epochs(data, config.ppo_epochs, value=False) if policy else ([], False)
+        return history + self._epochs(data, config.value_epochs, policy=False)[0], stopped
+
+    def _epochs(
+        self, data: BatchedData, epochs: int, policy: bool = True, value: bool = True
+    ) -> tuple[list[dict[str, Tensor]], bool]:
         history = []
-        for epoch in range(self.config.ppo_epochs):
+        for epoch in range(epochs):
             for batch in data.epoch(epoch):
-                history.append(self._minibatch(self._pairs(batch), policy=policy))
+                history.append(self._minibatch(self._pairs(batch), policy, value))
                 if "stopped" in history[-1]:
                     return history, True
         return history, False
@@ -95,7 +119,7 @@ class ModelTrainer:
         """Both learning rates at this factor of the config's."""
         rates = (factor * self.config.learning_rate, factor * self.config.value_learning_rate)
         for optimizer, rate in zip((self.policy_optimizer, self.value_optimizer), rates, strict=True):
-            for group in optimizer.param_groups:
+            for group in optimizer.param_groups if optimizer else ():
                 group["lr"] = rate
         return rates
 
@@ -111,10 +135,10 @@ class ModelTrainer:
         Above kl_stop: no step, and "stopped" is set. With a loss or gradient that is not finite: no step of
         either optimiser, and "skipped" is set (the one question an update waits for the device to answer).
         """
-        longest = batch.tokens.longest
+        longest, value = batch.tokens.longest, value and self.models.value is not None
         processes, passes = self.models.processes, self.models.micro_batches
         stats: dict[str, Tensor] = {}
-        if policy and value and self.models.value.shares_policy:
+        if policy and value and self.models.value_shares_policy:
             # both add to the same gradients: repeated together
             (sums, peaks), more = passes.run(
                 lambda: (self._policy_backward(batch), self._value_backward(batch)), longest
@@ -137,27 +161,29 @@ class ModelTrainer:
             return stats | {"skipped": torch.tensor(True)}
         if policy:
             self.policy_optimizer.step()
-        if value:
+        if value and self.value_optimizer is not None:
             self.value_optimizer.step()
         return stats
 
     def _policy_backward(self, batch: TokenPairs) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gradients of this process's share; numbers to add up and numbers of which the largest counts."""
         total, nothing = batch.mask.sum(), torch.zeros((), device=batch.mask.device)
+        counted = token_weights(self.config.loss_weighting, batch.mask.sum(1), self.config.max_new_tokens)
+        if counted.rows is not None:
+            batch = batch.with_columns(loss_weight=counted.rows.unsqueeze(1).expand(batch.mask.shape))
         sums = dict.fromkeys(("policy_loss", "approx_kl", "clip_fraction"), nothing)
         peaks = dict.fromkeys(("ratio_max", "ratio_error"), nothing)
         self.policy_optimizer.zero_grad()
         with self.models.policy.training():
             for part in self._micro_batches(batch):
-                losses, ratio, advantages = self._policy_losses(part)
-                loss = masked_mean(losses, None, total)
+                losses, ratio, stopped = self._policy_losses(part)
+                loss = _mean(counted, losses, part)
                 loss.backward()
                 with torch.no_grad():
-                    held = clipped(ratio, advantages, self.config.clip_epsilon)
                     measured = {
                         "policy_loss": loss.detach(),
                         "approx_kl": masked_mean(approximate_kl(ratio), None, total),
-                        "clip_fraction": masked_mean(held.float(), None, total),
+                        "clip_fraction": masked_mean(stopped.float(), None, total),
                     }
                     sums = {name: sums[name] + number for name, number in measured.items()}
                     worst = {"ratio_max": ratio.max(), "ratio_error": (ratio - 1).abs().max()}
@@ -173,11 +199,13 @@ class ModelTrainer:
         old, advantages = (
             flatten_column(part.column(name), tokens) for name in ("logprob_policy", "advantage")
         )
-        ratio = policy_ratio(logprobs, old)
-        losses = policy_loss(ratio, advantages, config.clip_epsilon, config.dual_clip)
+        sampled = tokens.sampled_logprobs
+        moved = Moved(logprobs, old, advantages, None if sampled is None else flatten_column(sampled, tokens))
+        band = (config.clip_epsilon, config.clip_epsilon_high, config.dual_clip)
+        losses, stopped = policy_objective(config.objective, moved, *band)
         if "importance" in part.columns:  # another engine, or an older policy, chose the tokens
             losses = losses * flatten_column(part.column("importance"), tokens)
-        return PolicyLosses(losses + extra, ratio, advantages)
+        return PolicyLosses(losses + extra, policy_ratio(logprobs.detach(), old), stopped)
 
     def _chunk_losses(self, hidden: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
         """Log-probabilities (m,), and the loss terms that need whole distributions."""
@@ -205,6 +233,8 @@ class ModelTrainer:
 
     def _value_backward(self, batch: TokenPairs) -> dict[str, Tensor]:
         total, value = batch.mask.sum(), self.models.value
+        assert value is not None
+        assert self.value_optimizer is not None
         weight = self.config.value_coef if value.shares_policy else 1.0
         summed = torch.zeros((), device=batch.mask.device)
         self.value_optimizer.zero_grad()
@@ -230,6 +260,12 @@ class ModelTrainer:
             batch = batch.select(self.models.processes.balanced_rows(sizes))
         for rows in self.models.micro_batches.rows(batch.tokens):
             yield batch.select(rows)
+
+
+def _mean(counted: TokenWeights, losses: Tensor, part: TokenPairs) -> Tensor:
+    """A micro-batch's share in the policy loss of its minibatch."""
+    weights = part.columns.get("loss_weight")
+    return counted.mean(losses, None if weights is None else flatten_column(weights, part.tokens))
 
 
 def _adamw(parameters: list[nn.Parameter], rate: float) -> torch.optim.AdamW:

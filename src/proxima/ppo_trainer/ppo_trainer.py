@@ -9,23 +9,29 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from proxima.advantage import (
     GAEAdvantage,
     GAEParts,
+    Outcome,
     ReturnCalculator,
     TDError,
-    add_estimates,
+    add_credit,
+    estimate,
     whiten_advantages,
 )
 from proxima.base_setup import BaseSetup
 from proxima.config import PPOConfig
 from proxima.core.json_record import Record
+from proxima.core.ops import place_rewards
 from proxima.core.pairs import TokenPairs, rejoin
 from proxima.evaluator import Evaluator, HeldOut, Judges, check_judges
 from proxima.experience_buffer import ExperienceBuffer
 from proxima.ppo_trainer.batch_plan import BatchPlan, fingerprint
 from proxima.ppo_trainer.generator import SequenceGenerator
 from proxima.ppo_trainer.model_trainer import ModelTrainer
+from proxima.ppo_trainer.prompt_groups import group_metrics, repeat_prompts, with_groups
 from proxima.ppo_trainer.reward_computer import RewardComputer
 from proxima.ppo_trainer.shared_run import open_run
 from proxima.ppo_trainer.stop_signals import StopSignals
@@ -64,7 +70,7 @@ class PPOTrainer:
         self.td_error = TDError()
         self.gae_advantage = GAEAdvantage()
         self.return_calculator = ReturnCalculator()
-        self.estimator = "gae"  # a name in `proxima.advantage.estimators.ESTIMATORS`
+        self.estimator: str = config.adv_estimator  # a name in `proxima.advantage.ESTIMATORS`
         self.buffer = ExperienceBuffer(
             max_bytes=config.buffer_max_bytes,
             overflow=config.buffer_overflow,
@@ -76,39 +82,45 @@ class PPOTrainer:
         )
         self.kl_coef = config.kl_coef
         self.rate_factor = 1.0  # of both learning rates; smaller after a rollback
+        self.critic_is_ready = config.critic_warmup_until == 0
         self.step = 0
         self.first_step = 0  # of the call of `train` under way; its schedule begins there
         self.total_steps: int | None = None  # the step at which that call ends; None outside `train`
 
     def ppo_step(self, prompts: Sequence[str], next_prompts: Sequence[str] | None = None) -> Record:
-        """One whole PPO step on any number of prompts.
+        """One whole PPO step on any number of prompts, each answered `num_generations` times.
 
         Args:
             next_prompts: of the next step, sampled in the background during this one (`overlap` does it
                 in `train`).
         Returns: every metric of the glossary by name, and `generated_texts`, `rewards` (nan where one
-            failed), `rewards_by_name`, `reward_source` and the `sa_pairs` that were trained on.
+            failed), `rewards_by_name`, `reward_source`, the `sa_pairs` that were trained on (all where
+            `cut_responses` left nothing to train on), and `trained_rows`, which of the responses these are.
         """
         config, clock = self.config, Stopwatch(self.models.device)
+        prompts = repeat_prompts(prompts, config.num_generations)
+        if next_prompts is not None:
+            next_prompts = repeat_prompts(next_prompts, config.num_generations)
         rollout, texts = self.generator.generate_sequences(prompts, self.step, clock, next_prompts)
         rollout, importance = self.generator.add_importance_weights(rollout)
+        rollout = with_groups(rollout, config.num_generations)
         clock.lap("score")
         scores = self.reward_computer.score_pairs(rollout)
         clock.lap("reward")
-        scored, known = self.reward_computer.drop_failed(rollout, scores, self.step + 1)
-        rewards = self.reward_computer.shape_rewards(scored, known)
+        rows, trains = self.reward_computer.rows_to_train(rollout, scores, self.step + 1)
+        scored = rollout.select(rows) if len(rows) < rollout.batch_size else rollout
+        rewards = self.reward_computer.shape_rewards(scored, scores.select(rows))
         pairs = self.kl_divergence.add_kl_to_sa_pairs(scored)
         pairs = self.reward_adjuster.adjust_rewards_with_kl(pairs, rewards, self.kl_coef)
         pairs = self.value_adder.add_values_to_sa_pairs(rejoin(pairs, scored))
-        estimated = self.estimate_advantages(rejoin(pairs, scored))
+        estimated = self.estimate_advantages(rejoin(pairs, scored), rewards)
         trained = whiten_advantages(estimated) if config.whiten_advantages else estimated
         clock.lap("value")
         self.buffer.clear()
-        batches = self.buffer.store(trained, self.step)
-        steps = (self.step, self.total_steps, config.warmup_steps, self.first_step)
-        rate = self.rate_factor * learning_rate_factor(config.lr_schedule, *steps)
-        trains_policy = self.step >= config.critic_warmup_steps
-        updated = self.model_trainer.update_models(batches, rate, trains_policy)
+        batches = self.buffer.store(trained, self.step) if trains else None
+        measured = advantage_metrics(estimated)
+        trains_policy = self._critic_is_warm(measured["explained_variance"])
+        updated = self.model_trainer.update_models(batches, self._rate(), trains_policy)
         clock.lap("update")
         self.step += 1
         metrics = {
@@ -117,24 +129,49 @@ class PPOTrainer:
             **rollout_metrics(rollout),
             **importance,
             "kl_coef": self.kl_coef,
-            **advantage_metrics(estimated),
+            **measured,
+            **group_metrics(estimated, self._placed(rewards, estimated)),
             **updated,
             "buffer_bytes": self.buffer.nbytes,
             **clock.seconds(),
         }
-        if config.kl_controller == "adaptive" and trains_policy:
+        if config.kl_controller == "adaptive" and trains_policy and trains:
             goal = (config.kl_target, config.kl_horizon)
             self.kl_coef = adapt_kl_coef(self.kl_coef, metrics["kl"], *goal, rollout.batch_size)
         self.generator.check_sampling_gap(metrics["sampling_gap"])
         rewarded = self.reward_computer.describe(scores)
-        return {"generated_texts": texts, **rewarded, "sa_pairs": trained, **metrics}
+        done = {"sa_pairs": trained, "trained_rows": rows.tolist()}
+        return {"generated_texts": texts, **rewarded, **done, **metrics}
 
-    def estimate_advantages(self, pairs: TokenPairs) -> TokenPairs:
-        """Pairs with TD errors, advantages that are not whitened, and the configured value target."""
+    def _rate(self) -> float:
+        """The factor of both learning rates at this step."""
+        steps = (self.step, self.total_steps, self.config.warmup_steps, self.first_step)
+        return self.rate_factor * learning_rate_factor(self.config.lr_schedule, *steps)
+
+    def _critic_is_warm(self, explained_variance: float) -> bool:
+        """Whether the policy trains in this step; once the value model was good enough, it stays so."""
+        if self.step < self.config.critic_warmup_steps:
+            return False
+        self.critic_is_ready |= explained_variance >= self.config.critic_warmup_until
+        return self.critic_is_ready
+
+    def _placed(self, rewards: Tensor, pairs: TokenPairs) -> Tensor:
+        return place_rewards(rewards, pairs.mask, pairs.column("reward"))
+
+    def estimate_advantages(self, pairs: TokenPairs, rewards: Tensor) -> TokenPairs:
+        """Pairs with advantages that are not whitened; TD errors and the value target where the estimator
+        has them.
+
+        Args:
+            rewards: without KL, as `RewardComputer.shape_rewards` gives them.
+        """
         parts = GAEParts(self.td_error, self.gae_advantage, self.return_calculator)
         config = self.config
-        given = (config.gamma, config.lam, config.value_target)
-        return rejoin(add_estimates(pairs, *given, parts, self.estimator), pairs)
+        after = self.value_adder.values_after_cut(pairs) if config.cut_responses == "bootstrap" else None
+        outcome = Outcome.of_pairs(pairs, self._placed(rewards, pairs), after)
+        value_lam = None if config.value_target == "lambda_return" else config.value_lam
+        given = (config.gamma, config.lam, config.lam_alpha, value_lam)
+        return add_credit(pairs, estimate(self.estimator, outcome, *given, parts))
 
     def train(
         self,
@@ -190,11 +227,12 @@ class PPOTrainer:
             self.models.policy.save(part, whole)
             self.tokenizer.save_pretrained(part)
 
+        value = self.models.value
+
         def write() -> None:
             write_folder(Path(folder) / "policy", policy, manifest=False)
-            write_folder(
-                Path(folder) / "value", lambda part: self.models.value.save(part, whole), manifest=False
-            )
+            if value is not None:
+                write_folder(Path(folder) / "value", lambda part: value.save(part, whole), manifest=False)
 
         self.models.processes.on_main(write)
         return Path(folder)
@@ -203,4 +241,5 @@ class PPOTrainer:
         """Take over policy and value model from a folder that `save` wrote."""
         self.generator.cancel()
         self.models.policy.load(Path(folder) / "policy")
-        self.models.value.load(Path(folder) / "value")
+        if self.models.value is not None:
+            self.models.value.load(Path(folder) / "value")

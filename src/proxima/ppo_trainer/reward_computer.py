@@ -169,15 +169,17 @@ class RewardComputer:
                 log.warning("reward failed in process %d: %s", rank, reason)
         return join_scores(scores, tokens.mask.shape, self.models.processes)
 
-    def drop_failed(self, rollout: TokenPairs, scores: Scores, step: int) -> tuple[TokenPairs, Scores]:
-        """The sequences whose rewards came, with their scores.
+    def rows_to_train(self, rollout: TokenPairs, scores: Scores, step: int) -> tuple[Tensor, bool]:
+        """The sequences whose rewards came and which `cut_responses` does not leave out, and True; where it
+        leaves out all, those whose rewards came, and False: there is nothing to train on.
 
-        A RewardFailure where none came, or more than `max_reward_failures` of them failed.
+        A RewardFailure where no reward came, or more than `max_reward_failures` of them failed.
 
         Args:
             step: number of the PPO step, for the message.
         """
-        good = (~scores.total.isnan()).nonzero().flatten()
+        known = ~scores.total.isnan()
+        good = known.nonzero().flatten()
         count, limit = rollout.batch_size, self.config.max_reward_failures
         failed = count - len(good)
         if not len(good) or failed > limit * count:
@@ -187,25 +189,30 @@ class RewardComputer:
                 f"{many} rewards of step {step} failed{allowed}, nothing was trained on it; "
                 f"the last reason: {self.last_failure}"
             )
-        return (rollout.select(good) if failed else rollout), scores.select(good)
+        if self.config.cut_responses == "leave_out":
+            finished = (known & rollout.tokens.ended.cpu()).nonzero().flatten()
+            return (finished, True) if len(finished) else (good, False)
+        return good, True
 
     def shape_rewards(self, rollout: TokenPairs, scores: Scores, normalize: bool | None = None) -> Tensor:
         """Scores as PPO sees them: (B,), or (B, R) where a reward is per token.
 
         Penalty, normalisation and clipping act on the part that is one number per sequence; per-token rewards
-        stay as they are.
+        stay as they are. Where cut responses are bootstrapped, a value takes the place of that number.
 
         Args:
             normalize: over the batch; by default as the config says.
         """
-        config = self.config
+        config, ended = self.config, rollout.tokens.ended.cpu()
         shaped = shape_scores(
             scores.sequence,
-            rollout.tokens.ended.cpu(),
+            ended,
             config.missing_eos_penalty,
             config.normalize_rewards if normalize is None else normalize,
             config.clip_rewards,
         )
+        if config.cut_responses == "bootstrap":
+            shaped = torch.where(ended, shaped, 0.0)
         return scores.placed(shaped, rollout.mask)
 
     @property

@@ -18,7 +18,7 @@ from proxima.core.json_record import Record
 from proxima.core.pairs import TokenPairs, rejoin
 from proxima.core.token_text import pieces
 from proxima.ppo_trainer.reward_computer import Scores
-from proxima.training import clipped, policy_ratio
+from proxima.training import Moved, policy_objective, policy_ratio
 
 if TYPE_CHECKING:
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer
@@ -50,7 +50,7 @@ def followed_records(trainer: PPOTrainer, rollout: TokenPairs, scores: Scores) -
     pairs = trainer.kl_divergence.add_kl_to_sa_pairs(rollout)
     pairs = trainer.reward_adjuster.adjust_rewards_with_kl(pairs, rewards, trainer.kl_coef)
     pairs = trainer.value_adder.add_values_to_sa_pairs(rejoin(pairs, rollout))
-    estimated = trainer.estimate_advantages(rejoin(pairs, rollout))
+    estimated = trainer.estimate_advantages(rejoin(pairs, rollout), rewards)
     unknown = failed.to(estimated.mask.device).unsqueeze(1)
     shown = {
         name: estimated.column(name).masked_fill(unknown, math.nan)
@@ -64,11 +64,15 @@ def followed_records(trainer: PPOTrainer, rollout: TokenPairs, scores: Scores) -
 def trained_records(trainer: PPOTrainer, outcome: Record, count: int) -> list[Record]:
     """Records of the first `count` samples that a step trained on; their log-probabilities are scored once
     more."""
-    good = [i for i, reward in enumerate(outcome["rewards"]) if not math.isnan(reward)][:count]
+    good = outcome["trained_rows"][:count]
     pairs: TokenPairs = outcome["sa_pairs"].select(torch.arange(len(good)))
     logprobs = trainer.generator.score(pairs.tokens)["logprob_policy"]
     ratio = policy_ratio(logprobs, pairs.column("logprob_policy"))
-    held = clipped(ratio, pairs.column("advantage"), trainer.config.clip_epsilon)
+    moved = Moved(
+        logprobs, pairs.column("logprob_policy"), pairs.column("advantage"), pairs.tokens.sampled_logprobs
+    )
+    config = trainer.config
+    _, held = policy_objective(config.objective, moved, config.clip_epsilon, config.clip_epsilon_high)
     by_name = {name: [column[i] for i in good] for name, column in outcome["rewards_by_name"].items()}
     return records(
         pairs.with_columns(ratio=ratio, clipped=held),

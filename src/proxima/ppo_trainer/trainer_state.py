@@ -65,6 +65,7 @@ def plain_state(trainer: PPOTrainer) -> Record:
         "total_steps": trainer.total_steps,
         "kl_coef": trainer.kl_coef,
         "rate_factor": trainer.rate_factor,
+        "critic_is_ready": trainer.critic_is_ready,
         "micro_batches": [budget.size, budget.tokens],
         "endings": endings(trainer),
         "random": random_numbers(),
@@ -92,9 +93,10 @@ def _within(saved: Any, name: str) -> Record:
 
 def save_tensors(trainer: PPOTrainer, folder: Path, whole: Callable[[Tensor], Tensor]) -> None:
     trainer.models.policy.save(folder / "policy", whole)
-    trainer.models.value.save(folder / "value", whole)
     save_optimizer(trainer.model_trainer.policy_optimizer, folder / "policy_optimizer.safetensors", whole)
-    save_optimizer(trainer.model_trainer.value_optimizer, folder / "value_optimizer.safetensors", whole)
+    if trainer.models.value is not None and trainer.model_trainer.value_optimizer is not None:
+        trainer.models.value.save(folder / "value", whole)
+        save_optimizer(trainer.model_trainer.value_optimizer, folder / "value_optimizer.safetensors", whole)
     save_random_tensors(folder / "random.safetensors")
 
 
@@ -102,12 +104,13 @@ def put_state_together(trainer: PPOTrainer, optimizers: bool = True) -> Callable
     """Called by all processes before the main process writes: the function gives the whole of a tensor
     that is sharded."""
     roles = (trainer.models.policy, trainer.models.value)
-    tensors = [tensor for role in roles for tensor in role.parameters()]
+    tensors = [tensor for role in roles if role is not None for tensor in role.parameters()]
     if optimizers:
         both = (trainer.model_trainer.policy_optimizer, trainer.model_trainer.value_optimizer)
         tensors += [
             tensor
             for each in both
+            if each is not None
             for state in each.state_dict()["state"].values()
             for tensor in state.values()
         ]
@@ -131,11 +134,13 @@ def load_state(trainer: PPOTrainer, folder: Path, state: Mapping[str, Any]) -> N
     """What a setting that the user changed decides is left as the config has it."""
     trainer.load(folder)
     load_optimizer(trainer.model_trainer.policy_optimizer, folder / "policy_optimizer.safetensors")
-    load_optimizer(trainer.model_trainer.value_optimizer, folder / "value_optimizer.safetensors")
+    if trainer.model_trainer.value_optimizer is not None:
+        load_optimizer(trainer.model_trainer.value_optimizer, folder / "value_optimizer.safetensors")
     load_random_state(folder / "random.safetensors", state["random"])
     restore_endings(trainer, state.get("endings"))
     changed = changed_settings(state["config"], trainer.config)
     trainer.step, trainer.rate_factor = state["step"], state["rate_factor"]
+    trainer.critic_is_ready = state.get("critic_is_ready", trainer.critic_is_ready)
     if "kl_coef" not in changed:
         trainer.kl_coef = state["kl_coef"]
     if not {"micro_batch_size", "micro_batch_tokens"} & set(changed):

@@ -18,6 +18,7 @@ from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardF
 from proxima.core.json_record import Record
 from proxima.evaluator import Evaluator, HeldOut, answer
 from proxima.ppo_trainer.batch_plan import BatchPlan
+from proxima.ppo_trainer.prompt_groups import repeat_prompts
 from proxima.ppo_trainer.shared_run import AnyRun
 from proxima.ppo_trainer.stop_signals import StopSignals
 from proxima.ppo_trainer.token_records import sample_row, trained_records
@@ -147,6 +148,7 @@ class TrainingRun:
         """One step, and all that follows from it."""
         trainer, results = self.trainer, self.results
         epoch, batch = self.plan.at(trainer.step - trainer.first_step)
+        answered = repeat_prompts(batch, self.config.num_generations)
         next_prompts = self.next_prompts()
         outcome = trainer.ppo_step(batch) if next_prompts is None else trainer.ppo_step(batch, next_prompts)
         metrics = {"epoch": epoch + 1, **numbers_of(outcome)}
@@ -156,7 +158,9 @@ class TrainingRun:
         new_best = False
         if trainer.step % self.config.eval_every == 0 or trainer.step == trainer.total_steps:
             with same_random_state():  # an evaluation changes nothing that training draws
-                performance, convergence = self.evaluator.evaluate({**outcome, **metrics, "prompts": batch})
+                performance, convergence = self.evaluator.evaluate(
+                    {**outcome, **metrics, "prompts": answered}
+                )
                 self.write_samples(outcome, performance["samples"])
             metrics |= performance["validation"]
             results.evaluation = {**performance, **convergence}

@@ -376,13 +376,24 @@ METRICS = [
         "`learning_rate`.",
     ),
     Metric(
+        "equal_groups",
+        title="Fraction of equal groups",
+        unit="fraction",
+        group="update",
+        meaning="Fraction of prompts whose responses all scored the same: with an estimator that compares "
+        "them they teach nothing. Only with `num_generations` above 1.",
+        healthy="Below 0.5.",
+        otherwise="More: the prompts are too easy or too hard, or the reward too coarse. Raise "
+        "`num_generations`, or choose other prompts.",
+    ),
+    Metric(
         "clip_fraction",
         title="Fraction of tokens clipped",
         unit="fraction",
         group="update",
         compared=True,
-        meaning="Fraction of tokens whose gradient is stopped by clipping, mean over the optimiser steps of "
-        "the update.",
+        meaning="Fraction of tokens whose gradient the objective stops (`ppo`, `dis`) or caps (`cispo`), "
+        "mean over the optimiser steps of the update.",
         healthy="From 0 to about 0.2; 0 to 0.02 on the sample data.",
         otherwise="Above 0.3 the update goes too far: lower `learning_rate` or `ppo_epochs`. Always 0: "
         "there is room for a higher `learning_rate` or more `ppo_epochs`.",
@@ -656,8 +667,8 @@ METRICS = [
         title="Fraction of importance weights truncated",
         unit="fraction",
         group="engine",
-        meaning="Fraction of tokens whose importance weight was truncated at importance_clip; 0 where no "
-        "weights were needed.",
+        meaning="Fraction of tokens whose importance weight was truncated at `importance_clip` or, as "
+        "`importance_mode` says, set to 0; 0 where no weights were needed.",
         healthy="0, or below 0.01.",
         otherwise="More: the sampled distribution is far from the trained one. Lower `learning_rate`, turn "
         "`overlap` off, or raise `importance_clip`, which adds noise.",

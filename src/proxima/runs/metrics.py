@@ -69,19 +69,21 @@ def score_metrics(scores: Tensor, by_name: dict[str, Tensor]) -> dict[str, float
 
 
 def advantage_metrics(pairs: SAPairs) -> dict[str, float]:
-    """From pairs with values, returns and advantages that are not whitened yet."""
-    mask, values, returns, advantages = (
-        pairs.mask,
-        *(pairs.column(name) for name in ("value", "return", "advantage")),
-    )
+    """From pairs with advantages that are not whitened yet; nan of the values where there is no value
+    model."""
+    mask, advantages = pairs.mask, pairs.column("advantage")
+    numbers: dict[str, Tensor | float]
+    if {"value", "return"} <= set(pairs.columns):
+        values, returns = pairs.column("value"), pairs.column("return")
+        numbers = {
+            "value_mean": masked_mean(values, mask),
+            "return_mean": masked_mean(returns, mask),
+            "explained_variance": explained_variance(values, returns, mask),
+        }
+    else:
+        numbers = dict.fromkeys(("value_mean", "return_mean", "explained_variance"), float("nan"))
     spread = masked_mean((advantages - masked_mean(advantages, mask)) ** 2, mask).sqrt()
-    numbers = {
-        "value_mean": masked_mean(values, mask),
-        "return_mean": masked_mean(returns, mask),
-        "explained_variance": explained_variance(values, returns, mask),
-        "advantage_std": spread,
-    }
-    return {name: float(value) for name, value in numbers.items()}
+    return {name: float(value) for name, value in {**numbers, "advantage_std": spread}.items()}
 
 
 def update_metrics(history: list[dict[str, Tensor]]) -> dict[str, float]:

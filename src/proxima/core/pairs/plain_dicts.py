@@ -60,7 +60,7 @@ class PlainPairs(SAPairs):
 
     def select(self, rows: Tensor) -> PlainPairs:
         mask = self.mask[rows.to(self.mask.device)]
-        width = int(mask.sum(1).max()) if len(rows) else 0
+        width = 1 + int(mask.nonzero()[:, 1].max()) if len(rows) else 0
         columns = select_columns(self.columns, rows, width)
         new_row = {row: i for i, row in enumerate(rows.tolist())}
         chosen = [i for i, (row, _) in enumerate(self._places) if row in new_row]

@@ -190,7 +190,10 @@ def what_was_trained(run: Run, metrics: Mapping[str, Sequence[float]]) -> list[s
     config, steps = run.config, len(metrics["step"])
     model = str(config.get("model_name", "a language model"))
     size = config.get("batch_size")
-    answers = f", {steps * size:,} responses in all" if isinstance(size, int) else ""
+    several = config.get("num_generations", 1)
+    answers = ""
+    if isinstance(size, int) and isinstance(several, int):
+        answers = f", {steps * size * several:,} responses in all"
     told = [
         f"The language model {model} answered prompts, each response was scored, and PPO made responses with "
         "high scores more likely: "

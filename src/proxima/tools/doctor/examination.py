@@ -191,7 +191,7 @@ def step_findings(
             for spec, source in trainer.reward_computer.rewards
             if isinstance(source, ClassifierSource)
         ),
-        *check_reward_scale(scores, config, len(prompts)),
+        *check_reward_scale(scores, config, len(results["rewards"])),
         check_ends(results, config),
     ]
 

@@ -161,10 +161,13 @@ def estimate_memory(
     size = network_size(network, config.lora_targets)
     width = 4 if config.dtype == "float32" or (config.dtype == "auto" and not on_gpu) else 2
     full, shared = config.lora_r == 0, config.value_model == "policy"
-    copies = 1 if shared else 2  # policy and value
+    copies = 1 if shared or not config.has_critic else 2  # policy and value
     base = size.parameters - (size.in_layers * (processes - 1) // processes if config.shard_base else 0)
     trained = (base if full else config.lora_r * size.adapted) * copies
-    batch, minibatch = (-(-count // processes) for count in (config.batch_size, config.minibatch_size))
+    batch, minibatch = (
+        -(-count // processes)
+        for count in (config.batch_size * config.num_generations, config.minibatch_size)
+    )
     rewards = [str(spec.source) for spec in config.rewards if isinstance(spec.source, str)]
     frozen = bool(config.sft_adapter) + sum(is_adapter(source) for source in rewards if has_head(source))
     own = base + sum(count_weights(without_weights(AutoModel, other)) for other in others)

@@ -22,6 +22,9 @@ LEAST_REACH = 0.05
 setup (53 tokens, gamma 1, lam 0.95) leaves 0.07. Below this, a token is trained on the value model's guess
 rather than on what happened."""
 
+SHORT = 0.1
+"""Largest share of `max_new_tokens` up to which a length-adaptive lambda may be 0."""
+
 
 def check_rewards_given(config: PPOConfig) -> Finding:
     if not config.rewards:
@@ -45,9 +48,14 @@ def check_learning_rates(config: PPOConfig) -> Finding:
 
 
 def check_reach(config: PPOConfig) -> Finding:
-    """How much of a score on the last token reaches the first one: (gamma * lam) ** tokens between."""
+    """How much of a score on the last token reaches the first one: (gamma * lam) ** tokens between; with
+    `lam_alpha`, up to which length lambda is 0."""
     name = "reach of the score"
     between = config.max_new_tokens - 1
+    if not config.has_critic:
+        return ok(name, f"all of it: {config.adv_estimator} does not discount")
+    if config.lam_alpha:
+        return _check_adaptive_lam(name, config)
     reach = (config.gamma * config.lam) ** between
     if reach >= LEAST_REACH:
         return ok(name, f"{reach:.2g} of a final score enters the advantage {between} tokens earlier")
@@ -57,6 +65,19 @@ def check_reach(config: PPOConfig) -> Finding:
         f"gamma ({config.gamma:g}) x lam ({config.lam:g}) lets {reach:.2g} of a final score enter the "
         f"advantage {between} tokens earlier: the first tokens of a long response hardly learn from it",
         f"set gamma to 1 and lam to {lam:g} or more, or lower max_new_tokens",
+    )
+
+
+def _check_adaptive_lam(name: str, config: PPOConfig) -> Finding:
+    alone = math.floor(1 / config.lam_alpha)  # tokens up to which 1 - 1 / (alpha * tokens) is not above 0
+    longest = max(0.0, 1 - 1 / (config.lam_alpha * config.max_new_tokens))
+    if alone <= max(1, SHORT * config.max_new_tokens):
+        return ok(name, f"lam_alpha {config.lam_alpha:g} makes lambda {longest:.2g} for the longest response")
+    return warn(
+        name,
+        f"lam_alpha ({config.lam_alpha:g}) makes lambda 0 for responses of up to {alone} tokens and "
+        f"{longest:.2g} for the longest ({config.max_new_tokens}): they learn from the value model's guess",
+        "set lam_alpha to 1.5, which suits any length, or to 0 and use lam",
     )
 
 
@@ -72,13 +93,16 @@ def check_idle_settings(config: PPOConfig) -> Finding:
 def check_batches(config: PPOConfig, prompts: int, epochs: int = 1) -> Finding:
     """Number of steps; batches that do not divide evenly."""
     name = "batches"
-    batch, minibatch = config.batch_size, config.minibatch_size
-    if prompts < batch:
+    minibatch = config.minibatch_size
+    if prompts < config.batch_size:
         return warn(
             name,
-            f"batch_size ({batch}) is more than the {prompts} prompts",
+            f"batch_size ({config.batch_size}) is more than the {prompts} prompts",
             "give more data or lower batch_size",
         )
+    if config.num_generations > 1:
+        return _check_group_batches(config, prompts, epochs)
+    batch = config.batch_size
     if config.buffer_sampling != "token_budget" and minibatch > batch:
         return warn(
             name,
@@ -96,6 +120,23 @@ def check_batches(config: PPOConfig, prompts: int, epochs: int = 1) -> Finding:
         name,
         f"{prompts} prompts, {epochs * math.ceil(prompts / batch)} steps of {batch}, minibatches of "
         f"{minibatch}",
+    )
+
+
+def _check_group_batches(config: PPOConfig, prompts: int, epochs: int) -> Finding:
+    responses, minibatch = config.batch_size * config.num_generations, config.minibatch_size
+    if config.buffer_sampling != "token_budget" and (responses < minibatch or responses % minibatch):
+        return warn(
+            "batches",
+            f"a step's {responses} responses (batch_size {config.batch_size} x num_generations "
+            f"{config.num_generations}) are not a multiple of minibatch_size ({minibatch})",
+            f"set minibatch_size to {math.gcd(responses, minibatch)} or {responses}",
+        )
+    steps = epochs * math.ceil(prompts / config.batch_size)
+    return ok(
+        "batches",
+        f"{prompts} prompts, {steps} steps of {config.batch_size} x {config.num_generations} responses, "
+        f"minibatches of {minibatch}",
     )
 
 

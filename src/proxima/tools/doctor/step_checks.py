@@ -20,12 +20,14 @@ from proxima.tools.doctor.finding import Finding, fail, ok, warn
 
 
 def unchanging(config: PPOConfig) -> PPOConfig:
-    """The same settings, with learning and writing turned off."""
+    """The same settings, with learning and writing turned off, and every response in the update."""
     return replace(
         config,
         learning_rate=0.0,
-        value_learning_rate=0.0,
+        value_learning_rate=0.0 if config.has_critic else config.value_learning_rate,
         critic_warmup_steps=0,
+        critic_warmup_until=0.0,
+        cut_responses="terminal",
         kl_stop=0.0,
         ppo_epochs=1,
         max_reward_failures=1.0,

@@ -1,0 +1,60 @@
+"""Generalised advantage estimation as an estimator, by three parts that may be replaced.
+
+Policy and value model have a lambda each (Yuan et al. 2025, VC-PPO). The value model's target is the
+discounted reward-to-go for a `value_lam` of 1, and A_t + V(s_t) with its own lambda otherwise. With
+`lam_alpha` the policy's lambda grows with the length l of a response (Yue et al. 2025, VAPO):
+
+    lambda = clamp(1 - 1 / (lam_alpha * l), 0, 1)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from proxima.advantage.gae_advantage import GAEAdvantage
+from proxima.advantage.outcome import Credit, Outcome
+from proxima.advantage.return_calculator import ReturnCalculator
+from proxima.advantage.td_error import TDError
+from proxima.core.pairs import rejoin
+
+
+class GAEParts(NamedTuple):
+    """The three formulas of GAE; each may be replaced by anything with the same method."""
+
+    td_error: TDError = TDError()
+    gae_advantage: GAEAdvantage = GAEAdvantage()
+    return_calculator: ReturnCalculator = ReturnCalculator()
+
+
+class Terms(NamedTuple):
+    """What an estimator is told beside the outcome."""
+
+    gamma: float
+    lam: float
+    lam_alpha: float = 0.0  # above 0: the length-adaptive lambda, instead of `lam`
+    value_lam: float | None = None  # lambda of the value model's target; None: the policy's
+    parts: GAEParts = GAEParts()
+
+
+def adaptive_lam(mask: Tensor, lam_alpha: float) -> Tensor:
+    """(B, R) -> (B,), in float32."""
+    return (1 - 1 / (lam_alpha * mask.sum(1).clamp(min=1))).clamp(0, 1)
+
+
+def gae(outcome: Outcome, terms: Terms) -> Credit:
+    gamma, value_lam, parts = terms.gamma, terms.value_lam, terms.parts
+    pairs = outcome.as_pairs(gamma)
+    lam = adaptive_lam(pairs.mask, terms.lam_alpha) if terms.lam_alpha > 0 else terms.lam
+    errors = parts.td_error.compute_td_errors(pairs, gamma)
+    found = rejoin(parts.gae_advantage.compute_gae_advantages(errors, gamma, lam), pairs)
+    advantages = found.column("advantage")
+    if value_lam is None:
+        targets = advantages + found.column("value")
+    elif value_lam == 1:
+        targets = rejoin(parts.return_calculator.add_reward_to_go(found, gamma), pairs).column("return")
+    else:
+        other = rejoin(parts.gae_advantage.compute_gae_advantages(found, gamma, value_lam), pairs)
+        targets = other.column("advantage") + found.column("value")
+    return Credit(advantages, targets, found.columns.get("td_error"))

@@ -1,0 +1,276 @@
+"""Estimators, objectives and critic settings in whole steps: what is trained on is what the formulas say."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from proxima.config import PPOConfig
+from proxima.core.types import pad_to
+from proxima.ppo_trainer import PPOTrainer
+from tests import oracles
+from tests.conftest import count_e
+from tests.helpers import difference, rounding, shake, weights
+
+NO_CRITIC = {"value_learning_rate": 1e-4, "num_generations": 3}
+BY_GROUP = {
+    "rloo": oracles.rloo,
+    "grpo": oracles.grpo,
+    "dr_grpo": oracles.dr_grpo,
+    "reinforce_plus_plus": lambda scores: scores,
+    "reinforce_plus_plus_baseline": oracles.dr_grpo,
+}
+
+
+def expected_groups(outcome, kl_coef, centre, size=3):
+    """Rows of advantages of the responses that were trained on."""
+    groups, found = {}, {}
+    for row in outcome["trained_rows"]:
+        groups.setdefault(row // size, []).append(row)
+    for rows in groups.values():
+        centred = centre([outcome["rewards"][row] for row in rows])
+        found.update(dict(zip(rows, centred, strict=True)))
+    pairs = outcome["sa_pairs"]
+    kl = pairs.column("logprob_policy") - pairs.column("logprob_ref")
+    return [
+        oracles.less_kl_to_go(found[row], (kl_coef * kl[i][pairs.mask[i]]).tolist())
+        for i, row in enumerate(outcome["trained_rows"])
+    ]
+
+
+@pytest.mark.parametrize("name", BY_GROUP)
+def test_a_step_without_a_value_model(make_config, prompts, tmp_path, name):
+    config = make_config(adv_estimator=name, whiten_advantages=False, **NO_CRITIC)
+    trainer = shake(PPOTrainer(config))
+    before = weights(trainer)
+    outcome = trainer.ppo_step(prompts[:2])
+    pairs = outcome["sa_pairs"]
+    assert trainer.models.value is None
+    assert trainer.model_trainer.value_optimizer is None
+    assert pairs.tokens.prompts == [prompt for prompt in prompts[:2] for _ in range(3)]
+    assert not {"value", "return"} & set(pairs.columns)
+    for i, expected in enumerate(expected_groups(outcome, config.kl_coef, BY_GROUP[name])):
+        assert pairs.column("advantage")[i][pairs.mask[i]].tolist() == pytest.approx(
+            expected, abs=1e-4, rel=1e-4
+        )
+    assert outcome["value_loss"] != outcome["value_loss"]
+    assert outcome["explained_variance"] != outcome["explained_variance"]
+    assert outcome["equal_groups"] == 0
+    assert not torch.equal(before["policy"], weights(trainer)["policy"])
+    folder = trainer.save(tmp_path / "saved")
+    assert [path.name for path in folder.iterdir()] == ["policy"]
+    again = PPOTrainer(config)
+    again.load(folder)
+    assert difference(weights(trainer), weights(again)) == 0
+    with pytest.raises(ValueError, match=f"adv_estimator {name} has no value model"):
+        trainer.model_trainer.train_value_model(pairs)
+
+
+def test_a_reward_that_fails_leaves_its_group_and_the_others_are_compared_among_themselves(
+    make_config, prompts
+):
+    def second_fails(prompts_, texts):
+        return [float("nan") if i == 1 else float(i * i) for i in range(len(texts))]
+
+    chosen = {"rewards": (second_fails,), "adv_estimator": "rloo", "whiten_advantages": False}
+    outcome = PPOTrainer(make_config(kl_coef=0.0, **chosen, **NO_CRITIC)).ppo_step(prompts[:2])
+    assert outcome["trained_rows"] == [0, 2, 3, 4, 5]
+    assert outcome["sa_pairs"].column("advantage")[:, 0].tolist() == pytest.approx(
+        [-4.0, 4.0, *oracles.rloo([9.0, 16.0, 25.0])]
+    )
+
+
+def test_equal_groups_are_counted_and_teach_nothing(make_config, prompts):
+    def first_prompt_alone(prompts_, texts):
+        return [0.97 if i < 3 else float(i) for i in range(len(texts))]
+
+    chosen = {"rewards": (first_prompt_alone,), "adv_estimator": "grpo", "whiten_advantages": False}
+    outcome = PPOTrainer(make_config(kl_coef=0.0, **chosen, **NO_CRITIC)).ppo_step(prompts[:2])
+    assert outcome["equal_groups"] == 0.5
+    assert not outcome["sa_pairs"].column("advantage")[:3].any()
+
+
+def test_a_run_of_groups_has_its_samples_beside_their_prompts(make_config):
+    def which(prompts_, texts):
+        return [float(prompt == "b") for prompt in prompts_]
+
+    config = make_config(
+        rewards=(which,), batch_size=2, ppo_epochs=1, run_name="groups", adv_estimator="reinforce_plus_plus",
+        **NO_CRITIC,
+    )  # fmt: skip
+    results = PPOTrainer(config).train(["a", "b"], validation_prompts=["a"])
+    samples = results.evaluation["samples"]
+    assert {(each["prompt"], each["reward"]) for each in samples} <= {("a", 0.0), ("b", 1.0)}
+    assert len(results.metrics) == 1
+    assert not (results.run_folder / "value").exists()
+
+
+# --- what cannot be
+# ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"adv_estimator": "grpo", "whiten_advantages": False}, "set num_generations to 2 or more"),
+        ({"adv_estimator": "rloo", "num_generations": 2}, "set whiten_advantages to false"),
+        (
+            {"adv_estimator": "reinforce_plus_plus", "value_clip": 0.2},
+            "no value model, which value_clip needs",
+        ),
+        (
+            {"adv_estimator": "reinforce_plus_plus", "value_epochs": 2, "cut_responses": "bootstrap"},
+            "which value_epochs, cut_responses bootstrap need: leave out, or set adv_estimator to gae",
+        ),
+        ({"value_epochs": 2, "value_model": "policy"}, "set value_epochs to 0"),
+        ({"value_target": "lambda_return", "value_lam": 0.5}, "leave value_target out"),
+        ({"cut_responses": "leave_out", "missing_eos_penalty": 1.0}, "set one of them to its default"),
+        ({"objective": "dis", "importance_mode": "mask"}, "leave importance_mode out"),
+        ({"objective": "cispo", "dual_clip": 3.0}, "dual_clip bounds the loss of objective ppo"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_in_one_line(settings, said):
+    with pytest.raises(ValueError, match=said) as caught:
+        PPOConfig(**settings)
+    assert "\n" not in str(caught.value)
+
+
+# --- cut responses
+# ----------------------------------------------------------------------------------------------------------
+
+
+def some_ended(trainer, prompts):
+    """A rollout of which some responses count as finished."""
+    real = trainer.generator.generate_sequences
+
+    def generate(*given):
+        rollout, texts = real(*given)
+        ended = torch.arange(rollout.batch_size) % 2 == 0
+        storage = replace(rollout.storage, tokens=replace(rollout.tokens, ended=ended))
+        return type(rollout)(storage), texts
+
+    trainer.generator.generate_sequences = generate
+    return trainer
+
+
+def test_a_cut_response_is_worth_the_value_after_it(make_config, prompts):
+    config = make_config(cut_responses="bootstrap", whiten_advantages=False, gamma=0.9)
+    trainer = some_ended(shake(PPOTrainer(config)), prompts)
+    seen = []
+    real = trainer.value_adder.values_after_cut
+    trainer.value_adder.values_after_cut = lambda pairs: seen.append(real(pairs)) or seen[-1]
+    value_before = trainer.models.value
+    first = trainer.generator.generate_sequences(prompts, 0)[0]
+    tokens = first.tokens
+    longer = replace(
+        tokens, response_ids=pad_to(tokens.response_ids, 7), mask=pad_to(tokens.mask, 7, 1), kept=None
+    )
+    with torch.no_grad():
+        expected_after = value_before.response_values(replace(longer, sampled_logprobs=None))[:, 6]
+    outcome = trainer.ppo_step(prompts)
+    pairs, ended = outcome["sa_pairs"], outcome["sa_pairs"].tokens.ended
+    assert pairs.mask.all()  # every response has 6 tokens
+    torch.testing.assert_close(seen[0], torch.where(ended, 0.0, expected_after), rtol=1e-4, atol=1e-5)
+    kl = pairs.column("logprob_policy") - pairs.column("logprob_ref")
+    for i, score in enumerate(outcome["rewards"]):
+        own = oracles.adjusted_rewards(score if ended[i] else 0.0, kl[i].tolist(), config.kl_coef)
+        assert pairs.column("reward")[i].tolist() == pytest.approx(own, abs=1e-5)
+        if not ended[i]:
+            own = oracles.bootstrapped(own, config.gamma, float(seen[0][i]))
+        deltas = oracles.td_errors(own, pairs.column("value")[i].tolist(), config.gamma)
+        assert pairs.column("advantage")[i].tolist() == pytest.approx(
+            oracles.gae(deltas, config.gamma, config.lam), abs=1e-4
+        )
+        assert pairs.column("return")[i].tolist() == pytest.approx(
+            oracles.reward_to_go(own, config.gamma), abs=1e-4
+        )
+
+
+def test_cut_responses_are_left_out_and_where_all_are_nothing_is_trained(make_config, prompts):
+    config = make_config(cut_responses="leave_out")
+    outcome = some_ended(PPOTrainer(config), prompts).ppo_step(prompts)
+    assert outcome["trained_rows"] == [0, 2]
+    assert outcome["sa_pairs"].batch_size == 2
+    assert len(outcome["rewards"]) == len(prompts)
+    trainer = PPOTrainer(make_config(cut_responses="leave_out", temperature=0.01))
+    real = trainer.models.eos_ids
+    trainer.models.eos_ids = ()  # nothing ends
+    before = weights(trainer)
+    outcome = trainer.ppo_step(prompts)
+    assert (real != (), outcome["eos_rate"], outcome["optimizer_steps"]) == (True, 0, 0)
+    assert outcome["policy_loss"] != outcome["policy_loss"]
+    assert difference(before, weights(trainer)) == 0
+
+
+# --- the critic's own practice
+# ----------------------------------------------------------------------------------------------------------
+
+
+def test_value_epochs_go_on_where_kl_stop_ends_the_policys(make_config, prompts):
+    def step(**settings):
+        return PPOTrainer(make_config(minibatch_size=2, **settings)).ppo_step(prompts)
+
+    free = step(ppo_epochs=3, value_epochs=5)
+    assert free["optimizer_steps"] == 2 * (3 + 5)
+    stopped = step(learning_rate=1e-2, kl_stop=1e-3, ppo_epochs=3, value_epochs=5)
+    assert stopped["kl_stopped"] == 1
+    assert 2 * 5 < stopped["optimizer_steps"] < 2 * (3 + 5)
+
+
+def test_as_many_value_epochs_as_the_policys_are_the_same_update(make_config, prompts):
+    joint, apart = (shake(PPOTrainer(make_config(value_epochs=count))) for count in (0, 4))
+    for trainer in (joint, apart):
+        trainer.ppo_step(prompts)
+    assert difference(weights(joint), weights(apart)) <= rounding(joint)
+
+
+def test_the_policy_waits_for_the_explained_variance_and_then_trains_on(make_config, prompts):
+    trainer = PPOTrainer(make_config(critic_warmup_until=0.5, critic_warmup_steps=1))
+    before = weights(trainer)
+    assert trainer.ppo_step(prompts)["explained_variance"] < 0.5
+    assert torch.equal(before["policy"], weights(trainer)["policy"])
+    assert [trainer._critic_is_warm(each) for each in (0.4, 0.6, 0.1, float("nan"))] == [
+        False,
+        True,
+        True,
+        True,
+    ]
+    trainer.ppo_step(prompts)
+    assert not torch.equal(before["policy"], weights(trainer)["policy"])
+    assert not PPOTrainer(make_config(critic_warmup_steps=1))._critic_is_warm(1.0)
+
+
+# --- invariance
+# ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighting", ["token", "sequence", "horizon"])
+@pytest.mark.parametrize("objective", ["ppo", "cispo", "dis"])
+def test_an_update_does_not_depend_on_micro_batches(make_config, prompts, weighting, objective):
+    chosen = {"loss_weighting": weighting, "objective": objective, "max_new_tokens": 12, "temperature": 2.0}
+    found = []
+    for size in (1, 64):
+        trainer = shake(PPOTrainer(make_config(micro_batch_size=size, ppo_epochs=1, **chosen)))
+        outcome = trainer.ppo_step(prompts)
+        found.append((weights(trainer), outcome["policy_loss"]))
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-4, abs=1e-5)
+    assert difference(found[0][0], found[1][0]) <= rounding(trainer)
+
+
+def test_the_loss_of_a_step_is_weighted_as_the_setting_says(make_config, prompts):
+    """At ratio 1 the loss of a token is minus its advantage."""
+    for weighting in ("token", "sequence", "horizon"):
+        config = make_config(
+            loss_weighting=weighting, ppo_epochs=1, minibatch_size=8, max_new_tokens=12, rewards=(count_e,)
+        )
+        trainer = shake(PPOTrainer(config))
+        trainer.models.eos_ids = tuple(range(0, 200, 3))  # responses of several lengths
+        outcome = trainer.ppo_step(prompts)
+        pairs = outcome["sa_pairs"]
+        rows = [
+            (-row[real]).tolist() for row, real in zip(pairs.column("advantage"), pairs.mask, strict=True)
+        ]
+        assert len({len(row) for row in rows}) > 1
+        assert outcome["policy_loss"] == pytest.approx(
+            oracles.weighted_loss(rows, weighting, 12), abs=1e-4, rel=1e-4
+        )
