@@ -101,7 +101,8 @@ def before_and_after(run: Run) -> tuple[str, list[Pair]]:
             if (b := answers.get(a["prompt"])) is not None
         ]
         if rows:
-            return f"The same prompts, answered at step {steps[0]} and at step {steps[-1]}.", rows[:PAIRS]
+            first = f"at step {steps[0]}" if steps[0] else "before the first step"
+            return f"The same prompts, answered {first} and at step {steps[-1]}.", rows[:PAIRS]
     return "", []
 
 
