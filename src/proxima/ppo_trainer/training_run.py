@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tqdm import tqdm
 
+from proxima.core.chat_turns import with_turns
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.core.json_record import Record
 from proxima.evaluator import Evaluator, HeldOut, answer
@@ -241,7 +242,10 @@ class TrainingRun:
             )
             seen = trained_records(trainer, outcome, count) if outcome else []
             self.run.write_tokens(trainer.step, [*followed, *seen])
-        rows = [*map(sample_row, followed), *({"kind": "trained", **sample} for sample in trained)]
+        rows = [
+            *map(sample_row, followed),
+            *({"kind": "trained", **with_turns(sample)} for sample in trained),
+        ]
         self.run.write_samples(trainer.step, rows)
 
     def alarms(self, history: list[dict[str, float]]) -> list[Alarm]:

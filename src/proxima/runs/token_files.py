@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from proxima.core.chat_turns import turns_of
 from proxima.core.json_record import Record
 from proxima.core.regular_files import read_file
 
@@ -48,7 +49,8 @@ def _checked(sample: Record) -> Record:
     return {
         **sample,
         "kind": str(sample.get("kind", "")),
-        "prompt": str(sample.get("prompt", "")),
+        "prompt": (prompt := str(sample.get("prompt", ""))),
+        "turns": turns_of(prompt, sample.get("turns")),
         "text": str(sample.get("text", "".join(tokens))),
         "reward": number(sample.get("reward"), None),
         "rewards": {str(name): number(value, None) for name, value in rewards.items()}
