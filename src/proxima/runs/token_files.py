@@ -45,12 +45,13 @@ def _checked(sample: Record) -> Record:
         for name, values in sample["columns"].items()
         if isinstance(values, list) and len(values) == len(tokens)
     }
-    rewards = sample.get("rewards")
+    rewards, prompt = sample.get("rewards"), str(sample.get("prompt", ""))
+    turns = turns_of(prompt, sample.get("turns"))
     return {
-        **sample,
+        **{name: value for name, value in sample.items() if name != "turns"},
+        **({"turns": turns} if turns else {}),
         "kind": str(sample.get("kind", "")),
-        "prompt": (prompt := str(sample.get("prompt", ""))),
-        "turns": turns_of(prompt, sample.get("turns")),
+        "prompt": prompt,
         "text": str(sample.get("text", "".join(tokens))),
         "reward": number(sample.get("reward"), None),
         "rewards": {str(name): number(value, None) for name, value in rewards.items()}

@@ -87,12 +87,7 @@ def before_and_after(run: Run) -> tuple[str, list[Pair]]:
     against last step."""
     evaluated = (run.evaluation or {}).get("samples")
     if isinstance(evaluated, list) and evaluated and all(isinstance(row, dict) for row in evaluated):
-        rows = [
-            Pair(
-                *(_get(row, key) for key in EVALUATED), turns=turns_of(_get(row, "prompt"), row.get("turns"))
-            )
-            for row in evaluated[:PAIRS]
-        ]
+        rows = [_evaluated(row) for row in evaluated[:PAIRS]]
         return "Responses to held-out prompts before and after training, by `proxima eval`.", rows
     steps = run.token_steps()
     if len(steps) > 1:
@@ -101,7 +96,7 @@ def before_and_after(run: Run) -> tuple[str, list[Pair]]:
         )
         answers = {sample["prompt"]: sample for sample in new}
         rows = [
-            Pair(a["prompt"], a["text"], b["text"], a["reward"], b["reward"], a["turns"])
+            Pair(a["prompt"], a["text"], b["text"], a["reward"], b["reward"], a.get("turns", []))
             for a in old
             if (b := answers.get(a["prompt"])) is not None
         ]
@@ -112,6 +107,11 @@ def before_and_after(run: Run) -> tuple[str, list[Pair]]:
 
 
 EVALUATED = ("prompt", "reference", "policy", "reference_reward", "policy_reward")
+
+
+def _evaluated(row: Mapping[str, Any]) -> Pair:
+    prompt, before, after, *scores = (_get(row, key) for key in EVALUATED)
+    return Pair(prompt, before, after, scores[0], scores[1], turns_of(prompt, row.get("turns")))
 
 
 def _get(row: Mapping[str, Any], key: str) -> Any:
