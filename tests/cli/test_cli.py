@@ -80,8 +80,9 @@ def test_training_end_to_end_then_generation_with_its_adapter(call, train, home,
     assert "stopped: all epochs done" in out
     assert str(home / "runs" / "one") in out or "runs/one" in out
     metrics = metrics_of(home / "runs" / "one")
-    assert [line["step"] for line in metrics] == [1, 2, 3]
-    assert all("reward/length" in line and "validation/reward" in line for line in metrics)
+    assert [line["step"] for line in metrics] == [0, 1, 2, 3]
+    assert all("reward/length" in line for line in metrics[1:])
+    assert all("validation/reward" in line for line in metrics)
     samples = (home / "runs" / "one" / "samples.jsonl").read_text()
     assert "second\\nwith a break" in samples
 

@@ -114,14 +114,17 @@ CHATML = (
 @pytest.mark.parametrize("more", ["", "z" * 400], ids=["short", "long"])
 @pytest.mark.parametrize("template", ["", CHATML], ids=["plain", "chatml"])
 def test_the_last_question_of_a_conversation_is_shown(tmp_path, row, more, template):
-    """The two ends of such a prompt are the system's message and the template's own words."""
+    """Of messages, as a turn of its own; the ends of a long transcript are not what matters in it."""
     row = json.loads(json.dumps(row).replace("of France?", f"of France?{more}"))
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = template
     console = Console(file=StringIO(), width=2000)
     show(check(write(tmp_path / "a.jsonl", [row]), tokenizer if template else None), console)
-    prompt = next(line for line in console.file.getvalue().splitlines() if line.startswith("  prompt"))
+    lines = console.file.getvalue().splitlines()
+    prompt = [line for line in lines if line.startswith(("  prompt", "  user"))][-1]
     assert "What is the capital of France?" in prompt
+    assert "<|im_start|>" not in "".join(lines)
+    assert any(line.startswith("  system") for line in lines) == ("system" in json.dumps(row))
     assert "x" * 200 not in prompt
     assert len(prompt) < 400
 

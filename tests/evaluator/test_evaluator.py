@@ -167,11 +167,11 @@ def read_lines(path):
 
 def test_train_stops_on_the_evaluators_evaluation_and_says_why(run):
     trainer, results = run
-    assert trainer.step == len(results.metrics) == 3  # of 10
-    assert results.best_step == 1
-    assert results.stop_reason == "no improvement over 0.25 (step 1) in 2 evaluations"
+    assert trainer.step == len(results.metrics) == 2  # of 10
+    assert results.best_step == 0
+    assert results.stop_reason == "no improvement over 0.25 (step 0) in 2 evaluations"
     assert not results.evaluation["should_continue"]
-    assert [metrics["epoch"] for metrics in results.metrics] == [1, 1, 2]
+    assert [metrics["epoch"] for metrics in results.metrics] == [1, 1]
 
 
 def test_the_run_folder_holds_config_metrics_samples_and_adapters(run):
@@ -184,17 +184,17 @@ def test_the_run_folder_holds_config_metrics_samples_and_adapters(run):
     metrics = read_lines(folder / "metrics.jsonl")
     finite = [
         {name: value if math.isfinite(value) else None for name, value in step.items()}
-        for step in results.metrics
+        for step in (results.start, *results.metrics)
     ]
     assert metrics == finite
     samples = read_lines(folder / "samples.jsonl")
     trained, followed = (
         [sample for sample in samples if sample["kind"] == kind] for kind in ("trained", "followed")
     )
-    assert [sample["step"] for sample in trained] == [1, 1, 2, 3, 3]
+    assert [sample["step"] for sample in trained] == [1, 1, 2]
     assert {sample["prompt"] for sample in trained} == {"a", "b", "c"}
     assert [(sample["step"], sample["prompt"]) for sample in followed] == [
-        (step, "held out") for step in (1, 2, 3)
+        (step, "held out") for step in (0, 1, 2)
     ]
     assert all(sample["reward"] == 0.25 for sample in samples)
     for role in ("policy", "value"):
@@ -240,7 +240,7 @@ def test_evaluations_come_every_so_often_and_always_after_the_last_step(run, tmp
     assert results.stop_reason == "all epochs done"
     evaluated = [metrics["step"] for metrics in results.metrics if "validation/reward" in metrics]
     assert evaluated == judged
-    assert results.best_step == judged[0]
+    assert results.start["step"] == results.best_step == 0  # all are worth the same
     assert {"performance_improved", "converged"} <= set(results.evaluation)
 
 

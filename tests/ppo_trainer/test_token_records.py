@@ -41,7 +41,7 @@ def settings(make_config):
 def test_the_same_prompts_are_followed_and_the_steps_own_are_beside_them(settings, prompts):
     results = PPOTrainer(settings()).train(prompts, 2, ["held out", "another", "not followed"])
     steps = read(results.run_folder)
-    assert list(steps) == [1, 2, 3, 4]
+    assert list(steps) == [0, 1, 2, 3, 4]
     for samples in steps.values():
         assert [sample["prompt"] for sample in samples[:2]] == ["held out", "another"]
         assert {sample["prompt"] for sample in samples[2:]} <= set(prompts)
@@ -59,6 +59,7 @@ def test_the_same_prompts_are_followed_and_the_steps_own_are_beside_them(setting
                 == sample["rewards"]["count_e"]
             )
     assert [len(samples) for samples in steps.values()] == [
+        2,  # before the first step nothing was trained on
         4,
         3,
         4,

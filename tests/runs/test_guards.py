@@ -322,7 +322,7 @@ def test_a_reward_hack_is_seen_on_the_held_out_reward(settings):
     assert results.stop_reason.startswith(
         "guard overoptimization: the validation reward fell 4 evaluations in a row"
     )
-    assert len(results.metrics) == 5
+    assert len(results.metrics) == 4  # the first fall is from the model that the run began with
     assert warnings_of(results.run_folder)[0]["guard"] == "overoptimization"
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from proxima.cli.command import Command
 from proxima.config import RewardSpec
+from proxima.core.chat_turns import turn_line, turns_of
 from proxima.core.terminal_text import printable, visible
 from proxima.runs import is_defined, title_of, with_unit
 
@@ -58,7 +59,9 @@ class Eval(Command):
         )
         results = evaluate_run(self.folder, prompts, trust_remote_code=self.trust_remote_code, **given)
         for sample in results["samples"][: self.show]:
-            print(f"\n{visible(sample['prompt'])}")
+            turns = turns_of(sample["prompt"], sample.get("turns"))
+            told = [visible(turn_line(turn)) for turn in turns] or [visible(sample["prompt"])]
+            print("\n" + "\n".join(told))
             for side in ("reference", "policy"):
                 print(f"  {side} ({sample[side + '_reward']:.3g}): {visible(sample[side])}")
         print(printable(table(results)))

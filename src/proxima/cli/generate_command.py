@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from proxima.cli.command import Command
 from proxima.config import PPOConfig
+from proxima.core.chat_turns import in_lines, turn_line, turns_of
 from proxima.core.terminal_text import is_encodable, printable
 
 
@@ -16,7 +17,7 @@ class Generate(Command):
     """Sample responses from a model, with or without a trained adapter."""
 
     example: ClassVar[str] = "proxima generate --model-name embedded --data my-data/held_out.jsonl --limit 3"
-    writes: ClassVar[str] = "Nothing; it prints prompts and responses."
+    writes: ClassVar[str] = "Nothing; it prints prompts and responses, conversations as turns."
     guide: ClassVar[str] = "data.md"
 
     ppo: PPOConfig
@@ -42,4 +43,5 @@ class Generate(Command):
         prompts = [*self.prompt, *(read_prompts(rows, setup.tokenizer) if rows is not None else [])]
         texts = SequenceGenerator(setup.models, setup.tokenizer, config).sample(prompts).texts()
         for prompt, text in zip(prompts, texts, strict=True):
-            print(printable(f"{prompt}\n  -> {text}\n"))
+            answer = turn_line({"role": "assistant", "text": text}) if turns_of(prompt) else f"  -> {text}"
+            print(printable(f"{in_lines(prompt)}\n{answer}\n"))

@@ -61,8 +61,9 @@ class Train(Command):
             processes.on_main(lambda: self._check(prompts, tokenizer))
         trainer = processes.on_all(lambda: PPOTrainer(self.ppo))
         results = trainer.train(prompts, self.epochs, held_out, self.resume, self.force)
+        began = ", the model it began with" if results.start.get("step") == results.best_step else ""
         print(
-            f"stopped: {visible(results.stop_reason)}; best step {results.best_step}; results in "
+            f"stopped: {visible(results.stop_reason)}; best step {results.best_step}{began}; results in "
             f"{results.run_folder}"
         )
         if processes.is_main:

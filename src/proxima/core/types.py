@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from proxima.core.chat_turns import Turn
 from proxima.core.token_text import text_prefixes
 from proxima.core.tokenizer import Tokenizer
 
@@ -29,17 +30,20 @@ def pad_to(tensor: Tensor, size: int, value: float = 0, left: bool = False) -> T
 
 class Prompt(str):
     """A prompt that carries the other columns of its row (a reference answer, say) to the rewards that ask
-    for them.
+    for them, and the turns it was made of to the people who read it.
 
     It is the text itself, so everything that takes prompts takes it; whatever makes a new text of it drops
-    the columns.
+    the columns and the turns.
     """
 
     columns: dict[str, Any]
+    turns: list[Turn]
 
-    def __new__(cls, text: str, columns: Mapping[str, Any] | None = None) -> Prompt:
+    def __new__(
+        cls, text: str, columns: Mapping[str, Any] | None = None, turns: Sequence[Turn] = ()
+    ) -> Prompt:
         prompt = super().__new__(cls, text)
-        prompt.columns = dict(columns or {})
+        prompt.columns, prompt.turns = dict(columns or {}), list(turns)
         return prompt
 
 

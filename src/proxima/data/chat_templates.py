@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxima.core.chat_turns import message_turns
 from proxima.core.encoding import added_ids
 from proxima.core.tokenizer import Tokenizer
+from proxima.core.types import Prompt
 from proxima.data.rows import BrokenData
 
 Message = dict[str, Any]
@@ -31,13 +33,14 @@ class ChatTemplate:
         if tokenizer is not None and (bos := getattr(tokenizer, "bos_token", None)):
             self._bos = bos if tokenizer.bos_token_id in added_ids(tokenizer).before else ""
 
-    def prompt(self, messages: Messages) -> str:
+    def prompt(self, messages: Messages) -> Prompt:
         """Everything before the answer, and what begins the answer."""
-        return self._render(messages, True)
+        text = self._render(messages, True)
+        return Prompt(text, turns=message_turns(messages, text))
 
-    def answer(self, messages: Messages, answer: Message) -> tuple[str, str]:
+    def answer(self, messages: Messages, answer: Message) -> tuple[Prompt, str]:
         """The prompt, and the answer as the model has to write it."""
-        prompt, whole = self._render(messages, True), self._render([*messages, answer], False)
+        prompt, whole = self.prompt(messages), self._render([*messages, answer], False)
         if not whole.startswith(prompt):
             raise BrokenData(
                 "the chat template writes a prompt differently once it is answered, so where the answer "

@@ -18,10 +18,12 @@ import numpy
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from proxima.core.chat_turns import message_turns
 from proxima.core.encoding import encode_prompts
 from proxima.core.tokenizer import Tokenizer
+from proxima.core.types import Prompt
 from proxima.data.chat_templates import ChatTemplate, Message, Messages, Skip
-from proxima.data.column_forms import ASSISTANT, HUMAN, Form, columns_of, prompt_of
+from proxima.data.column_forms import Form, columns_of
 from proxima.data.data_sources import open_rows
 from proxima.data.read_records import KINDS, LeftOut, kinds_of
 from proxima.data.records import AnyRecord, Preference, Rating
@@ -86,8 +88,6 @@ class DataReport:
     plain: bool = False
     """Conversations were put together without a model's chat template."""
     examples: list[AnyRecord] = field(default_factory=list)
-    questions: list[str] = field(default_factory=list)
-    """The last turn of the user in the prompt of each example; empty where a prompt has no turns."""
 
     @property
     def main(self) -> str:
@@ -135,8 +135,6 @@ def check(
         for row in tqdm(rows, desc="measuring", unit="row", delay=2, leave=False, disable=None):
             with suppress(Skip):
                 measures.add(KINDS[report.main](row, form, template))
-                if len(report.questions) < EXAMPLES:
-                    report.questions.append(last_turn(row, form))
         measures.write(report)
     report.plain = isinstance(template, PlainTemplate) and template.used
     return report
@@ -158,14 +156,12 @@ class PlainTemplate(ChatTemplate):
 
     used = False
 
-    def prompt(self, messages: Messages) -> str:
+    def prompt(self, messages: Messages) -> Prompt:
         self.used = True
-        return (
-            "".join(f"{message['role']}: {message.get('content', '')}\n" for message in messages)
-            + "assistant: "
-        )
+        said = "".join(f"{message['role']}: {message.get('content', '')}\n" for message in messages)
+        return Prompt(f"{said}assistant: ", turns=message_turns(messages))
 
-    def answer(self, messages: Messages, answer: Message) -> tuple[str, str]:
+    def answer(self, messages: Messages, answer: Message) -> tuple[Prompt, str]:
         return self.prompt(messages), answer.get("content", "")
 
 
@@ -244,28 +240,10 @@ class Measures:
         report.empty_answers, report.examples = self._empty, self._examples
 
 
-def last_turn(row: Row, form: Form) -> str:
-    """What the user says last, in messages or in a transcript; empty in other prompts."""
-    try:
-        prompt = prompt_of(row, form)
-    except Skip:
-        return ""
-    if isinstance(prompt, str):
-        return prompt.rpartition(HUMAN)[2].removesuffix(ASSISTANT) if HUMAN in prompt else ""
-    return next(
-        (
-            str(message.get("content", "")).strip()
-            for message in reversed(prompt)
-            if message["role"] == "user"
-        ),
-        "",
-    )
-
-
 def fields_of(record: AnyRecord) -> dict[str, str]:
     """The texts of a record by name."""
     if isinstance(record, str):
-        return {"prompt": str(record)}
+        return {"prompt": record}
     return {name: value for name, value in vars(record).items() if isinstance(value, str)}
 
 

@@ -119,7 +119,8 @@ def rendered(prompt: Side, completion: Side, template: ChatTemplate) -> tuple[st
 
 def to_prompt(row: Row, form: Form, template: ChatTemplate) -> Prompt:
     prompt = prompt_of(row, form)
-    return Prompt(prompt if isinstance(prompt, str) else template.prompt(prompt), carried_columns(row))
+    text = Prompt(prompt) if isinstance(prompt, str) else template.prompt(prompt)
+    return Prompt(text, carried_columns(row), text.turns)
 
 
 def to_demonstration(row: Row, form: Form, template: ChatTemplate) -> Demonstration:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from proxima.core.chat_turns import cut_turns, turns_of
 from proxima.core.terminal_text import visible
-from proxima.data.column_forms import COMMANDS, FORMS
+from proxima.data.column_forms import ASSISTANT, COMMANDS, FORMS, HUMAN
 from proxima.data.data_check import DataReport, fields_of
 from proxima.data.records import Rating
 
@@ -84,19 +85,26 @@ def show_lengths(report: DataReport, console: Console) -> None:
         console.print("(give --model-name for lengths in tokens, against the model's context)")
     if report.plain:
         console.print(
-            "(conversations are shown without a chat template; --model-name renders them as training will)"
+            "(conversations are measured without a chat template; --model-name renders them as training will)"
         )
 
 
 def show_examples(report: DataReport, console: Console) -> None:
-    for number, (example, question) in enumerate(zip(report.examples, report.questions, strict=True), 1):
+    for number, example in enumerate(report.examples, 1):
         console.print(f"\nexample {number}")
         values = fields_of(example)
         if isinstance(example, Rating):
             values["rating"] = f"{example.rating:g}"
-        kept = {"prompt": question}
-        rows = [[f"  {name}", shorten(text, kept.get(name, ""))] for name, text in values.items()]
-        console.print(table(None, rows))
+        prompt = values.pop("prompt")
+        said = [(turn["role"], turn["text"], "") for turn in cut_turns(turns_of(prompt))]
+        said = said or [("prompt", prompt, last_question(prompt))]
+        said += [(name, text, "") for name, text in values.items()]
+        console.print(table(None, [[f"  {visible(name)}", shorten(text, kept)] for name, text, kept in said]))
+
+
+def last_question(prompt: str) -> str:
+    """What the human says last in a transcript; empty in other prompts."""
+    return prompt.rpartition(HUMAN)[2].removesuffix(ASSISTANT) if HUMAN in prompt else ""
 
 
 def findings(report: DataReport) -> dict[str, int]:

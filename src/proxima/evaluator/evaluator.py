@@ -65,7 +65,7 @@ class Evaluator:
         validation = dict(self.validate()) if self.validate else {}
         reward = float(validation.get("reward", metrics["avg_reward"]))
         self.rewards = [*self.rewards, reward][-REMEMBERED:]
-        improved = reward > self.best_reward + (self.config.min_improvement if self.best_step else 0.0)
+        improved = reward > self.best_reward + self.config.min_improvement  # anything beats -inf
         if improved:
             self.best_reward, self.best_step, self.evaluations_since_best = reward, step, 0
         else:

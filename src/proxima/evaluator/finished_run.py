@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config import PPOConfig, RewardSpec, check_trust
+from proxima.core.chat_turns import with_turns
 from proxima.core.errors import RewardFailure
 from proxima.core.json_record import Record
 from proxima.evaluator.held_out import Answers, answer, win_rates
@@ -91,7 +92,7 @@ def evaluate_run(
         "policy": _with_interval(policy, trainer.config.seed),
         "win_rate": rates.pop(OWN),
         "win_rates": rates,
-        "samples": [dict(zip(SAMPLE, row, strict=True)) for row in rows],
+        "samples": [with_turns(dict(zip(SAMPLE, row, strict=True))) for row in rows],
     }
     write_json(Path(run) / "evaluation.json", results)
     return results

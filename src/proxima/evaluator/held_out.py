@@ -143,7 +143,8 @@ def win_rates(
 class HeldOut:
     """Called at an evaluation, it measures the held-out prompts; `records` are those of the last call.
 
-    The reference answers once, at the first evaluation; its answers are part of a checkpoint.
+    The reference answers once, at the first evaluation; its answers are part of a checkpoint. Where the
+    policy is still the reference, its answers are the reference's.
     """
 
     def __init__(self, trainer: PPOTrainer, prompts: Sequence[str], fingerprint: str = ""):
@@ -165,7 +166,9 @@ class HeldOut:
         answers = answer(self.trainer, self.prompts, config.token_samples)
         self.records = answers.records
         if self.reference is None:
-            self.reference = reference_answers(self.trainer, self.prompts)
+            models = self.trainer.models
+            same = models.policy.is_still(models.sft)  # before the first update: the noise is the same, too
+            self.reference = answers if same else reference_answers(self.trainer, self.prompts)
         measured = dict(answers.measured)
         too_many = measured["failed_rewards"] > config.max_reward_failures * len(self.prompts)
         numbers = [math.nan] * 3 if too_many else mean_interval(answers.scores[OWN], config.seed)

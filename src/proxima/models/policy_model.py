@@ -10,10 +10,31 @@ from torch import Tensor
 from proxima.core.sampling import Sampling, choose, hash_words, token_logprobs, truncate
 from proxima.core.types import KeptSet, Tokens
 from proxima.models.base_model import BaseModel
+from proxima.models.weight_files import adapter_tensors
 
 
 class PolicyModel(BaseModel):
     """The base with the policy's adapter, or a trainable copy of the base."""
+
+    @torch.no_grad()
+    def is_still(self, reference: BaseModel) -> bool:
+        """Whether its weights are provably those of the reference, so that both give the same answers.
+
+        True before the first update where both are one network: with an adapter that is a copy of the
+        reference's, or with a new one, whose up projections are zero. False where it cannot be said.
+        """
+        peft = self.backbone.peft
+        if peft is None or self.backbone is not reference.backbone or self.backbone.sharded:
+            return False
+        if self.adapter is None:
+            return reference.adapter is None
+        own = adapter_tensors(peft, self.adapter)
+        if reference.adapter is not None:
+            theirs = adapter_tensors(peft, reference.adapter)
+            return own.keys() == theirs.keys() and all(torch.equal(own[name], theirs[name]) for name in own)
+        up = [name for name in own if ".lora_B." in name]
+        known = all(".lora_A." in name or ".lora_B." in name for name in own)
+        return known and not any(own[name].any() for name in up)
 
     @torch.no_grad()
     def generate(self, prompts: Tokens, sampling: Sampling) -> Tokens:

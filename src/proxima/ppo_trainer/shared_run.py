@@ -82,7 +82,7 @@ class SharedRun:
     def _on_main(self, work: Callable[[RunFolder], Plain]) -> Plain:
         return self._processes.on_main(lambda: work(self._run))  # type: ignore[arg-type]
 
-    def begin(self, step: int = 0, warnings: int = 0) -> list[dict[str, float]]:
+    def begin(self, step: int = -1, warnings: int = 0) -> list[dict[str, float]]:
         return self._on_main(lambda run: run.begin(step, warnings))
 
     def go_back(self, step: int) -> list[dict[str, float]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from proxima.core.chat_turns import with_turns
 from proxima.core.json_record import Record
 from proxima.core.pairs import TokenPairs, rejoin
 from proxima.core.token_text import pieces
@@ -92,9 +93,10 @@ def records(
     rows = []
     for i, prompt in enumerate(tokens.prompts):
         own = tokens.response_rows[i]
+        record = with_turns({"kind": kind, "prompt": prompt})
         rows.append(
             {
-                "kind": kind,
+                **record,
                 "prompt": str(prompt),
                 "text": texts[i],
                 "reward": rounded(rewards[i]),
@@ -113,7 +115,8 @@ def records(
 
 def sample_row(record: Record) -> Record:
     """A record as a line of the small table."""
-    shown = {name: record[name] for name in ("kind", "prompt", "text", "reward", "rewards", "ended")}
+    names = ("kind", "prompt", "turns", "text", "reward", "rewards", "ended")
+    shown = {name: record[name] for name in names if name in record}
     return {**shown, "length": len(record["ids"]), "kl": rounded(math.fsum(record["columns"]["kl"]))}
 
 

@@ -18,14 +18,21 @@ class TrainingResults:
     metrics: list[dict[str, float]] = field(default_factory=list)
     """One dict per step, by the names of `proxima.runs.glossary.GLOSSARY`; those of a resumed run from its
     first step on."""
+    start: dict[str, float] = field(default_factory=dict)
+    """The evaluation before the first step, by the same names; empty without validation prompts."""
     best_step: int = 0
-    """The step with the best evaluation, counted from 1."""
+    """The step with the best evaluation, counted from 1; 0 = the model that the run began with."""
     stop_reason: str = ""
     """Why it ended: `all epochs done`, the evaluator's reason or a guard's."""
     evaluation: Record = field(default_factory=dict)
     """The last evaluation: performance and convergence."""
     run_folder: Path = Path()
     """Config, metrics, samples, checkpoints and the trained adapters."""
+
+
+def start_line(start: dict[str, float]) -> str:
+    """The evaluation before the first step, in one line."""
+    return f"step {start['step']:>4.0f}  validation reward {start['validation/reward']:.4g} before training"
 
 
 def step_line(metrics: dict[str, float]) -> str:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tqdm import tqdm
 
+from proxima.core.chat_turns import with_turns
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.core.json_record import Record
 from proxima.evaluator import Evaluator, HeldOut, answer
@@ -31,7 +33,7 @@ from proxima.ppo_trainer.trainer_state import (
     put_state_together,
     save_tensors,
 )
-from proxima.ppo_trainer.training_results import DONE, TrainingResults, step_line
+from proxima.ppo_trainer.training_results import DONE, TrainingResults, start_line, step_line
 from proxima.runs import MAX_ROLLBACKS, Alarm, alarms, numbers_of, plain
 from proxima.runs.checkpoint import Checkpoint, eval_reward, same_random_state
 from proxima.runtime.distributed import is_lost
@@ -83,6 +85,7 @@ class TrainingRun:
             desc="PPO", unit="step", initial=done, total=total - self.trainer.first_step, disable=hidden
         ) as bar:
             try:
+                self.start(bar)
                 while not self.results.stop_reason and self.trainer.step < total:
                     if self.stop_asked():
                         self.interrupt()
@@ -125,9 +128,7 @@ class TrainingRun:
         if checkpoint is None:
             self.trainer.first_step = self.trainer.step
             self.trainer.total_steps = self.trainer.step + steps
-            self.results.metrics = self.run.begin()
-            if self.config.checkpoint_every:
-                self.checkpoint()
+            self.take_metrics(self.run.begin())
             return
         state = checkpoint.state
         total = state["first_step"] + steps
@@ -135,7 +136,7 @@ class TrainingRun:
             lambda: check_resumable(checkpoint, self.config, self.plan, total, force)
         )
         self.restore(checkpoint)
-        self.results.metrics = self.run.begin(checkpoint.step, state["warnings"])
+        self.take_metrics(self.run.begin(checkpoint.step, state["warnings"]))
         self.run.checkpoints.forget_after(checkpoint)
         self.trainer.total_steps = total
         if not changed:  # an ended run stays ended
@@ -143,6 +144,46 @@ class TrainingRun:
         log.info("resumed after step %d of %d from %s", checkpoint.step, total, checkpoint.path)
         if self.processes.is_main:
             print(f"resumed after step {checkpoint.step} of {total} from {checkpoint.path}")
+
+    def take_metrics(self, lines: list[dict[str, float]]) -> None:
+        """The lines that stay in `metrics.jsonl`: the evaluation before the first step, and the steps."""
+        first = self.trainer.first_step
+        self.results.start = next((line for line in lines if line["step"] <= first), {})
+        self.results.metrics = [line for line in lines if line["step"] > first]
+
+    def start(self, bar: tqdm[NoReturn]) -> None:
+        """Before the first step: an evaluation, where there are validation prompts, and a checkpoint."""
+        if self.trainer.step > self.trainer.first_step:
+            return
+        if self.validates and not self.evaluator.evaluations:
+            self.evaluate_start(bar)
+        elif self.saved is not None:
+            return
+        if self.config.checkpoint_every:
+            self.checkpoint(again=True)
+
+    def evaluate_start(self, bar: tqdm[NoReturn]) -> None:
+        """The model that the run begins with. What a run that was killed here left of it is dropped."""
+        step = self.trainer.step
+        self.take_metrics(self.run.go_back(step - 1))
+        with same_random_state():
+            performance, convergence = self.evaluator.evaluate({"step": step, "avg_reward": math.nan})
+            self.write_samples([])
+        self.take_evaluation(performance, convergence)
+        self.results.start = {"step": step, **performance["validation"]}
+        self.run.write_metrics(self.results.start)
+        if self.processes.is_main:
+            bar.write(start_line(self.results.start))
+
+    @property
+    def validates(self) -> bool:
+        """Whether there are validation prompts."""
+        return self.evaluator.validate is not None
+
+    def take_evaluation(self, performance: Record, convergence: Mapping[str, Any]) -> None:
+        self.results.evaluation = {**performance, **convergence}
+        self.results.best_step = performance["best_step"]
+        self.eval_reward = None if math.isnan(performance["reward"]) else performance["reward"]
 
     def advance(self, bar: tqdm[NoReturn]) -> None:
         """One step, and all that follows from it."""
@@ -161,12 +202,10 @@ class TrainingRun:
                 performance, convergence = self.evaluator.evaluate(
                     {**outcome, **metrics, "prompts": answered}
                 )
-                self.write_samples(outcome, performance["samples"])
+                self.write_samples(performance["samples"], outcome)
             metrics |= performance["validation"]
-            results.evaluation = {**performance, **convergence}
-            results.best_step = performance["best_step"]
-            self.eval_reward = None if math.isnan(performance["reward"]) else performance["reward"]
-            new_best = performance["performance_improved"] and self.evaluator.validate is not None
+            self.take_evaluation(performance, convergence)
+            new_best = performance["performance_improved"] and self.validates
             if not convergence["should_continue"]:
                 results.stop_reason = convergence["reason"]
         if trainer.step == trainer.total_steps:
@@ -189,8 +228,13 @@ class TrainingRun:
             return None
         return self.plan.at(self.trainer.step + 1 - self.trainer.first_step)[1]
 
-    def write_samples(self, outcome: Record, trained: list[Record]) -> None:
-        """A few samples in the small table, and every token of them in a file of its own."""
+    def write_samples(self, trained: list[Record], outcome: Record | None = None) -> None:
+        """A few samples in the small table, and every token of them in a file of its own.
+
+        Args:
+            trained: samples of the step.
+            outcome: what the step gave; None before the first one.
+        """
         trainer, count = self.trainer, self.config.token_samples
         followed: list[Record] = []
         if count:
@@ -200,8 +244,12 @@ class TrainingRun:
                 if isinstance(held_out, HeldOut)
                 else answer(trainer, self.plan.prompts[:count], count).records
             )
-            self.run.write_tokens(trainer.step, [*followed, *trained_records(trainer, outcome, count)])
-        rows = [*map(sample_row, followed), *({"kind": "trained", **sample} for sample in trained)]
+            seen = trained_records(trainer, outcome, count) if outcome else []
+            self.run.write_tokens(trainer.step, [*followed, *seen])
+        rows = [
+            *map(sample_row, followed),
+            *({"kind": "trained", **with_turns(sample)} for sample in trained),
+        ]
         self.run.write_samples(trainer.step, rows)
 
     def alarms(self, history: list[dict[str, float]]) -> list[Alarm]:
@@ -213,6 +261,7 @@ class TrainingRun:
             min_entropy=config.min_entropy,
             length_limit=config.length_limit,
             max_declining_evals=config.max_declining_evals,
+            start=self.results.start,
         )
 
     def act_on(self, raised: list[Alarm]) -> bool:
@@ -245,11 +294,7 @@ class TrainingRun:
         that went wrong.
         """
         checkpoints, last = self.run.checkpoints, self.trainer.step - 2
-        found = (
-            checkpoints.newest()
-            if alarm.guard == "nonfinite"
-            else checkpoints.best(last) or checkpoints.newest(last)
-        )
+        found = checkpoints.newest() if alarm.guard == "nonfinite" else self.best_until(last)
         if found is None:
             self.results.stop_reason = (
                 f"guard {alarm.guard}: {alarm.message}; there is no checkpoint to go back to"
@@ -259,8 +304,9 @@ class TrainingRun:
         rate = self.trainer.rate_factor * self.config.rollback_rate_factor
         rollbacks = self.rollbacks + 1
         checkpoints.forget_after(found)
-        self.results.metrics = self.run.go_back(found.step)
+        lines = self.run.go_back(found.step)
         self.restore(found)
+        self.take_metrics(lines)
         self.trainer.rate_factor = rate
         self.rollbacks = rollbacks
         if rollbacks > MAX_ROLLBACKS:
@@ -270,6 +316,14 @@ class TrainingRun:
         log.warning("went back to step %d; learning rates are now x %g", found.step, rate)
         self.checkpoint(again=True)
         return True
+
+    def best_until(self, last: int) -> Checkpoint | None:
+        """The checkpoint with the best evaluation; the newest where no step was evaluated, whatever the model
+        was worth before the first one."""
+        evaluated = any("validation/reward" in line for line in self.results.metrics if line["step"] <= last)
+        checkpoints = self.run.checkpoints
+        best = checkpoints.best(last) if evaluated or not self.results.start else None
+        return best or checkpoints.newest(last)
 
     def checkpoint(self, again: bool = False) -> None:
         if self.saved == self.trainer.step and not again:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from proxima.runs.run_files import make_run_folder, plain, write_json
     from proxima.runs.run_plot import Plot
-    from proxima.runs.run_reader import Run
+    from proxima.runs.run_reader import Run, first_step_row
     from proxima.runs.run_search import find_runs
     from proxima.runs.run_writer import RunFolder
     from proxima.runs.thin_curves import Point, thin

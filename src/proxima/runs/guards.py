@@ -33,14 +33,19 @@ def alarms(
     min_entropy: float = 0.0,
     length_limit: float = 0.0,
     max_declining_evals: int = 0,
+    start: Mapping[str, float] | None = None,
 ) -> list[Alarm]:
-    """The alarms of the last step; a limit of 0 turns its guard off."""
+    """The alarms of the last step; a limit of 0 turns its guard off.
+
+    Args:
+        start: the evaluation before the first step, where there was one; the first that can decline.
+    """
     messages = {
         "nonfinite": nonfinite(history, max_skipped_updates) if max_skipped_updates else "",
         "kl": too_far(history, kl_limit) if kl_limit else "",
         "entropy": collapsed(history, min_entropy) if min_entropy else "",
         "length": too_long(history, length_limit) if length_limit else "",
-        "overoptimization": overoptimized(history, max_declining_evals) if max_declining_evals else "",
+        "overoptimization": overoptimized(history, max_declining_evals, start) if max_declining_evals else "",
     }
     return [Alarm(guard, message) for guard, message in messages.items() if message]
 
@@ -92,7 +97,7 @@ def too_long(history: History, limit: float) -> str:
     return ""
 
 
-def overoptimized(history: History, evaluations: int) -> str:
+def overoptimized(history: History, evaluations: int, start: Mapping[str, float] | None = None) -> str:
     """The held-out reward fell at each of the last evaluations while the training reward rose over the same
     steps."""
     if "validation/reward" not in history[-1]:
@@ -103,9 +108,12 @@ def overoptimized(history: History, evaluations: int) -> str:
         if not math.isnan(history[i].get("validation/reward", math.nan))
     )
     places = list(islice(judged, evaluations + 1))[::-1]
+    held_out = [history[i]["validation/reward"] for i in places]
+    began = (start or {}).get("validation/reward", math.nan)
+    if len(places) == evaluations and not math.isnan(began):
+        places, held_out = [0, *places], [began, *held_out]
     if len(places) <= evaluations:
         return ""
-    held_out = [history[i]["validation/reward"] for i in places]
     trained = [step["avg_reward"] for step in history[places[0] : places[-1] + 1]]
     half = len(trained) // 2
     before, after = _mean(trained[:half]), _mean(trained[-half:])

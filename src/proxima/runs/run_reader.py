@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -116,6 +116,12 @@ class Run:
         return {name: list(column) for name, column in self._columns.items()}
 
     @property
+    def steps(self) -> int:
+        """PPO steps that were logged."""
+        metrics = self.metrics()
+        return len(metrics["step"]) - first_step_row(metrics)
+
+    @property
     def version(self) -> int:
         """Grows when steps that `metrics` returned have changed: the run was cut back."""
         return self._metric_lines.version
@@ -219,6 +225,14 @@ class Run:
         except (OSError, ValueError) as error:
             self._said[name] = f"{name} cannot be read: {error}"
             return None
+
+
+def first_step_row(metrics: Mapping[str, Sequence[float]]) -> int:
+    """Where the steps begin in the columns of `Run.metrics`: after the evaluation of the model that the run
+    began with (1), or with the first row (0) where the run had no validation prompts or is an older one."""
+    rewards, evaluated = metrics.get("avg_reward", ()), metrics.get("validation/reward", ())
+    trained = len(rewards) > 0 and not math.isnan(rewards[0])
+    return 1 if len(evaluated) and not trained else 0
 
 
 def _read_settings(path: Path) -> Record:

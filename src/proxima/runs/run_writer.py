@@ -72,12 +72,16 @@ class RunFolder:
             raise ValueError(
                 f"every checkpoint in {damaged[0].parent} is damaged; start again under another run_name"
             )
-        if _last_step(self.path / METRICS):
+        if _has_steps(self.path / METRICS):
             raise ValueError(f"{self.path} has metrics but no checkpoint; start again under another run_name")
         return None
 
-    def begin(self, step: int = 0, warnings: int = 0) -> list[dict[str, float]]:
-        """Open the files, cut back to a step (and a number of warnings); returns the metrics up to there."""
+    def begin(self, step: int = -1, warnings: int = 0) -> list[dict[str, float]]:
+        """Open the files, cut back to a step (and a number of warnings); returns the metrics up to there.
+
+        Args:
+            step: -1 = nothing stays, not even an evaluation before the first step.
+        """
         self._trackers = open_trackers(self.config.trackers, self.path, self.config.to_dict(), step)
         dataclasses.replace(self.config, run_name=self.path.name).to_yaml(self.path / "config.yaml")
         self._write_environment()
@@ -241,9 +245,10 @@ def _cut(path: Path, stays: Callable[[int, Record], bool]) -> list[Record]:
     return kept
 
 
-def _last_step(path: Path) -> int:
-    """Number of whole lines."""
-    return len(path.read_bytes().split(b"\n")) - 1 if path.exists() else 0
+def _has_steps(path: Path) -> bool:
+    """Whether a step was logged; an evaluation before the first one is none."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return any(b'"avg_reward"' in line for line in lines if line.endswith(b"\n"))
 
 
 def _write_line(file: IO[str], record: Mapping[str, Any]) -> None:

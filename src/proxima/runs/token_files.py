@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from proxima.core.chat_turns import turns_of
 from proxima.core.json_record import Record
 from proxima.core.regular_files import read_file
 
@@ -44,11 +45,13 @@ def _checked(sample: Record) -> Record:
         for name, values in sample["columns"].items()
         if isinstance(values, list) and len(values) == len(tokens)
     }
-    rewards = sample.get("rewards")
+    rewards, prompt = sample.get("rewards"), str(sample.get("prompt", ""))
+    turns = turns_of(prompt, sample.get("turns"))
     return {
-        **sample,
+        **{name: value for name, value in sample.items() if name != "turns"},
+        **({"turns": turns} if turns else {}),
         "kind": str(sample.get("kind", "")),
-        "prompt": str(sample.get("prompt", "")),
+        "prompt": prompt,
         "text": str(sample.get("text", "".join(tokens))),
         "reward": number(sample.get("reward"), None),
         "rewards": {str(name): number(value, None) for name, value in rewards.items()}

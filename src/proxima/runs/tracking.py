@@ -17,10 +17,10 @@ class Tracker(Protocol):
 
 
 class TensorBoardTracker:
-    def __init__(self, folder: Path, settings: Mapping[str, Any], step: int = 0):
+    def __init__(self, folder: Path, settings: Mapping[str, Any], step: int = -1):
         module = _require("torch.utils.tensorboard", "tensorboard")
         self._writer = module.SummaryWriter(
-            str(folder / "tensorboard"), purge_step=step + 1 if step else None
+            str(folder / "tensorboard"), purge_step=step + 1 if step >= 0 else None
         )
         self._writer.add_text("config", "\n".join(f"    {name}: {value}" for name, value in settings.items()))
 
@@ -48,12 +48,12 @@ class HostedTracker:
 
 
 def open_trackers(
-    names: Sequence[str], folder: Path, settings: Mapping[str, Any], step: int = 0
+    names: Sequence[str], folder: Path, settings: Mapping[str, Any], step: int = -1
 ) -> list[Tracker]:
     """
     Args:
-        step: where a resumed run continues; TensorBoard drops what came after it. Hosted trackers start
-            another run of the same name.
+        step: where a resumed run continues, -1 for a new one; TensorBoard drops what came after it. Hosted
+            trackers start another run of the same name.
     """
     return [
         TensorBoardTracker(folder, settings, step)

@@ -35,7 +35,7 @@ from proxima.base_setup import (
 from proxima.config import FinetuningConfig, PPOConfig, settings_in
 from proxima.core.terminal_text import without_lone_surrogates
 from proxima.models import HEAD_FILE, Backbone
-from proxima.runs import Run
+from proxima.runs import Run, first_step_row
 from proxima.tools.gguf_export import as_stored, check_architecture, write_gguf
 
 ENOUGH = 0.9  # warn if a merged model keeps a smaller share of the update
@@ -235,13 +235,14 @@ def _results(run: Path) -> list[str]:
     parts = []
     found = Run(run)
     metrics = found.metrics()
-    if steps := metrics["step"]:
+    if found.steps:
+        steps, first = metrics["step"], first_step_row(metrics)
         rows = [
-            f"| {name} | {_number(column[0])} | {_number(column[-1])} |"
+            f"| {name} | {_number(column[first])} | {_number(column[-1])} |"
             for name in RESULTS
             if (column := metrics.get(name))
         ]
-        head = f"| | step {steps[0]:.0f} | step {steps[-1]:.0f} |\n|---|---|---|\n"
+        head = f"| | step {steps[first]:.0f} | step {steps[-1]:.0f} |\n|---|---|---|\n"
         parts.append("## Results\n\n" + head + "\n".join(rows))
     if results := found.evaluation:
         rate = results["win_rate"]

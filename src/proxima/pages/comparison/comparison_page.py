@@ -26,7 +26,7 @@ def write_page(path: Path, result: Mapping[str, Any], names: Sequence[str]) -> P
         '<section id="charts"></section>\n<section id="texts"></section>\n<section '
         'id="problems"></section></main>'
     )
-    script = read_script("dom.js", "chart.js", OWN / "compare.js")
+    script = read_script("dom.js", "chart.js", "turns.js", OWN / "compare.js")
     style = read_style("base.css", "chart.css", OWN / "compare.css")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from proxima.base_setup import is_adapter
 from proxima.config import PPOConfig, RewardSpec
+from proxima.core.chat_turns import cut_turns, turns_of
 from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
 from proxima.evaluator import (
@@ -70,7 +71,11 @@ def win_rates_between(
     if not by_rewards:
         rates.pop(OWN_SHOWN)
     rows = [
-        {"prompt": str(prompt), "answers": {name: side.texts[i] for name, side in answers.items()}}
+        {
+            "prompt": str(prompt),
+            "turns": cut_turns(turns_of(prompt)),
+            "answers": {name: side.texts[i] for name, side in answers.items()},
+        }
         for i, prompt in enumerate(prompts)
     ]
     return rates, rows

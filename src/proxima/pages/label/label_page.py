@@ -15,6 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proxima.core.chat_turns import turns_of
 from proxima.core.json_record import Record
 from proxima.pages.label.label_export import summarize
 from proxima.pages.label.label_store import Item, Store, check_annotator
@@ -90,6 +91,7 @@ def shown(store: Store, item: Item, annotator: str) -> Record:
     return {
         "id": item.id,
         "prompt": item.prompt,
+        "turns": turns_of(item.prompt, item.turns),
         "sides": sides[::-1] if store.is_swapped(item.id, annotator) else sides,
     }
 

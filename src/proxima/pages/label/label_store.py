@@ -14,11 +14,12 @@ import json
 import sqlite3
 import unicodedata
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from proxima.core.chat_turns import Turn, turns_of
 from proxima.core.json_record import Record
 from proxima.pages.web import Conflict
 
@@ -44,6 +45,11 @@ CREATE TABLE answers (
     UNIQUE (item, annotator)
 );
 """
+# apart, so that older files gain it and older versions still read newer files
+TURNS = (
+    "CREATE TABLE IF NOT EXISTS turns (item INTEGER PRIMARY KEY REFERENCES items (id), turns TEXT NOT NULL)"
+)
+ITEMS = "SELECT items.*, turns.turns FROM items LEFT JOIN turns ON turns.item = items.id"
 CHOICES = {"pairs": ("1", "2", "tie", "skip"), "ratings": ("1", "2", "3", "4", "5", "skip")}
 """What may be answered, by mode. For pairs, 1 and 2 are the places on the page."""
 
@@ -74,6 +80,8 @@ class Item:
     a_model: str = ""
     b_model: str | None = None
     id: int = 0
+    turns: list[Turn] = field(default_factory=list)
+    """The prompt as a conversation, as the file keeps it; a prompt that carries its turns needs none here."""
 
     @property
     def mode(self) -> str:
@@ -152,6 +160,7 @@ class Store:
                 db.executemany("INSERT INTO settings VALUES (?, ?)", [("mode", mode), ("seed", seed)])
                 db.execute(f"PRAGMA application_id = {APPLICATION}")
                 db.execute(f"PRAGMA user_version = {VERSION}")
+            db.execute(TURNS)
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -181,7 +190,7 @@ class Store:
 
     def add_items(self, items: Iterable[Item]) -> int:
         """Add what is not yet there, all or nothing; how many were new."""
-        rows = []
+        rows, turns = [], []
         for number, item in enumerate(items, 1):
             if item.mode != self.mode:
                 raise ValueError(
@@ -195,19 +204,23 @@ class Store:
                 ) from None
             sides = (item.a, item.a_ended, item.a_model, item.b, item.b_ended, item.b_model)
             rows.append((item.digest, item.prompt, *sides))
+            if kept := item.turns or getattr(item.prompt, "turns", None):
+                turns.append((json.dumps(kept), item.digest))
         columns = "digest, prompt, a, a_ended, a_model, b, b_ended, b_model"
         with self._change() as db:
-            return db.executemany(
+            added = db.executemany(
                 f"INSERT OR IGNORE INTO items ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows
             ).rowcount
+            db.executemany("INSERT OR IGNORE INTO turns SELECT id, ? FROM items WHERE digest = ?", turns)
+            return added
 
     def items(self) -> list[Item]:
         with self._open() as db:
-            return [_item(row) for row in db.execute("SELECT * FROM items ORDER BY id")]
+            return [_item(row) for row in db.execute(f"{ITEMS} ORDER BY items.id")]
 
     def item(self, number: int) -> Item:
         with self._open() as db:
-            row = db.execute("SELECT * FROM items WHERE id = ?", (number,)).fetchone()
+            row = db.execute(f"{ITEMS} WHERE items.id = ?", (number,)).fetchone()
         if row is None:
             raise ValueError(f"there is no item {number}")
         return _item(row)
@@ -322,7 +335,9 @@ class Store:
 
 
 def _item(row: sqlite3.Row) -> Item:
-    values: Record = {name: row[name] for name in row.keys() if name != "digest"}  # noqa: SIM118
+    values: Record = {name: row[name] for name in row.keys() if name not in ("digest", "turns")}  # noqa: SIM118
+    with contextlib.suppress(ValueError, RecursionError):  # the file may be a stranger's
+        values["turns"] = turns_of("", json.loads(row["turns"] or "[]"))
     values["a_ended"] = bool(values["a_ended"])
     values["b_ended"] = None if values["b"] is None else bool(values["b_ended"])
     return Item(**values)

@@ -12,8 +12,9 @@ from html import escape as escape_markup
 from pathlib import Path
 from typing import Any
 
+from proxima.core.chat_turns import Turn, cut_text, cut_turns
 from proxima.core.json_record import Record
-from proxima.pages.report.report_samples import Pair, cut_text
+from proxima.pages.report.report_samples import Pair
 from proxima.pages.report.run_facts import Card
 from proxima.pages.web import LOOK, PARTS, make_page, read_script, read_style
 
@@ -147,16 +148,35 @@ def pairs(rows: Sequence[Pair], score: str = "reward") -> str:
 
 
 def _pair(row: Pair, score: str) -> str:
+    def answer(text: str) -> str:
+        if row.turns:
+            return turns([{"role": "assistant", "text": text}])
+        return f'<p class="told" dir="auto">{escape(cut_text(text))}</p>'
+
     sides = "".join(
-        f'<div class="{side}"><h3>{side} {_score(value, score)}</h3>'
-        f'<p class="told" dir="auto">{escape(cut_text(text))}</p></div>'
+        f'<div class="{side}"><h3>{side} {_score(value, score)}</h3>{answer(text)}</div>'
         for side, text, value in (
             ("before", row.before, row.before_score),
             ("after", row.after, row.after_score),
         )
     )
     prompt = f'<p class="prompt told" dir="auto">{escape(cut_text(row.prompt))}</p>'
+    if row.turns:
+        prompt = f'<div class="prompt">{turns(row.turns)}</div>'
     return f'<article class="pair card">{prompt}<div class="sides">{sides}</div></article>'
+
+
+def turns(conversation: Sequence[Turn]) -> str:
+    """A conversation as markup, as `showPrompt` of turns.js makes it in the browser; system prompts are
+    folded."""
+    return f'<div class="turns">{"".join(map(_turn, cut_turns(conversation)))}</div>'
+
+
+def _turn(turn: Turn) -> str:
+    role, text = escape(turn["role"]), f'<p class="told" dir="auto">{escape(turn["text"])}</p>'
+    if turn["role"] == "system":
+        return f'<details class="turn"><summary>{role}</summary>{text}</details>'
+    return f'<div class="turn"><b>{role}</b>{text}</div>'
 
 
 def _score(value: float | None, name: str) -> str:

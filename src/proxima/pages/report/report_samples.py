@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from proxima.core.chat_turns import Turn, cut_text, cut_turns, turns_of
 from proxima.core.json_record import Record
 from proxima.runs import Run
 
 STEPS = 12  # most steps whose tokens are in a report
 BYTES = 3_000_000  # most that these may take
-LONGEST_TOKEN, LONGEST_TEXT, MOST_TOKENS = 400, 4000, 2000
+LONGEST_TOKEN, MOST_TOKENS = 400, 2000
 PAIRS = 8
 
 
@@ -28,6 +29,8 @@ class Pair:
     after: str
     before_score: float | None
     after_score: float | None
+    turns: list[Turn] = field(default_factory=list)
+    """The prompt as a conversation; none where it is plain text."""
 
 
 def embedded_tokens(run: Run) -> list[Record]:
@@ -72,14 +75,11 @@ def cut(sample: Mapping[str, Any]) -> Record:
         **{name: sample[name] for name in ("kind", "reward", "rewards")},
         "ended": sample.get("ended"),
         "prompt": cut_text(sample["prompt"]),
+        "turns": cut_turns(turns_of(sample["prompt"], sample.get("turns"))),
         "ids": list(sample.get("ids") or [])[:MOST_TOKENS] or None,
         "tokens": [cut_text(token, LONGEST_TOKEN) for token in sample["tokens"][:MOST_TOKENS]],
         "columns": {name: values[:MOST_TOKENS] for name, values in sample["columns"].items()},
     }
-
-
-def cut_text(text: str, longest: int = LONGEST_TEXT) -> str:
-    return text if len(text) <= longest else f"{text[:longest]}… ({len(text):,} characters)"
 
 
 def before_and_after(run: Run) -> tuple[str, list[Pair]]:
@@ -87,7 +87,7 @@ def before_and_after(run: Run) -> tuple[str, list[Pair]]:
     against last step."""
     evaluated = (run.evaluation or {}).get("samples")
     if isinstance(evaluated, list) and evaluated and all(isinstance(row, dict) for row in evaluated):
-        rows = [Pair(*(_get(row, key) for key in EVALUATED)) for row in evaluated[:PAIRS]]
+        rows = [_evaluated(row) for row in evaluated[:PAIRS]]
         return "Responses to held-out prompts before and after training, by `proxima eval`.", rows
     steps = run.token_steps()
     if len(steps) > 1:
@@ -96,16 +96,22 @@ def before_and_after(run: Run) -> tuple[str, list[Pair]]:
         )
         answers = {sample["prompt"]: sample for sample in new}
         rows = [
-            Pair(a["prompt"], a["text"], b["text"], a["reward"], b["reward"])
+            Pair(a["prompt"], a["text"], b["text"], a["reward"], b["reward"], a.get("turns", []))
             for a in old
             if (b := answers.get(a["prompt"])) is not None
         ]
         if rows:
-            return f"The same prompts, answered at step {steps[0]} and at step {steps[-1]}.", rows[:PAIRS]
+            first = f"at step {steps[0]}" if steps[0] else "before the first step"
+            return f"The same prompts, answered {first} and at step {steps[-1]}.", rows[:PAIRS]
     return "", []
 
 
 EVALUATED = ("prompt", "reference", "policy", "reference_reward", "policy_reward")
+
+
+def _evaluated(row: Mapping[str, Any]) -> Pair:
+    prompt, before, after, *scores = (_get(row, key) for key in EVALUATED)
+    return Pair(prompt, before, after, scores[0], scores[1], turns_of(prompt, row.get("turns")))
 
 
 def _get(row: Mapping[str, Any], key: str) -> Any:

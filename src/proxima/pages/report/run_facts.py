@@ -15,7 +15,7 @@ from proxima.config import shareable
 from proxima.core.json_record import Record
 from proxima.core.regular_files import read_file
 from proxima.pages.report.report_curves import interval_names
-from proxima.runs import Run, title_of, unit_of
+from proxima.runs import Run, first_step_row, title_of, unit_of
 
 CARDS = ("avg_reward", "kl_exact", "response_length", "eos_rate")  # in training, first against last steps
 ENOUGH = 5  # steps that a mean needs for an interval
@@ -68,13 +68,13 @@ def tell(run: Run) -> Story:
     metrics = run.metrics()
     measured = held_out(run, metrics)
     conclusion, better = judge(metrics, measured)
-    return Story(conclusion, better, what_was_trained(run, metrics), cards(metrics, measured), run.warnings())
+    return Story(conclusion, better, what_was_trained(run), cards(metrics, measured), run.warnings())
 
 
 @dataclass(frozen=True)
 class HeldOutNumbers:
-    """What held-out prompts show: by `proxima eval` where it was run, else the rewards of the reference and
-    of the last evaluation."""
+    """What held-out prompts show: by `proxima eval` where it was run, else the evaluations before the first
+    step (an older run's reference) and after the last one."""
 
     first: float
     last: Interval
@@ -119,12 +119,16 @@ def held_out(run: Run, metrics: Mapping[str, Sequence[float]]) -> HeldOutNumbers
     if not known:
         return None
     column = metrics["validation/reward"]
-    start = [value for value in metrics.get("validation/reference_reward", ()) if math.isfinite(value)]
-    source = "the reference, and the last evaluation" if start else "first and last evaluation"
+    began = first_step_row(metrics) > 0 and known[0] == 0
+    reference = [value for value in metrics.get("validation/reference_reward", ()) if math.isfinite(value)]
+    first = reference[-1] if reference and not began else column[known[0]]
+    source = "the reference, and the last evaluation" if reference else "first and last evaluation"
+    if began:
+        source = "before the first step, and the last evaluation"
     rates = [i for i, value in enumerate(metrics.get("validation/win_rate", ())) if math.isfinite(value)]
     won = _logged(metrics, "validation/win_rate", rates[-1]) if rates else None
     last = _logged(metrics, "validation/reward", known[-1])
-    return HeldOutNumbers(start[-1] if start else column[known[0]], last, won, source)
+    return HeldOutNumbers(first, last, won, source)
 
 
 def judge(metrics: Mapping[str, Sequence[float]], measured: HeldOutNumbers | None) -> tuple[str, bool | None]:
@@ -185,9 +189,9 @@ def cards(metrics: Mapping[str, Sequence[float]], measured: HeldOutNumbers | Non
     return made
 
 
-def what_was_trained(run: Run, metrics: Mapping[str, Sequence[float]]) -> list[str]:
+def what_was_trained(run: Run) -> list[str]:
     """Sentences for someone who does not know the project."""
-    config, steps = run.config, len(metrics["step"])
+    config, steps = run.config, run.steps
     model = str(config.get("model_name", "a language model"))
     size = config.get("batch_size")
     several = config.get("num_generations", 1)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config import PPOConfig, shareable, trusted_flags
+from proxima.core.chat_turns import in_lines
 from proxima.core.json_record import Record
 from proxima.pages.report.report_curves import charts_by_group, constants, frontier
 from proxima.pages.report.report_page import (
@@ -81,7 +82,11 @@ def _samples(page: Page, run: Run) -> None:
     elif latest := run.samples():
         last = latest[-1]["step"]
         shown = [
-            (str(s.get("prompt", "")), str(s.get("text", "")), short(_number(s.get("reward"))))
+            (
+                in_lines(str(s.get("prompt", "")), s.get("turns")),
+                str(s.get("text", "")),
+                short(_number(s.get("reward"))),
+            )
             for s in run.samples(last)
         ]
         told = f"Responses of step {last}. No earlier responses were logged to compare them with."

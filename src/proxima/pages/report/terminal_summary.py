@@ -17,7 +17,7 @@ CURVES = ("avg_reward", "kl_exact", "response_length")
 
 def summary(run: Run) -> str:
     story, metrics = tell(run), run.metrics()
-    lines = [f"{run.name}: {run.state}, {len(metrics['step'])} steps", story.conclusion]
+    lines = [f"{run.name}: {run.state}, {run.steps} steps", story.conclusion]
     for name in CURVES:
         if line := sparkline(metrics.get(name, ())):
             lines.append(f"  {title_of(name):32}{line}")

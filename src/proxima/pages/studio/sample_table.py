@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proxima.core.chat_turns import Turn, cut_text, cut_turns, turns_of
 from proxima.core.json_record import Record
 
 COLUMNS = 4  # steps shown where none are requested
@@ -37,7 +38,8 @@ def follow(rows: Sequence[Mapping[str, Any]], wanted: Sequence[int] = ()) -> Rec
     )  # stable: equal ones stay in the order of the file
     shown = [
         {
-            "prompt": cut(key[1]),
+            "prompt": cut_text(key[1], TEXT),
+            "turns": cut_turns(_turns(key[1], cells[key]), TEXT),
             "kind": key[0],
             "steps": met[key],
             "cells": [_cell(cells[key].get(step)) for step in chosen],
@@ -67,9 +69,12 @@ def text_of(row: Mapping[str, Any], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def cut(text: str) -> str:
-    return text if len(text) <= TEXT else f"{text[:TEXT]}… ({len(text):,} characters)"
+def _turns(prompt: str, cells: Mapping[int, Mapping[str, Any]]) -> list[Turn]:
+    """Of any step: the same prompt has the same ones."""
+    return turns_of(prompt, next(iter(cells.values())).get("turns"))
 
 
 def _cell(row: Mapping[str, Any] | None) -> Record | None:
-    return None if row is None else {"text": cut(text_of(row, "text")), "reward": row.get("reward")}
+    return (
+        None if row is None else {"text": cut_text(text_of(row, "text"), TEXT), "reward": row.get("reward")}
+    )

@@ -21,7 +21,7 @@ from proxima.pages.web.guarded_app import SHARED
 
 DATA = "data"  # id of the element that holds the page's data
 LOOK = ("base.css", "chart.css", "microscope.css")
-PARTS = ("dom.js", "chart.js", "microscope.js")
+PARTS = ("dom.js", "chart.js", "turns.js", "microscope.js")
 
 
 def read_script(*files: str | Path) -> str:

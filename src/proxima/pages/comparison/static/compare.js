@@ -2,6 +2,7 @@
 
 import { drawChart } from "./chart.js";
 import { byId, element, formatNumber, visible } from "./dom.js";
+import { promptEnd, showPrompt, showTurn } from "./turns.js";
 
 const data = JSON.parse(byId("data").textContent);
 
@@ -56,9 +57,14 @@ for (const chart of data.charts) {
 if (data.texts.length) byId("texts").append(element("h2", { text: "Responses to the same prompts" }));
 for (const row of data.texts) {
   const answers = data.names.map((name) => element("div", {}, element("b", { text: visible(name, 60) }),
-    element("p", { text: visible(row.answers[name], 1000) })));
+    row.turns?.length ? showTurn("assistant", answerOf(row, name)) : answerOf(row, name)));
   byId("texts").append(element("details", { open: byId("texts").childElementCount < 4 },
-    element("summary", { text: visible(row.prompt, 300) }), element("div", { className: "answers" }, ...answers)));
+    element("summary", { text: row.turns?.length ? promptEnd(row, 300) : visible(row.prompt, 300) }),
+    ...(row.turns?.length ? [showPrompt(row)] : []), element("div", { className: "answers" }, ...answers)));
+}
+
+function answerOf(row, name) {
+  return element("p", { text: visible(row.answers[name], 1000) });
 }
 
 if (data.problems.length) {

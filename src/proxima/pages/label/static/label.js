@@ -1,6 +1,7 @@
 // The labelling page: one item at a time. Every answer names its item; it is kept in the tab until the server has it.
 
 import { ask, askUntilAnswered, byId, element, notice, Problem, showView } from "./base.js";
+import { showPrompt, showTurn } from "./turns.js";
 
 const WORDS = ["very bad", "bad", "fair", "good", "very good"];
 const CHOICES = {
@@ -99,10 +100,11 @@ function showItem({ mode, item }) {
   showView("view-item");
   const pairs = mode === "pairs";
   byId("question").textContent = pairs ? "Which completion is better?" : "How good is this completion?";
-  byId("prompt").textContent = item.prompt;
-  byId("prompt").scrollTop = 0;
+  const plain = (text) => text;
+  byId("prompt").replaceChildren(...(item.turns.length ? [showPrompt(item, plain)] : [item.prompt]));
+  byId("prompt").scrollTop = item.turns.length ? byId("prompt").scrollHeight : 0; // what is said last is answered
   byId("sides").className = pairs ? "sides" : "sides one";
-  byId("sides").replaceChildren(...item.sides.map((side, i) => pane(side, pairs ? ["First", "Second"][i] : "Completion")));
+  byId("sides").replaceChildren(...item.sides.map((side, i) => pane(side, pairs ? ["First", "Second"][i] : "Completion", item.turns.length > 0)));
   if (byId("choices").dataset.mode !== mode) makeButtons(mode);
   markBusy();
   for (const pressed of document.querySelectorAll(".pressed")) pressed.classList.remove("pressed");
@@ -111,13 +113,13 @@ function showItem({ mode, item }) {
   shownAt = performance.now();
 }
 
-function pane(side, title) {
+function pane(side, title, answers) {
   const text = element("div", { className: "text", dir: "auto", text: side.text.replace(/^ /, "") }); // the space after the prompt
   if (!side.text) text.append(element("em", { className: "soft", text: "(empty)" }));
   const mark = side.ended
     ? element("p", { className: "mark", text: "finished" })
     : element("p", { className: "mark cut", text: "cut off here" });
-  const scroll = element("div", { className: "pane", tabIndex: 0 }, text, mark);
+  const scroll = element("div", { className: "pane", tabIndex: 0 }, answers ? showTurn("assistant", text) : text, mark);
   scroll.setAttribute("role", "region");
   scroll.setAttribute("aria-label", title);
   return element("article", { className: "card side" }, element("h2", { text: title }), scroll);

@@ -1,8 +1,9 @@
 // The script of a report: charts where the page has places for them, and the microscope with its pickers.
 
-import { byId, element, visible } from "./dom.js";
+import { byId, element } from "./dom.js";
 import { drawChart } from "./chart.js";
 import { drawMicroscope } from "./microscope.js";
+import { promptEnd } from "./turns.js";
 
 const data = JSON.parse(byId("data").textContent);
 for (const place of document.querySelectorAll("[data-chart]")) drawChart(place, data.charts[place.dataset.chart]);
@@ -39,8 +40,7 @@ function openMicroscope(place, steps) {
   function titleOf(key) {
     const found = keyed.map((map) => map.get(key)).find(Boolean);
     const kind = found.kind === "trained" ? "trained on" : found.kind;
-    const start = visible(found.prompt.slice(-60).replace(/\s+/g, " "));
-    return `${kind} ${key.split(" ").at(-1)}: …${start}`;
+    return `${kind} ${key.split(" ").at(-1)}: …${promptEnd(found)}`;
   }
   const chosen = () => [left, right].map((pick) => {
     const found = pick.value === "" ? null : keyed[pick.value].get(sample.value);

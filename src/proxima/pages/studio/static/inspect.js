@@ -3,7 +3,8 @@
 import { ask, element, notice } from "./base.js";
 import { drawMicroscope } from "./microscope.js";
 import { amend } from "./places.js";
-import { line, stepPicker } from "./words.js";
+import { promptEnd } from "./turns.js";
+import { stepPicker } from "./words.js";
 
 export function showInspect(run, panel, asked) {
   const at = { step: null, beside: null, sample: 0, column: "advantage" };
@@ -77,7 +78,7 @@ export function showInspect(run, panel, asked) {
     const focused = bar.contains(document.activeElement) ? document.activeElement.ariaLabel : null;
     picker = stepPicker("Step", run.about.tokens, at.step, (step) => go({ step }));
     const choice = element("select", { ariaLabel: "Sample", onchange: () => go({ sample: Number(choice.value) }) },
-      ...samples.map((sample, i) => element("option", { value: i, selected: i === at.sample, text: `${i + 1} · ${sample.kind} · ${line(sample.prompt.slice(-60), 60)}` })));
+      ...samples.map((sample, i) => element("option", { value: i, selected: i === at.sample, text: `${i + 1} · ${sample.kind} · ${promptEnd(sample)}` })));
     const box = element("input", { type: "checkbox", checked: at.beside !== null, ariaLabel: "Compare with another step", onchange: () => go({ beside: box.checked ? run.about.tokens[0] : null }) });
     const other = at.beside === null ? [] : [stepPicker("Other step", run.about.tokens, at.beside, (beside) => go({ beside })).node];
     bar.replaceChildren(picker.node, element("label", { className: "pick" }, choice), element("label", { className: "box" }, box, " Compare with another step"), ...other);

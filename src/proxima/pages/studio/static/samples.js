@@ -3,6 +3,7 @@
 import { ask, element, notice } from "./base.js";
 import { visible } from "./dom.js";
 import { amend, link } from "./places.js";
+import { showPrompt, showTurn } from "./turns.js";
 import { number, stepPicker } from "./words.js";
 
 const seen = (text) => visible(text.replace(/^ /, ""), 4000).replaceAll("↵\n", "\n");
@@ -27,7 +28,7 @@ export function showSamples(run, panel, asked) {
       return element("th", { scope: "col" }, picker.node);
     }));
     const body = said.rows.map((row) => element("tr", {},
-      element("th", { scope: "row" }, element("span", { className: "soft small", text: row.kind }), element("div", { className: "text clamp soft", tabIndex: 0, dir: "auto", text: seen(row.prompt) })),
+      element("th", { scope: "row" }, element("span", { className: "soft small", text: row.kind }), element("div", { className: "text clamp soft", tabIndex: 0 }, showPrompt({ turns: row.turns, prompt: row.prompt.replace(/^ /, "") }))),
       ...row.cells.map((cell, i) => showCell(cell, row, places[i]))));
     const left = said.left ? ` ${said.left} more prompts are not shown.` : "";
     const note = `Steps with samples: ${said.steps.length}. Followed prompts come first.${left}`;
@@ -42,7 +43,8 @@ export function showSamples(run, panel, asked) {
     const asked = { step, kind: row.kind, text: cell.text.slice(0, 100) };
     const look = run.about.tokens.includes(step) ? [element("a", { href: link({ run: run.name, tab: "microscope", asked }), text: "microscope" })] : [];
     const foot = element("p", { className: "soft small" }, element("b", { text: number(cell.reward) }), ` · step ${step} `, ...look);
-    return element("td", {}, element("div", { className: "text", dir: "auto", text: seen(cell.text) }), foot);
+    const text = element("div", { className: "text", dir: "auto", text: seen(cell.text) });
+    return element("td", {}, row.turns.length ? showTurn("assistant", text) : text, foot);
   }
 
   draw();

@@ -5,6 +5,7 @@
 // A sample is as on disk; `title` says above it which it is. Both sides share one scale of colours.
 
 import { element, formatNumber, visible } from "./dom.js";
+import { showPrompt, showTurn } from "./turns.js";
 
 // Each column in a sentence; kind says how it is coloured: signed about `centre`, or from 0 on.
 export const COLUMNS = {
@@ -88,8 +89,11 @@ export function drawMicroscope(place, given) {
     }
     if (sample.ended === false) heading.append(element("span", { text: " truncated at max_new_tokens" }));
     const prompt = element("details", { className: "scope-prompt" },
-      element("summary", { text: "Prompt" }), element("div", { text: visible(sample.prompt ?? "", 4000) }));
-    const panel = element("section", { className: "scope-side" }, heading, prompt, text, facts);
+      element("summary", { text: "Prompt" }), ...(sample.turns?.length ? [showPrompt(sample)] : []));
+    const raw = element("div", { text: visible(sample.prompt ?? "", 4000) });
+    prompt.append(sample.turns?.length ? element("details", {}, element("summary", { text: "As the model reads it" }), raw) : raw);
+    const answer = sample.turns?.length ? showTurn("assistant", text) : text;
+    const panel = element("section", { className: "scope-side" }, heading, prompt, answer, facts);
     return { sample, spans, facts, panel };
   }
 
