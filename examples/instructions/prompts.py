@@ -1,9 +1,8 @@
 # python -m examples.instructions.prompts my-instructions
-"""Writes the prompts: one or two constraints and a topic each, as chat messages. In: a folder. Out: `train.jsonl` and
-`held_out.jsonl` in it.
+"""Writes the prompts: one or two constraints and a topic each, as chat messages.
 
-Topics and combinations of two kinds in held_out.jsonl are never in train.jsonl, whatever the seeds: what is held
-out does not depend on the seed.
+In: a folder. Out: `train.jsonl` and `held_out.jsonl` in it. Topics and combinations of two kinds in the
+second are never in the first: what is held out does not depend on the seed.
 """
 
 import argparse
@@ -16,14 +15,16 @@ from random import Random
 from examples.instructions.constraints import CONFLICTS, KINDS, Constraint
 
 TOPICS = {
-    "train": "sea rain dog bread bicycle music summer mountain train garden school winter horse river football kitchen"
-    " forest computer birthday camera bus moon city bird tea hospital airport cheese island library shoe market farm"
-    " doctor snow hotel guitar spider beach lamp".split(),
-    "held_out": "coffee cat ship desert teacher phone apple storm museum bridge chess volcano robot piano castle".split(),
+    "train": "sea rain dog bread bicycle music summer mountain train garden school winter horse river "
+    "football kitchen forest computer birthday camera bus moon city bird tea hospital airport cheese island "
+    "library shoe market farm doctor snow hotel guitar spider beach lamp",
+    "held_out": "coffee cat ship desert teacher phone apple storm museum bridge chess volcano robot piano "
+    "castle",
 }
 LEADS = ("Write about this topic: {}.", "Tell me something about this topic: {}.", "Topic: {}.")
 HELD_OUT_DISTANCES = (2, 5)
-"""Two kinds this far apart on the circle of `KINDS` are never combined in training: every kind has some of each."""
+"""Two kinds this far apart on the circle of `KINDS` are never combined in training: this holds out some
+combinations of every kind."""
 
 
 def pairs(split: str) -> list[tuple[str, str]]:
@@ -59,9 +60,9 @@ def can_be_met(constraints: list[Constraint]) -> bool:
 
 
 def rows(split: str, count: int, seed: int) -> Iterator[dict]:
-    """Prompts with one constraint and prompts with two, in turn; kinds, combinations and topics equally often."""
+    """Prompts with one constraint and with two, in turn; kinds, combinations and topics equally often."""
     random = Random(f"{split} {seed}")
-    orders = [[(kind,) for kind in KINDS], pairs(split), list(TOPICS[split])]
+    orders = [[(kind,) for kind in KINDS], pairs(split), TOPICS[split].split()]
     for order in orders:
         random.shuffle(order)
     singles, doubles, topics = map(cycle, orders)
