@@ -21,7 +21,8 @@ from proxima.rewards import check_rewards
 from tests.docs.session import environment
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_file())
+SHELF = ROOT / "examples"
+FILES = sorted(path for path in SHELF.rglob("*.*") if path.is_file() and "__pycache__" not in path.parts)
 DATA = {".jsonl", ".md"}  # read by the others, or by people: they have no command
 EXAMPLES = [path for path in FILES if path.suffix not in DATA]
 STARTERS = ("python", "bash", "proxima")
@@ -53,13 +54,14 @@ def root(tmp_path, monkeypatch):
 
 
 def names(path):
-    return path.name
+    return path.relative_to(SHELF).as_posix()
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=names)
 def test_the_first_line_starts_this_very_file(path):
     command, why = command_of(path.read_text(encoding="utf-8"))
-    assert f"examples/{path.name}" in command or f"examples.{path.stem}:" in command
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    assert f"examples/{names(path)}" in command or re.search(rf"(?:-m {module}\b|\b{module}:)", command)
     assert path.stat().st_size < BYTES
     assert not why or len(why.split()) > 3, "say what it needs"
 
@@ -85,10 +87,12 @@ def test_a_command_may_go_on_over_lines_and_say_why_it_is_not_run():
 
 
 def test_the_readme_has_a_line_for_every_file_and_data_is_read_by_an_example():
-    readme = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| \[([^]]+)\]", readme, re.MULTILINE)) == {path.name for path in FILES} - {
-        "README.md"
-    }
+    """A folder has a line, and a README of its own that has one for each of its files."""
+    for readme in (path for path in FILES if path.name == "README.md"):
+        here = {path for path in readme.parent.iterdir() if path.name not in ("README.md", "__pycache__")}
+        listed = re.findall(r"^\| \[([^]]+)\]", readme.read_text(encoding="utf-8"), re.MULTILINE)
+        assert set(listed) == {path.name + "/" * path.is_dir() for path in here}
+        assert all((folder / "README.md").is_file() for folder in here if folder.is_dir())
     for path in FILES:
         if path.suffix == ".jsonl":
             assert any(f"examples/{path.name}" in other.read_text(encoding="utf-8") for other in EXAMPLES)
@@ -99,7 +103,7 @@ def test_the_readme_has_a_line_for_every_file_and_data_is_read_by_an_example():
 def test_settings_are_ones_that_train_takes(root, path, monkeypatch):
     (root / "runs" / "reward").mkdir(parents=True)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    command = parse(["train", "--config", f"examples/{path.name}", "--epochs", "3"])
+    command = parse(["train", "--config", f"examples/{names(path)}", "--epochs", "3"])
     assert command.epochs == 3
     assert {*yaml.safe_load(path.read_text(encoding="utf-8"))} <= {*vars(command), *vars(command.ppo)}
     check_rewards(command.ppo)
@@ -107,7 +111,11 @@ def test_settings_are_ones_that_train_takes(root, path, monkeypatch):
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if not runs(path)], ids=names)
 def test_the_commands_of_what_is_not_run_parse(root, path):
-    assert parse(shlex.split(command_of(path.read_text(encoding="utf-8"))[0])[1:])
+    program, *arguments = shlex.split(command_of(path.read_text(encoding="utf-8"))[0])
+    if program == "proxima":
+        assert parse(arguments)
+    else:
+        assert arguments[:2] == ["-m", ".".join(path.relative_to(ROOT).with_suffix("").parts)]
 
 
 @pytest.mark.docs
@@ -138,7 +146,11 @@ def test_an_example_runs_as_printed(root, path, programs):
 
 
 def test_none_is_forgotten():
-    assert {path.name for path in EXAMPLES if not runs(path)} == {"qwen3_tldr.yaml", "reward_server.yaml"}
+    with_smollm2 = {
+        f"instructions/{name}" for name in ("constraints.py", "evaluate.py", "ppo.yaml", "short.yaml")
+    }
+    others = {"qwen3_tldr.yaml", "reward_server.yaml"}
+    assert {names(path) for path in EXAMPLES if not runs(path)} == with_smollm2 | others
 
 
 def test_the_settings_of_the_gpu_tutorial_are_those_of_the_example():

