@@ -10,6 +10,7 @@ import torch
 from proxima.config import PPOConfig
 from proxima.ppo_trainer import PPOTrainer, model_trainer
 from proxima.runs.guards import MAX_ROLLBACKS, alarms
+from proxima.training import objectives
 from tests.helpers import weights
 from tests.ppo_trainer.test_resume import Crash, lines, same_run
 
@@ -127,9 +128,9 @@ def nan_when(monkeypatch):
     """Make the policy loss nan whenever `condition(trainer)` holds."""
 
     def patch(trainer: PPOTrainer, condition) -> PPOTrainer:
-        real = model_trainer.policy_loss
+        real = objectives.policy_loss
         monkeypatch.setattr(
-            model_trainer, "policy_loss", lambda *given: real(*given) * (NAN if condition(trainer) else 1.0)
+            objectives, "policy_loss", lambda *given: real(*given) * (NAN if condition(trainer) else 1.0)
         )
         return trainer
 
@@ -156,9 +157,10 @@ def test_an_update_that_is_not_finite_is_skipped_by_both_optimisers(settings, mo
     trainer = PPOTrainer(settings())
     trainer.ppo_step(PROMPTS)
     before, states = weights(trainer), optimizer_states(trainer)
+    home = objectives if loss == "policy_loss" else model_trainer
     with monkeypatch.context() as patch:
-        real = getattr(model_trainer, loss)
-        patch.setattr(model_trainer, loss, lambda *given: real(*given) * bad)
+        real = getattr(home, loss)
+        patch.setattr(home, loss, lambda *given: real(*given) * bad)
         outcome = trainer.ppo_step(PROMPTS)
     assert (outcome["skipped_updates"], outcome["optimizer_steps"]) == (6, 0)
     assert math.isnan(outcome["policy_loss"])  # nothing was measured
@@ -170,13 +172,13 @@ def test_an_update_that_is_not_finite_is_skipped_by_both_optimisers(settings, mo
 
 
 def test_one_bad_update_among_good_ones_is_counted_and_leaves_the_numbers_finite(settings, monkeypatch):
-    trainer, calls, real = PPOTrainer(settings()), [], model_trainer.policy_loss
+    trainer, calls, real = PPOTrainer(settings()), [], objectives.policy_loss
 
     def sometimes(*given):
         calls.append(given)
         return real(*given) * (NAN if len(calls) == 2 else 1.0)
 
-    monkeypatch.setattr(model_trainer, "policy_loss", sometimes)
+    monkeypatch.setattr(objectives, "policy_loss", sometimes)
     results = trainer.train(PROMPTS)
     assert [step["skipped_updates"] for step in results.metrics] == [1, 0, 0]
     assert all(

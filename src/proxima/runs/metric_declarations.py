@@ -392,8 +392,8 @@ METRICS = [
         unit="fraction",
         group="update",
         compared=True,
-        meaning="Fraction of tokens whose gradient the objective stops (`ppo`, `dis`) or caps (`cispo`), "
-        "mean over the optimiser steps of the update.",
+        meaning="Fraction of tokens whose gradient the `objective` stops (PPO, DIS) or caps (CISPO), mean "
+        "over the optimiser steps of the update.",
         healthy="From 0 to about 0.2; 0 to 0.02 on the sample data.",
         otherwise="Above 0.3 the update goes too far: lower `learning_rate` or `ppo_epochs`. Always 0: "
         "there is room for a higher `learning_rate` or more `ppo_epochs`.",
