@@ -241,7 +241,7 @@ def test_a_run_says_how_many_processes_it_has_and_writes_one_folder(folder, fork
     done = forked(torchrun(2, *train("--run-name", "two", "--validation", "prompts.txt")), folder)
     assert done.returncode == 0, done.stderr
     assert "2 processes (gloo), layers replicated" in done.stdout
-    assert len(re.findall(r"^step ", done.stdout, re.MULTILINE)) == 4  # one voice
+    assert len(re.findall(r"^step ", done.stdout, re.MULTILINE)) == 5  # one voice; step 0 and four steps
     assert done.stdout.count("stopped: all epochs done") == 1
     check_same_metrics(metrics(folder, "one"), metrics(folder, "two"))
     names = [
