@@ -24,7 +24,7 @@ from proxima.models.reward_model import reward_warning
 from proxima.pages.label.label_items import read_items
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards.http_reward import UnusableReply, check_status, read_reply, retry_after
-from proxima.rewards.reward_outcome import Outcome
+from proxima.rewards.reward_outcome import RewardOutcome
 from proxima.rewards.reward_samples import Samples
 from proxima.rewards.reward_server import BadRequest, read_batch
 
@@ -360,7 +360,7 @@ REPLIES = st.one_of(
 def test_replies_of_a_reward_server(reply):
     outcome = parses_or_says_why(lambda: read_reply(reply, PART), UnusableReply)
     if outcome is not None:
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, RewardOutcome)
         assert len(outcome.sequence) == 2
         assert all(math.isfinite(number) or math.isnan(number) for number in outcome.totals)
 

@@ -213,7 +213,7 @@ def test_what_is_logged_is_what_the_glossary_defines(run):
     _, results = run
     logged = set().union(*results.metrics)
     assert {name for name in logged if not is_defined(name)} == set()
-    own = {"custom/*", "validation/custom/*"}  # which only users log
+    own = {"custom/*", "validation/custom/*", "equal_groups"}  # users' own; of runs with groups
     families = {
         known
         for known in GLOSSARY
@@ -225,7 +225,7 @@ def test_what_is_logged_is_what_the_glossary_defines(run):
 def test_a_step_returns_no_number_that_the_glossary_does_not_define(run):
     trainer, _ = run
     outcome = trainer.ppo_step(["a"])
-    beside = {"generated_texts", "rewards", "rewards_by_name", "reward_source", "sa_pairs"}
+    beside = {"generated_texts", "rewards", "rewards_by_name", "reward_source", "sa_pairs", "trained_rows"}
     assert {name for name in outcome if not is_defined(name)} == beside
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from proxima.config import RewardSpec
 from proxima.rewards import (
     EndpointReward,
-    Outcome,
+    RewardOutcome,
     Samples,
     UnusableReply,
     call_with_retries,
@@ -57,7 +57,7 @@ class Pairs(Samples):
 class PairJudge:
     """Asks in both orders; no failure is ever replaced by a number."""
 
-    def __init__(self, label: str, ask: Callable[[Pairs], Outcome], attempts: int):
+    def __init__(self, label: str, ask: Callable[[Pairs], RewardOutcome], attempts: int):
         self.label, self._ask, self._attempts = label, ask, attempts
         self.last_failure = ""
 
@@ -96,7 +96,7 @@ class EndpointJudge(EndpointReward):
         del body["ended"]
         return json.dumps({"first": body.pop("completions"), "second": part.seconds, **body}).encode()
 
-    def _read(self, reply: bytes, part: Samples) -> Outcome:
+    def _read(self, reply: bytes, part: Samples) -> RewardOutcome:
         try:
             answer = json.loads(reply)
             kind = next(kind for kind in ("choices", "verdicts", "preferences") if kind in answer)
@@ -143,7 +143,7 @@ def open_pair_judge(spec: RewardSpec) -> PairJudge | None:
             f"the judge {spec.label!r} must take (prompts, ours, theirs), it takes ({', '.join(needed)})"
         )
 
-    def ask(pairs: Pairs) -> Outcome:
+    def ask(pairs: Pairs) -> RewardOutcome:
         given = {
             "prompts": list(pairs.prompts),
             "ours": list(pairs.completions),
@@ -163,7 +163,7 @@ def as_reward(spec: RewardSpec) -> RewardSpec:
     return RewardSpec(spec.source, spec.weight, spec.label, options)
 
 
-def read_preferences(returned: Any, count: int, signs: bool | None = None) -> Outcome:
+def read_preferences(returned: Any, count: int, signs: bool | None = None) -> RewardOutcome:
     """Each entry by itself; anything else than a choice or a probability is nan.
 
     Args:
@@ -181,7 +181,7 @@ def read_preferences(returned: Any, count: int, signs: bool | None = None) -> Ou
     reason = (
         f"neither a choice (1, 0, -1) nor a probability but {shown}" if any(map(math.isnan, numbers)) else ""
     )
-    return Outcome(numbers, {}, reason)
+    return RewardOutcome(numbers, {}, reason)
 
 
 def _preference(entry: Any, signs: bool | None) -> float:

@@ -98,12 +98,7 @@ class PPOTrainer:
             `cut_responses` left nothing to train on), and `trained_rows`, which of the responses these are.
         """
         config, clock = self.config, Stopwatch(self.models.device)
-        prompts = repeat_prompts(prompts, config.num_generations)
-        if next_prompts is not None:
-            next_prompts = repeat_prompts(next_prompts, config.num_generations)
-        rollout, texts = self.generator.generate_sequences(prompts, self.step, clock, next_prompts)
-        rollout, importance = self.generator.add_importance_weights(rollout)
-        rollout = with_groups(rollout, config.num_generations)
+        rollout, texts, importance = self._sample(prompts, next_prompts, clock)
         clock.lap("score")
         scores = self.reward_computer.score_pairs(rollout)
         clock.lap("reward")
@@ -136,12 +131,28 @@ class PPOTrainer:
             **clock.seconds(),
         }
         if config.kl_controller == "adaptive" and trains_policy and trains:
-            goal = (config.kl_target, config.kl_horizon)
-            self.kl_coef = adapt_kl_coef(self.kl_coef, metrics["kl"], *goal, rollout.batch_size)
+            self._adapt_kl_coef(metrics["kl"], rollout.batch_size)
         self.generator.check_sampling_gap(metrics["sampling_gap"])
         rewarded = self.reward_computer.describe(scores)
         done = {"sa_pairs": trained, "trained_rows": rows.tolist()}
         return {"generated_texts": texts, **rewarded, **done, **metrics}
+
+    def _sample(
+        self, prompts: Sequence[str], next_prompts: Sequence[str] | None, clock: Stopwatch
+    ) -> tuple[TokenPairs, list[str], dict[str, float]]:
+        """Each prompt answered `num_generations` times: pairs in groups with their importance weights, texts,
+        and what the weights measured."""
+        count = self.config.num_generations
+        more = None if next_prompts is None else repeat_prompts(next_prompts, count)
+        rollout, texts = self.generator.generate_sequences(
+            repeat_prompts(prompts, count), self.step, clock, more
+        )
+        rollout, importance = self.generator.add_importance_weights(rollout)
+        return with_groups(rollout, count), texts, importance
+
+    def _adapt_kl_coef(self, kl: float, sequences: int) -> None:
+        goal = (self.config.kl_target, self.config.kl_horizon)
+        self.kl_coef = adapt_kl_coef(self.kl_coef, kl, *goal, sequences)
 
     def _rate(self) -> float:
         """The factor of both learning rates at this step."""

@@ -27,7 +27,7 @@ from proxima.ppo_trainer.process_shares import own_share
 from proxima.reward_kl import shape_scores
 from proxima.rewards import (
     ClassifierSource,
-    Outcome,
+    RewardOutcome,
     RewardSource,
     Samples,
     TrainedReward,
@@ -255,7 +255,7 @@ class RewardComputer:
         per_token = any(outcome.token for _, outcome in outcomes)
         return Scores(sequence, token if per_token else None, by_name)
 
-    def _attempt(self, name: str, source: RewardSource, samples: Samples) -> Outcome:
+    def _attempt(self, name: str, source: RewardSource, samples: Samples) -> RewardOutcome:
         """A call that raises is tried as often as its source says, then its samples are nan."""
 
         def warn(reason: str) -> None:

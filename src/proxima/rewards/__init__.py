@@ -1,7 +1,7 @@
 """Reward sources (phase 3 of a PPO step): one file per kind of source.
 
-In: `Samples`, the generated responses. Out: `Outcome`, one reward per sequence or per token, nan where it
-failed.
+In: `Samples`, the generated responses. Out: `RewardOutcome`, one reward per sequence or per token, nan where
+it failed.
 """
 
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from proxima.rewards.model_reward import ClassifierSource, TrainedReward
     from proxima.rewards.ready_made_rewards import READY_MADE
     from proxima.rewards.reward_options import check_options, keyword_options, typed
-    from proxima.rewards.reward_outcome import Outcome, call_with_retries
+    from proxima.rewards.reward_outcome import RewardOutcome, call_with_retries
     from proxima.rewards.reward_samples import Samples, columns_of, tokens_of
     from proxima.rewards.reward_server import RewardServer, check_exposure, load_scorer
     from proxima.rewards.reward_sources import RewardSource, check_rewards, open_reward

@@ -16,7 +16,7 @@ from typing import Any
 from proxima.config import RewardSpec
 from proxima.rewards.coroutines import run_async
 from proxima.rewards.reward_options import check_options, typed
-from proxima.rewards.reward_outcome import Outcome, read_rewards
+from proxima.rewards.reward_outcome import RewardOutcome, read_rewards
 from proxima.rewards.reward_samples import Samples, columns_of
 
 OWN = ("prompts", "completions", "completion_ids", "ended")
@@ -63,7 +63,7 @@ class FunctionReward:
                     f"{name} to the reward"
                 )
 
-    def __call__(self, samples: Samples) -> Outcome:
+    def __call__(self, samples: Samples) -> RewardOutcome:
         named = self.needed + self.optional
         wanted = {
             name: column

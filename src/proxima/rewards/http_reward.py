@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from proxima.config import hide_address, shareable
 from proxima.core.retries import RetryPolicy
 from proxima.rewards.coroutines import run_async
-from proxima.rewards.reward_outcome import Outcome, read_rewards
+from proxima.rewards.reward_outcome import RewardOutcome, read_rewards
 from proxima.rewards.reward_samples import Samples
 
 if TYPE_CHECKING:
@@ -107,10 +107,10 @@ class EndpointReward:
     def check(self, prompts: Sequence[str]) -> None:
         """It needs no column; all are sent."""
 
-    def __call__(self, samples: Samples) -> Outcome:
+    def __call__(self, samples: Samples) -> RewardOutcome:
         return run_async(self._score(samples))
 
-    async def _score(self, samples: Samples) -> Outcome:
+    async def _score(self, samples: Samples) -> RewardOutcome:
         import httpx
 
         parts = [samples.part(i, i + self.batch) for i in range(0, len(samples), self.batch)]
@@ -120,13 +120,13 @@ class EndpointReward:
             timeout=self.timeout, limits=limits, trust_env=not self.is_local
         ) as client:
 
-            async def one(part: Samples) -> Outcome:
+            async def one(part: Samples) -> RewardOutcome:
                 async with slots:
                     return await self._request(client, part)
 
-            return Outcome.join(await asyncio.gather(*map(one, parts)))
+            return RewardOutcome.join(await asyncio.gather(*map(one, parts)))
 
-    async def _request(self, client: httpx.AsyncClient, part: Samples) -> Outcome:
+    async def _request(self, client: httpx.AsyncClient, part: Samples) -> RewardOutcome:
         """One request with its retries. A final failure becomes the outcome's reason, never an exception."""
         policy = RetryPolicy(self.retries + 1, FIRST_WAIT, LONGEST_WAIT, jitter=0.5)
         try:
@@ -138,7 +138,7 @@ class EndpointReward:
                 if isinstance(error, UnusableReply)
                 else f"the request failed ({type(error).__name__})"
             )
-            return Outcome.failed(len(part), reason)
+            return RewardOutcome.failed(len(part), reason)
 
     async def _post(self, client: httpx.AsyncClient, body: bytes) -> bytes:
         """The body of a good reply.
@@ -191,7 +191,7 @@ class EndpointReward:
             body["completion_ids"] = part.completion_ids
         return json.dumps(body, default=str).encode()
 
-    def _read(self, reply: bytes, part: Samples) -> Outcome:
+    def _read(self, reply: bytes, part: Samples) -> RewardOutcome:
         return read_reply(reply, part)
 
 
@@ -252,7 +252,7 @@ def retry_after(text: str) -> float:
         return 0.0
 
 
-def read_reply(reply: bytes, part: Samples) -> Outcome:
+def read_reply(reply: bytes, part: Samples) -> RewardOutcome:
     """The rewards in a reply; raises `UnusableReply` where there are none."""
     try:
         rewards = json.loads(reply)["rewards"]

@@ -22,7 +22,7 @@ from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens
 from proxima.models import ClassifierReward, EngineSettings, RewardModel, reward_warning
 from proxima.rewards.endings import CHOICES, HOW, Ending, compare_endings, recorded_ending, unread_pad
-from proxima.rewards.reward_outcome import Outcome, read_rewards
+from proxima.rewards.reward_outcome import RewardOutcome, read_rewards
 from proxima.rewards.reward_samples import Samples, tokens_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class TrainedReward:
         """It needs no column."""
 
     @torch.no_grad()
-    def __call__(self, samples: Samples) -> Outcome:
+    def __call__(self, samples: Samples) -> RewardOutcome:
         tokens = self._tokenized(samples) if samples.tokens is None else samples.tokens
 
         def score() -> list[Tensor]:
@@ -178,7 +178,7 @@ class ClassifierSource:
         ):
             self.ending = Ending(state["how"], str(state.get("why")))
 
-    def __call__(self, samples: Samples) -> Outcome:
+    def __call__(self, samples: Samples) -> RewardOutcome:
         ending = self.choose_ending(samples)
         if self.reads_ids and samples.tokens is not None:
             rows = self._id_rows(samples.tokens, ending.how)
@@ -186,7 +186,7 @@ class ClassifierSource:
             rows = self._text_rows(samples, ending.how)
         outcome = read_rewards(self._score(rows), samples.lengths)
         why = f"a text is empty or longer than the {self.classifier.limit} tokens that the model reads"
-        return Outcome(outcome.sequence, {}, why if outcome.failures else "")
+        return RewardOutcome(outcome.sequence, {}, why if outcome.failures else "")
 
     def _score_finished(self, samples: Samples, how: str) -> Tensor:
         return self._score(self._text_rows(replace(samples, ended=[True] * len(samples)), how))

@@ -1,4 +1,4 @@
-"""What a reward returned, read strictly as an `Outcome`: all but finite numbers is nan."""
+"""What a reward returned, read strictly as an `RewardOutcome`: all but finite numbers is nan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_REASON = 300  # characters
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RewardOutcome:
     """One reward source's rewards of a batch."""
 
     sequence: list[float]  # one reward per sequence: nan where it failed, 0 where rewards are per-token
@@ -23,18 +23,20 @@ class Outcome:
     reason: str = ""  # why the last failed sequence failed
 
     @classmethod
-    def failed(cls, count: int, reason: str) -> Outcome:
+    def failed(cls, count: int, reason: str) -> RewardOutcome:
         return cls([NAN] * count, {}, reason)
 
     @staticmethod
-    def join(parts: Sequence[Outcome]) -> Outcome:
+    def join(parts: Sequence[RewardOutcome]) -> RewardOutcome:
         """The outcome of a batch from those of its parts, in order."""
         sequence: list[float] = []
         token: dict[int, list[float]] = {}
         for part in parts:
             token |= {len(sequence) + i: row for i, row in part.token.items()}
             sequence += part.sequence
-        return Outcome(sequence, token, next((part.reason for part in reversed(parts) if part.reason), ""))
+        return RewardOutcome(
+            sequence, token, next((part.reason for part in reversed(parts) if part.reason), "")
+        )
 
     @property
     def failures(self) -> int:
@@ -47,8 +49,8 @@ class Outcome:
 
 
 def call_with_retries(
-    source: Callable[[], Outcome], count: int, attempts: int, on_retry: Callable[[str], None]
-) -> Outcome:
+    source: Callable[[], RewardOutcome], count: int, attempts: int, on_retry: Callable[[str], None]
+) -> RewardOutcome:
     """The outcome of a user's reward or judge; all `count` entries are nan where every attempt raises.
 
     Args:
@@ -61,10 +63,10 @@ def call_with_retries(
             on_retry=lambda error: on_retry(in_one_line(error)),
         )
     except (Exception, SystemExit) as error:  # a user's code may raise anything
-        return Outcome.failed(count, in_one_line(error))
+        return RewardOutcome.failed(count, in_one_line(error))
 
 
-def read_rewards(returned: object, lengths: Sequence[int], booleans: bool = True) -> Outcome:
+def read_rewards(returned: object, lengths: Sequence[int], booleans: bool = True) -> RewardOutcome:
     """Each entry by itself: a finite number, or one number per response token; anything else is nan.
 
     Args:
@@ -96,7 +98,7 @@ def read_rewards(returned: object, lengths: Sequence[int], booleans: bool = True
             number = _number(row, booleans)
             reason = f"not a finite number but {_named(row)}" if math.isnan(number) else reason
         sequence.append(number)
-    return Outcome(sequence, token, reason)
+    return RewardOutcome(sequence, token, reason)
 
 
 def _number(value: object, booleans: bool) -> float:

@@ -1,4 +1,4 @@
-"""Opens reward sources: from a `RewardSpec` to what turns `Samples` into an `Outcome`.
+"""Opens reward sources: from a `RewardSpec` to what turns `Samples` into an `RewardOutcome`.
 
 A new kind of reward is one file with a class like `RewardSource`, and one branch in `_open_without_model`
 (or, where it holds a model, in `open_reward`).
@@ -19,7 +19,7 @@ from proxima.rewards.http_reward import EndpointReward
 from proxima.rewards.model_reward import ClassifierSource, TrainedReward
 from proxima.rewards.ready_made_rewards import READY_MADE
 from proxima.rewards.reward_options import check_options, keyword_options, require_options
-from proxima.rewards.reward_outcome import Outcome
+from proxima.rewards.reward_outcome import RewardOutcome
 from proxima.rewards.reward_samples import Samples
 
 
@@ -32,7 +32,7 @@ class RewardSource(Protocol):
     def check(self, prompts: Sequence[str]) -> None:
         """Raise a ValueError where the prompts lack what the reward reads."""
 
-    def __call__(self, samples: Samples) -> Outcome: ...
+    def __call__(self, samples: Samples) -> RewardOutcome: ...
 
 
 def check_rewards(config: PPOConfig) -> None:

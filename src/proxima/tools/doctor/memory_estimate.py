@@ -164,10 +164,8 @@ def estimate_memory(
     copies = 1 if shared or not config.has_critic else 2  # policy and value
     base = size.parameters - (size.in_layers * (processes - 1) // processes if config.shard_base else 0)
     trained = (base if full else config.lora_r * size.adapted) * copies
-    batch, minibatch = (
-        -(-count // processes)
-        for count in (config.batch_size * config.num_generations, config.minibatch_size)
-    )
+    batch = -(-config.batch_size * config.num_generations // processes)
+    minibatch = -(-config.minibatch_size // processes)
     rewards = [str(spec.source) for spec in config.rewards if isinstance(spec.source, str)]
     frozen = bool(config.sft_adapter) + sum(is_adapter(source) for source in rewards if has_head(source))
     own = base + sum(count_weights(without_weights(AutoModel, other)) for other in others)
