@@ -91,14 +91,16 @@ class PPOTrainer:
         """One whole PPO step on any number of prompts, each answered `num_generations` times.
 
         Args:
-            next_prompts: of the next step, sampled in the background during this one (`overlap` does it
-                in `train`).
+            next_prompts: of the next step, sampled in the background during this one (`overlap`).
         Returns: every metric of the glossary by name, and `generated_texts`, `rewards` (nan where one
-            failed), `rewards_by_name`, `reward_source`, the `sa_pairs` that were trained on (all where
-            `cut_responses` left nothing to train on), and `trained_rows`, which of the responses these are.
+            failed), `rewards_by_name`, `reward_source`, the `sa_pairs` that were trained on, and
+            `trained_rows`, which of the responses these are.
         """
         config, clock = self.config, Stopwatch(self.models.device)
-        rollout, texts, importance = self._sample(prompts, next_prompts, clock)
+        prompts, following = self._repeated(prompts), next_prompts and self._repeated(next_prompts)
+        rollout, texts = self.generator.generate_sequences(prompts, self.step, clock, following)
+        rollout, importance = self.generator.add_importance_weights(rollout)
+        rollout = with_groups(rollout, config.num_generations)
         clock.lap("score")
         scores = self.reward_computer.score_pairs(rollout)
         clock.lap("reward")
@@ -114,8 +116,8 @@ class PPOTrainer:
         self.buffer.clear()
         batches = self.buffer.store(trained, self.step) if trains else None
         measured = advantage_metrics(estimated)
-        trains_policy = self._critic_is_warm(measured["explained_variance"])
-        updated = self.model_trainer.update_models(batches, self._rate(), trains_policy)
+        is_warm = self._critic_is_warm(measured["explained_variance"])
+        updated = self.model_trainer.update_models(batches, self._rate(), is_warm)
         clock.lap("update")
         self.step += 1
         metrics = {
@@ -130,29 +132,19 @@ class PPOTrainer:
             "buffer_bytes": self.buffer.nbytes,
             **clock.seconds(),
         }
-        if config.kl_controller == "adaptive" and trains_policy and trains:
+        if is_warm and trains:
             self._adapt_kl_coef(metrics["kl"], rollout.batch_size)
         self.generator.check_sampling_gap(metrics["sampling_gap"])
-        rewarded = self.reward_computer.describe(scores)
-        done = {"sa_pairs": trained, "trained_rows": rows.tolist()}
-        return {"generated_texts": texts, **rewarded, **done, **metrics}
+        done = {"generated_texts": texts, "sa_pairs": trained, "trained_rows": rows.tolist()}
+        return {**done, **self.reward_computer.describe(scores), **metrics}
 
-    def _sample(
-        self, prompts: Sequence[str], next_prompts: Sequence[str] | None, clock: Stopwatch
-    ) -> tuple[TokenPairs, list[str], dict[str, float]]:
-        """Each prompt answered `num_generations` times: pairs in groups with their importance weights, texts,
-        and what the weights measured."""
-        count = self.config.num_generations
-        more = None if next_prompts is None else repeat_prompts(next_prompts, count)
-        rollout, texts = self.generator.generate_sequences(
-            repeat_prompts(prompts, count), self.step, clock, more
-        )
-        rollout, importance = self.generator.add_importance_weights(rollout)
-        return with_groups(rollout, count), texts, importance
+    def _repeated(self, prompts: Sequence[str]) -> Sequence[str]:
+        return repeat_prompts(prompts, self.config.num_generations)
 
     def _adapt_kl_coef(self, kl: float, sequences: int) -> None:
-        goal = (self.config.kl_target, self.config.kl_horizon)
-        self.kl_coef = adapt_kl_coef(self.kl_coef, kl, *goal, sequences)
+        if self.config.kl_controller == "adaptive":
+            goal = (self.config.kl_target, self.config.kl_horizon)
+            self.kl_coef = adapt_kl_coef(self.kl_coef, kl, *goal, sequences)
 
     def _rate(self) -> float:
         """The factor of both learning rates at this step."""

@@ -153,10 +153,8 @@ def estimate_memory(
         network: the model's config, as `transformers` has it.
         longest_prompt: in tokens.
         others: configs of further networks that are loaded, such as reward models of their own.
-        smallest: with passes of one sequence, to which a run on a GPU goes down by itself when memory runs
-        out.
-        processes: how many share the batch (and, with shard_base, the layers); the estimate is for one of
-            them.
+        smallest: with passes of one sequence, as a run on a GPU falls back to when memory runs out.
+        processes: how many share the batch (and, with shard_base, the layers); the estimate is for one.
     """
     size = network_size(network, config.lora_targets)
     width = 4 if config.dtype == "float32" or (config.dtype == "auto" and not on_gpu) else 2
