@@ -735,9 +735,9 @@ def test_validation_that_fails_is_never_the_best_and_never_a_crash(make_config, 
     trainer = PPOTrainer(make_config(rewards=(away_on_validation,), batch_size=2, ppo_epochs=1))
     results = trainer.train(["a", "b", "c", "d"], validation_prompts=[f"held {i}" for i in range(4)])
     assert results.stop_reason == "all epochs done"
-    assert results.best_step == (1 if counts else 0)
+    assert results.best_step == 0  # nothing beat the model it began with
     logged = [
         json.loads(line)["validation/reward"]
         for line in (results.run_folder / "metrics.jsonl").read_text().splitlines()
     ]
-    assert logged == [1.0 if counts else None] * 2
+    assert logged == [1.0 if counts else None] * 3
