@@ -45,6 +45,11 @@ READ_AT_IMPORT = (
     "TRANSFORMERS_",
     "LD_",
 )
+USUAL_HANDLERS = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
 READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_", "PYTHON_EXEC")  # what torchrun sets, and reads itself
 
 
@@ -145,8 +150,8 @@ def _become(order: dict[str, Any], held: list[int], before: dict[str, str]) -> N
     for number, place in zip(away, order["descriptors"], strict=True):
         os.dup2(number, place)
         os.close(number)
-    for number in order["ignored"]:
-        signal.signal(number, signal.SIG_IGN)
+    for number, usual in USUAL_HANDLERS.items():  # whatever the process that forks inherited
+        signal.signal(number, signal.SIG_IGN if number in order["ignored"] else usual)
     given = order["environment"]
     added = {name: value for name, value in os.environ.items() if name not in before}  # by the modules
 

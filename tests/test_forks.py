@@ -26,6 +26,8 @@ def programs(tmp_path_factory):
 
 @pytest.fixture
 def run(programs, tmp_path):
+    # a shell that puts tests into the background has them ignore interrupts, and programs would inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     folder = tmp_path / "folder"
     folder.mkdir()
     variables = {**environment(folder, programs), "WORD": "given"}

@@ -24,10 +24,10 @@ from proxima.runs.glossary import (
     declare,
     explain,
     is_defined,
-    plain,
     title_of,
     unit_of,
     with_unit,
+    without_backticks,
 )
 from proxima.runs.metric_declarations import FINETUNING_METRICS, METRICS
 
@@ -88,7 +88,7 @@ def test_a_family_is_explained_by_its_nearest_entry():
     assert explain("my/own") is explain("kl/x") is None
     assert is_defined("reward/x")
     assert not is_defined("rewards")
-    assert plain("`kl` of `x`") == "kl of x"
+    assert without_backticks("`kl` of `x`") == "kl of x"
 
 
 def test_titles_and_units():
