@@ -279,3 +279,18 @@ def test_a_missing_tracker_says_how_to_install_it_and_leaves_no_half_run(
     with pytest.raises(ValueError, match=f"pip install {package}"):
         PPOTrainer(make_config(trackers=package, **settings)).train(["a"])
     PPOTrainer(make_config(**settings)).train(["a"])  # the name is still free
+
+
+def test_an_error_on_the_way_out_of_an_interrupt_is_an_interrupt(monkeypatch, capsys):
+    """Python's import lock raises one now and then where Ctrl-C comes in the middle of an import."""
+
+    def run(_):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("release unlocked lock")
+
+    monkeypatch.setattr("proxima.cli.command_line._run", run)
+    with pytest.raises(SystemExit) as ended:
+        main(["demo"])
+    assert (ended.value.code, capsys.readouterr().err) == (130, "proxima: interrupted\n")

@@ -79,6 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
+        if _is_an_interrupt(error):
+            print("proxima: interrupted", file=sys.stderr)
+            raise SystemExit(130) from None
         on_all = getattr(error, "shared", False) or isinstance(error, (RewardFailure, EngineFailure))
         if on_all and not is_main:
             _leave_silently()
@@ -87,6 +90,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         hint = "" if known else f" (an unexpected {type(error).__name__}; --debug shows the traceback)"
         print(f"proxima: {visible(shareable(reason))}{hint}", file=sys.stderr)
         raise SystemExit(2 if known else 1) from None
+
+
+def _is_an_interrupt(error: BaseException | None) -> bool:
+    """Whether an error was raised on the way out of Ctrl-C, as Python's import lock does now and then."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__context__
+    return False
 
 
 def _run(arguments: Sequence[str]) -> None:
