@@ -11,6 +11,21 @@ LOGPROB_ROUNDING = (
 GRADIENT_ROUNDING = 8 * 2.0**-24  # of a gradient's norm, which is clipped to 1: eight roundings of float32
 
 
+class Crash(BaseException):
+    """Ends a run as a kill does: nothing may be written any more."""
+
+
+def crash_at(trainer: PPOTrainer, step: int) -> PPOTrainer:
+    """Die in the middle of this step, after its update."""
+
+    def die(_):
+        if trainer.step == step:
+            raise Crash
+
+    trainer.generator.check_sampling_gap = die
+    return trainer
+
+
 def weights(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
     """All weights that training may change, as one vector per role."""
     roles = {"policy": trainer.models.policy, "value": trainer.models.value}

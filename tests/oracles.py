@@ -145,6 +145,16 @@ def grpo(scores: list[float], eps: float = 1e-4) -> list[float]:
     return [c / (std + eps) for c in centred]
 
 
+CENTRED_SCORES = {
+    "rloo": rloo,
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "reinforce_plus_plus": lambda scores: scores,
+    "reinforce_plus_plus_baseline": dr_grpo,
+}
+"""By name of the estimator: a group's scores less its baseline."""
+
+
 def less_kl_to_go(centred: float, kl_costs: list[float]) -> list[float]:
     """The advantage of each token: its response's centred score less the KL cost from it to the end."""
     return [centred - math.fsum(kl_costs[t:]) for t in range(len(kl_costs))]

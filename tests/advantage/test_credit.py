@@ -25,13 +25,6 @@ from tests import oracles
 from tests.formula_cases import near, number, short_sweep, sweep
 
 REWARDS, VALUES = [0.0, 0.0, 1.0], [0.5, 0.6, 0.8]
-BY_GROUP = {
-    "rloo": oracles.rloo,
-    "grpo": oracles.grpo,
-    "dr_grpo": oracles.dr_grpo,
-    "reinforce_plus_plus": lambda scores: scores,
-    "reinforce_plus_plus_baseline": oracles.dr_grpo,
-}
 
 
 def tensor(rows):
@@ -175,7 +168,7 @@ def test_worked_numbers_of_the_group_methods(name, expected):
     assert found.advantages[0].tolist() == near([float(found.advantages[0, 0])] * 3)  # no discount
 
 
-@pytest.mark.parametrize("name", BY_GROUP)
+@pytest.mark.parametrize("name", oracles.CENTRED_SCORES)
 @short_sweep
 @given(
     groups=st.lists(st.lists(number(), min_size=1, max_size=5), min_size=1, max_size=4),
@@ -187,7 +180,7 @@ def test_group_estimators(name, groups, kl, data):
     count = sum(map(len, groups))
     lengths = data.draw(st.lists(st.integers(1, 4), min_size=count, max_size=count))
     given_ = group_outcome(groups, lengths, kl)
-    centred = [number for group in groups for number in BY_GROUP[name](group)]
+    centred = [number for group in groups for number in oracles.CENTRED_SCORES[name](group)]
     advantages = estimate(name, given_, 0.5, 0.5).advantages
     for i, length in enumerate(lengths):
         expected = oracles.less_kl_to_go(centred[i], [kl] * length)

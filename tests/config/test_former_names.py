@@ -21,7 +21,7 @@ from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import Run
 from proxima.runs.checkpoint import write_folder
 from proxima.tools.model_export import export
-from tests.helpers import difference, weights
+from tests.helpers import Crash, crash_at, difference, weights
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(proxima.config.__file__).parents[2])}
 NEW_NAME = "max_falling_verdicts is now max_declining_evals"
@@ -91,21 +91,6 @@ def test_stage_config_is_finetuning_config():
         assert proxima.config.StageConfig is FinetuningConfig
     with pytest.raises(AttributeError, match="no attribute 'PhaseConfig'"):
         proxima.config.PhaseConfig  # noqa: B018
-
-
-class Crash(BaseException):
-    """Ends a run as a kill does."""
-
-
-def crash_at(trainer: PPOTrainer, step: int) -> PPOTrainer:
-    """Die in this step, after its update."""
-
-    def die(_):
-        if trainer.step == step:
-            raise Crash
-
-    trainer.generator.check_sampling_gap = die
-    return trainer
 
 
 def put_back(values: dict, new: str, old: str) -> None:

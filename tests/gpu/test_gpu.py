@@ -11,8 +11,8 @@ from proxima.runtime.engine import generation as generation_module
 from proxima.runtime.engine import layer_functions as functions
 from proxima.runtime.engine.layer_functions import Norm, activate, add_and_norm
 from proxima.runtime.engine.packed_attention import cached_attention
-from tests.helpers import difference, shake, weights
-from tests.ppo_trainer.test_resume import Crash, crash_at, lines
+from tests.helpers import Crash, crash_at, difference, shake, weights
+from tests.ppo_trainer.test_resume import lines
 
 if not torch.cuda.is_available():
     pytest.skip("no GPU here", allow_module_level=True)

@@ -13,13 +13,6 @@ from tests.conftest import count_e
 from tests.helpers import difference, rounding, shake, weights
 
 NO_CRITIC = {"value_learning_rate": 1e-4, "num_generations": 3}
-BY_GROUP = {
-    "rloo": oracles.rloo,
-    "grpo": oracles.grpo,
-    "dr_grpo": oracles.dr_grpo,
-    "reinforce_plus_plus": lambda scores: scores,
-    "reinforce_plus_plus_baseline": oracles.dr_grpo,
-}
 
 
 def expected_groups(outcome, kl_coef, centre, size=3):
@@ -38,7 +31,7 @@ def expected_groups(outcome, kl_coef, centre, size=3):
     ]
 
 
-@pytest.mark.parametrize("name", BY_GROUP)
+@pytest.mark.parametrize("name", oracles.CENTRED_SCORES)
 def test_a_step_without_a_value_model(make_config, prompts, tmp_path, name):
     config = make_config(adv_estimator=name, whiten_advantages=False, **NO_CRITIC)
     trainer = shake(PPOTrainer(config))
@@ -49,7 +42,7 @@ def test_a_step_without_a_value_model(make_config, prompts, tmp_path, name):
     assert trainer.model_trainer.value_optimizer is None
     assert pairs.tokens.prompts == [prompt for prompt in prompts[:2] for _ in range(3)]
     assert not {"value", "return"} & set(pairs.columns)
-    for i, expected in enumerate(expected_groups(outcome, config.kl_coef, BY_GROUP[name])):
+    for i, expected in enumerate(expected_groups(outcome, config.kl_coef, oracles.CENTRED_SCORES[name])):
         assert pairs.column("advantage")[i][pairs.mask[i]].tolist() == pytest.approx(
             expected, abs=1e-4, rel=1e-4
         )

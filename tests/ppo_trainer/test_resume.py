@@ -24,25 +24,10 @@ from proxima.runs.checkpoint import Checkpoints, write_folder
 from proxima.runs.checkpoint import atomic_folders as folders
 from proxima.runs.run_writer import RunFolder
 from tests.conftest import count_e
-from tests.helpers import difference, weights
+from tests.helpers import Crash, crash_at, difference, weights
 
 PROMPTS = [f"prompt {i}" for i in range(6)]
 EPOCHS = 3  # 9 steps of 2 prompts
-
-
-class Crash(BaseException):
-    """Ends a run as a kill does: nothing may be written any more."""
-
-
-def crash_at(trainer: PPOTrainer, step: int) -> PPOTrainer:
-    """Die in the middle of this step, after its update."""
-
-    def die(_):
-        if trainer.step == step:
-            raise Crash
-
-    trainer.generator.check_sampling_gap = die
-    return trainer
 
 
 def noisy(prompts, texts):
