@@ -9,7 +9,6 @@ import re
 from itertools import chain
 
 from proxima.cli.command import Command
-from proxima.cli.command_line import GENERAL
 from proxima.cli.commands import COMMANDS
 from tools.reference.source import (
     CONFIGS,
@@ -42,7 +41,7 @@ def command_pages() -> dict[str, str]:
 
 
 def index() -> str:
-    rows = [(f"[`{name}`]({name}.md)", linked(_one_line(kind), UP)) for name, kind in COMMANDS.items()]
+    rows = [(f"[`{name}`]({name}.md)", linked(kind.purpose(), UP)) for name, kind in COMMANDS.items()]
     slow = "\n".join(kind.example for kind in COMMANDS.values() if kind.slow)
     return "\n\n".join(
         [
@@ -115,7 +114,7 @@ def page(name: str, kind: type[Command]) -> str:
     own = [_row(field, kind.words) for field in fields_of(kind).values()]
     parts = [
         f"# `proxima {name}`",
-        linked(_one_line(kind), UP),
+        linked(kind.purpose(), UP),
         "## Example",
         f"<!-- not run: {why} -->\n```bash\n{lines}\n```",
         "## Flags",
@@ -131,7 +130,7 @@ def page(name: str, kind: type[Command]) -> str:
         link for link in guides_with(rf"proxima {name}\b(?!-)", UP) if link != guide_link(kind.guide, UP)
     ]
     parts += [
-        f"`{GENERAL.split(' ')[0]} FILE.yaml` gives every flag a new default; `--debug` shows tracebacks.",
+        "`--config FILE.yaml` gives every flag a new default; `--debug` shows tracebacks.",
         "## What it writes",
         linked(kind.writes, UP),
         "## Exit codes",
@@ -170,7 +169,3 @@ def _row(field: Field, words: tuple[str, ...]) -> tuple[str, ...]:
         f" One of {', '.join(f'`{choice}`' for choice in field.choices if choice)}." if field.choices else ""
     )
     return flag, field.shown, linked(field.meaning, UP) + choices
-
-
-def _one_line(kind: type[Command]) -> str:
-    return re.sub(r"\s+", " ", kind.__doc__ or "").strip()

@@ -179,10 +179,8 @@ def example(field: Field) -> dict[str, Any]:
 def _how(field: Field, in_ppo: bool) -> str:
     values = example(field)
     value = values[field.name]
-    words = {True: "", False: ""}.get(value) if isinstance(value, bool) else None
-    if words is None:
-        items = value if isinstance(value, list) else [value]
-        words = " " + " ".join(_word(item) for item in items)
+    items = value if isinstance(value, list) else [] if isinstance(value, bool) else [value]
+    words = "".join(f" {_word(item)}" for item in items)
     python = ", ".join(f"{name}={each!r}" for name, each in values.items())
     lines = yaml.safe_dump(values, sort_keys=False, width=120).strip()
     made = f"{'PPOConfig' if in_ppo else 'FinetuningConfig'}({python})"

@@ -178,7 +178,6 @@ class Cursor:
         if kind not in SCALARS:
             raise self.error(f"its {self.part} holds an array of the unknown type {kind}")
         form = np.dtype("<" + SCALARS[kind])
-        self.need(form.itemsize * count)
         return np.frombuffer(self.take(form.itemsize * count), form)
 
 

@@ -27,5 +27,10 @@ class Command(ABC):
     slow: ClassVar[str] = ""
     """Why the tests of the reference do not run the example."""
 
+    @classmethod
+    def purpose(cls) -> str:
+        """Its docstring in one line."""
+        return " ".join((cls.__doc__ or "").split())
+
     @abstractmethod
     def run(self) -> None: ...

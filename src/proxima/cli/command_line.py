@@ -11,7 +11,9 @@ import io
 import logging
 import os
 import re
+import shutil
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -191,7 +193,7 @@ def parse(arguments: Sequence[str]) -> Command:
             kind,
             args=rest,
             prog=f"proxima {name}",
-            description=f"{kind.__doc__}\n\nFor example{after}: {kind.example}\n\n{GENERAL}",
+            description=f"{kind.purpose()}\n\nFor example{after}: {kind.example}\n\n{GENERAL}",
             default=_defaults(kind, values),
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
             registry=registry,
@@ -204,7 +206,11 @@ def parse(arguments: Sequence[str]) -> Command:
 
 
 def overview() -> str:
-    rows = "\n".join(f"  {name:13} {kind.__doc__}" for name, kind in COMMANDS.items())
+    width = shutil.get_terminal_size().columns
+    rows = "\n".join(
+        textwrap.fill(f"  {name:13} {kind.purpose()}", width, subsequent_indent=" " * 16)
+        for name, kind in COMMANDS.items()
+    )
     return (
         f"Proxima {__version__}: PPO fine-tuning of language models with human feedback.\n\n"
         f"usage: proxima COMMAND [flags]\n\n{rows}\n\n"

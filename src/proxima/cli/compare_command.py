@@ -36,10 +36,8 @@ class Compare(Command):
     out: Path = Path("compare.html")
     """Where the page goes."""
     trust_remote_code: bool = False
-    """Run Python code that comes with a checkpoint.
-
-    Off: such checkpoints are refused, whatever the run's settings say.
-    """
+    """Run Python code that comes with a checkpoint. Off: such checkpoints are refused, whatever the run's
+    settings say."""
 
     def run(self) -> None:
         from proxima.pages.comparison import compare_runs, lines

@@ -27,10 +27,8 @@ class Data(Command):
     `sample` writes a file of each kind, from the embedded world, into a folder, and settings that suit the
     embedded model."""
     source: str
-    """To check: a file, a folder or OWNER/NAME[/CONFIG][:SPLIT] (docs/data.md lists the forms).
-
-    To sample: a new folder.
-    """
+    """To check: a file, a folder or OWNER/NAME[/CONFIG][:SPLIT] (docs/data.md lists the forms). To
+    sample: a new folder."""
     model_name: str = ""
     """Measure lengths in this model's tokens, render conversations by its chat template; without it,
     characters and words."""

@@ -30,10 +30,8 @@ class Doctor(Command):
     epochs: int = setting(1, at_least=1)
     """Passes over the prompts that are planned."""
     samples: int = 16
-    """Prompts to sample and score; more say more about the reward.
-
-    While all score the same, up to 16 times as many are.
-    """
+    """Prompts to sample and score; more say more about the reward. While all score the same, up to 16
+    times as many are."""
 
     def run(self) -> None:
         from proxima.tools.doctor import examine, show

@@ -42,10 +42,8 @@ class Eval(Command):
     show: int = 3
     """Number of responses to print, reference and policy side by side."""
     trust_remote_code: bool = False
-    """Run Python code that comes with a checkpoint.
-
-    Off: such checkpoints are refused, whatever the run's settings say.
-    """
+    """Run Python code that comes with a checkpoint. Off: such checkpoints are refused, whatever the run's
+    settings say."""
 
     def run(self) -> None:
         from proxima.base_setup import load_tokenizer

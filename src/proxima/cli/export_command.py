@@ -31,17 +31,12 @@ class Export(Command):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of a merged model's weights; auto = the base's own."""
     gguf: Literal["f16", "q8_0"] | None = None
-    """Write one merged GGUF file for llama.cpp instead of a folder: its matrices as f16, or as q8_0 (half the
-    size).
-
-    For Llama, Qwen2 and Qwen3.
-    """
+    """Write one merged GGUF file for llama.cpp instead of a folder: its matrices as f16, or as q8_0 (half
+    the size). For Llama, Qwen2 and Qwen3."""
 
     trust_remote_code: bool = False
-    """Run Python code that comes with a checkpoint.
-
-    Off: such checkpoints are refused, whatever the run's settings say.
-    """
+    """Run Python code that comes with a checkpoint. Off: such checkpoints are refused, whatever the run's
+    settings say."""
 
     def run(self) -> None:
         from proxima.tools import export

@@ -30,10 +30,8 @@ class Label(Command):
     """Ready completions instead: a file with `prompt`, `a`, `b` or `prompt`, `chosen`, `rejected`
     (ratings: `completion`)."""
     mode: Literal["pairs", "ratings"] | None = None
-    """Compare two completions, or rate one from 1 to 5.
-
-    By default what the file holds; pairs for a new one.
-    """
+    """Compare two completions, or rate one from 1 to 5. By default what the file holds; pairs for a new
+    one."""
     overlap: float = 0.2
     """Share of the items that every annotator gets, to measure agreement; the rest is shared out, one
     answer each."""
@@ -64,10 +62,8 @@ class Label(Command):
     """`auto` = cuda where there is one, else cpu; or any torch device."""
 
     host: str = "127.0.0.1"
-    """Address to listen at.
-
-    The default cannot be reached from other machines; over any other the traffic is not encrypted.
-    """
+    """Address to listen at. The default cannot be reached from other machines; over any other the traffic
+    is not encrypted."""
     port: int = 0
     """Port to listen at; 0 = a free one."""
     open: bool = False

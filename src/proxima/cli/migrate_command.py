@@ -21,10 +21,8 @@ class Migrate(Command):
     slow: ClassVar[str] = "it reads an old script, docs/migrate.md has one and runs it"
 
     script: str
-    """The Python script (.py), the shell script that starts it (.sh), or a file of TRL's settings (.yaml).
-
-    Read, never run.
-    """
+    """The Python script (.py), the shell script that starts it (.sh), or a file of TRL's settings
+    (.yaml). Read, never run."""
     out: str = ""
     """Write the settings here; without it they are printed after the account."""
     processes: int = 0

@@ -30,17 +30,13 @@ class Studio(Command):
     run_dir: Path = Path("runs")
     """Folder of runs; may be given without the flag."""
     label_db: Path | None = None
-    """A file of `proxima label`, to continue labelling inside the studio.
-
-    By default feedback.db where there is one.
-    """
+    """A file of `proxima label`, to continue labelling inside the studio. By default feedback.db where
+    there is one."""
     overlap: float = 0.2
     """Share of the items to label that every annotator gets, as for `label`."""
     host: str = "127.0.0.1"
-    """Address to listen at.
-
-    The default cannot be reached from other machines; over any other the traffic is not encrypted.
-    """
+    """Address to listen at. The default cannot be reached from other machines; over any other the traffic
+    is not encrypted."""
     port: int = 0
     """Port to listen at; 0 = a free one."""
     open: bool = False

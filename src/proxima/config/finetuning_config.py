@@ -60,10 +60,8 @@ class FinetuningConfig(Settings):
     eval_every: int = setting(50, at_least=1)
     """Optimiser steps between measurements on the validation data."""
     patience: int = setting(0, at_least=0)
-    """Stop after this many measurements without improvement; 0 = never.
-
-    The best weights are kept either way.
-    """
+    """Stop after this many measurements without improvement; 0 = never. The best weights are kept either
+    way."""
     device: str = setting("auto", not_empty=True, changes_results=False, defines_experiment=False)
     """`auto` = cuda where there is one, else cpu; or any torch device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto")

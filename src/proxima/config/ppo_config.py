@@ -54,10 +54,8 @@ class PPOConfig(Settings):
     """PPO-clip: the ratio of new to old probability is clipped to 1 - clip_epsilon .. 1 + clip_epsilon, so
     that one update cannot move the policy far."""
     temperature: float = setting(1.0, above=0, at_most=100)
-    """Sampling temperature: below 1 likely tokens get likelier.
-
-    It also divides the logits of every log-probability.
-    """
+    """Sampling temperature: below 1 likely tokens get likelier. It also divides the logits of every
+    log-probability."""
     top_k: int = setting(50, at_least=0)
     """Sample among the k likeliest tokens; 0 = all."""
     top_p: float = setting(0.95, above=0, at_most=1)

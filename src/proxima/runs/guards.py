@@ -116,6 +116,8 @@ def overoptimized(history: History, evaluations: int, start: Mapping[str, float]
         return ""
     trained = [step["avg_reward"] for step in history[places[0] : places[-1] + 1]]
     half = len(trained) // 2
+    if not half:  # one step: no training reward to compare its own with
+        return ""
     before, after = _mean(trained[:half]), _mean(trained[-half:])
     falls = all(later < earlier for earlier, later in pairwise(held_out))
     if not falls or not after > before:

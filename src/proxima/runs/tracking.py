@@ -19,9 +19,7 @@ class Tracker(Protocol):
 class TensorBoardTracker:
     def __init__(self, folder: Path, settings: Mapping[str, Any], step: int = -1):
         module = _require("torch.utils.tensorboard", "tensorboard")
-        self._writer = module.SummaryWriter(
-            str(folder / "tensorboard"), purge_step=step + 1 if step >= 0 else None
-        )
+        self._writer = module.SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
         self._writer.add_text("config", "\n".join(f"    {name}: {value}" for name, value in settings.items()))
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from proxima.core.chat_turns import Turn, turns_of
 from proxima.core.json_record import Record
+from proxima.core.terminal_text import is_encodable
 from proxima.pages.web import Conflict
 
 APPLICATION = 0x50524C42  # "PRLB"
@@ -196,15 +197,12 @@ class Store:
                 raise ValueError(
                     f"{self.path} holds {self.mode}, item {number} is one of {item.mode}; choose another --db"
                 )
-            try:
-                f"{item.prompt}{item.a}{item.b}".encode()
-            except UnicodeEncodeError:
-                raise ValueError(
-                    f"item {number} holds half a character (a lone surrogate); fix the text"
-                ) from None
+            kept = item.turns or getattr(item.prompt, "turns", None)
+            if not is_encodable([item.prompt, item.a, item.b, kept]):
+                raise ValueError(f"item {number} holds half a character (a lone surrogate); fix the text")
             sides = (item.a, item.a_ended, item.a_model, item.b, item.b_ended, item.b_model)
             rows.append((item.digest, item.prompt, *sides))
-            if kept := item.turns or getattr(item.prompt, "turns", None):
+            if kept:
                 turns.append((json.dumps(kept), item.digest))
         columns = "digest, prompt, a, a_ended, a_model, b, b_ended, b_model"
         with self._change() as db:
@@ -337,7 +335,8 @@ class Store:
 def _item(row: sqlite3.Row) -> Item:
     values: Record = {name: row[name] for name in row.keys() if name not in ("digest", "turns")}  # noqa: SIM118
     with contextlib.suppress(ValueError, RecursionError):  # the file may be a stranger's
-        values["turns"] = turns_of("", json.loads(row["turns"] or "[]"))
+        turns = turns_of("", json.loads(row["turns"] or "[]"))
+        values["turns"] = turns if is_encodable(turns) else []
     values["a_ended"] = bool(values["a_ended"])
     values["b_ended"] = None if values["b"] is None else bool(values["b_ended"])
     return Item(**values)
