@@ -77,9 +77,15 @@ def win_rates(seeds: Sequence[dict]) -> dict[str, dict]:
                 by_post = [fmean(each) for each in zip(*won, strict=True)]
                 found.setdefault(decoding, {}).setdefault(f"{ours} against {theirs}", {})[judge] = {
                     **share_won(by_post),
-                    "seeds": [fmean(each) for each in won],
+                    "seeds": [mean_known(each) for each in won],
                 }
     return found
+
+
+def mean_known(values: Sequence[float]) -> float:
+    """Without nan; nan where nothing is left."""
+    known = [value for value in values if not math.isnan(value)]
+    return fmean(known) if known else math.nan
 
 
 def numbers(column: Sequence[float | None]) -> list[float]:
@@ -120,11 +126,10 @@ def rate(prompts: Sequence[Prompt], texts: Sequence[str], scores: Sequence[float
     summaries = [str(prompt.columns["summary"]) for prompt in prompts]
     measured = rouge(summaries, texts)
     shares = [copied(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
-    known = [share for share in shares if not math.isnan(share)]
     means = {
         **{name: fmean(column) for name, column in measured.items()},
-        JUDGE: fmean(scores),
-        "copied": fmean(known) if known else math.nan,
+        JUDGE: mean_known(scores),
+        "copied": mean_known(shares),
         "repetition": repetition(texts),
         "words": fmean(len(words(text)) for text in texts),
     }
