@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu bench peer format kill learn frontier embedded clean
+.PHONY: demo test test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu bench peer format kill learn frontier real embedded clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
@@ -82,6 +82,10 @@ learn: $(VENV)/.installed  ## the long proof: five seeds to convergence (within 
 
 frontier: $(VENV)/.installed  ## gold and reward-model score against KL, for KL coefficients from 0 to 0.3
 	$(BIN)/python -m proxima.world.demo.learn --frontier
+
+real: $(VENV)/.installed  ## SmolLM2 on real posts: `make real DATA=folder SEED=0` (examples/tldr_real/README.md)
+	$(if $(DATA),,$(error give the folder of posts: make real DATA=folder))
+	$(BIN)/python -m examples.tldr_real.run $(DATA) --seed $(or $(SEED),0)
 
 kill: $(VENV)/.installed  ## kill -9 a training run 30 times, resume, compare every bit (log: runs/kill.log)
 	$(BIN)/python -m tests.kill_harness --kills 30 --log runs/kill.log
