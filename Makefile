@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu bench peer format kill learn frontier real instructions embedded clean
+.PHONY: demo test test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu bench peer test-peer format kill learn frontier real instructions embedded clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
@@ -62,9 +62,15 @@ test-gpu: $(VENV)/.installed  ## the fast engine on a GPU: equal to the referenc
 bench: $(VENV)/.installed  ## how fast a PPO step is here (beside TRL where `make peer` was run)
 	$(BIN)/proxima bench $(if $(wildcard .venv-trl/bin/python),--peer trl)
 
-peer:  ## an environment for TRL 1.12, the last release with PPO, to compare with
+peer: .venv-trl/.installed  ## an environment for TRL 1.12, the last release with PPO, to compare with
+
+test-peer: .venv-trl/.installed  ## our formulas beside TRL's own, on the same numbers
+	OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest tests/peer
+
+.venv-trl/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/python -m pip install --quiet --no-compile --disable-pip-version-check "trl==1.12.0" "torch==2.13.0" peft
+	.venv-trl/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt "trl==1.12.0" pytest pytest-timeout -e .
+	touch $@
 
 format: $(VENV)/.installed  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
