@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
@@ -35,6 +36,7 @@ from proxima.config import (
     checked,
     declarations,
     former_names,
+    preset_values,
     read_yaml,
     shareable,
     warn_renamed,
@@ -194,7 +196,7 @@ def parse(arguments: Sequence[str]) -> Command:
             args=rest,
             prog=f"proxima {name}",
             description=f"{kind.purpose()}\n\nFor example{after}: {kind.example}\n\n{GENERAL}",
-            default=_defaults(kind, values),
+            default=_defaults(kind, _preset_of(kind, rest, values) | values),
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
             registry=registry,
         )
@@ -285,6 +287,17 @@ def _settings(path: str, arguments: Sequence[str]) -> Values:
             "the line out"
         )
     return {name: value for name, value in values.items() if name != "trust_remote_code" or not allowed}
+
+
+def _preset_of(kind: type[Command], arguments: Sequence[str], values: Values) -> Values:
+    """The settings of the preset that a flag or else the settings file names, where the command takes one."""
+    if not any(field.name == "preset" for field in _fields(kind)):
+        return {}
+    name = values.get("preset", "")
+    for word, after in pairwise([*arguments, ""]):
+        if word == "--preset" or word.startswith("--preset="):
+            name = word.partition("=")[2] or after
+    return preset_values(name) if name else {}
 
 
 def _defaults(kind: type[Command], values: Values) -> Command:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from proxima.cli.command import Command
-from proxima.config import PPOConfig, setting
+from proxima.config import PPOConfig, Preset, setting
 
 
 @dataclass
@@ -25,6 +25,8 @@ class Doctor(Command):
     """Prompts, as `train` takes them."""
     validation: str = ""
     """Held-out prompts; the same forms."""
+    preset: Preset = ""
+    """Defaults by name, as `train` takes them."""
     limit: int = 0
     """Use only the first `limit` rows of the data; 0 = all."""
     epochs: int = setting(1, at_least=1)

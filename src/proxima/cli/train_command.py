@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from proxima.cli.command import Command
-from proxima.config import PPOConfig, setting
+from proxima.config import PPOConfig, Preset, setting
 from proxima.core.terminal_text import visible
 from proxima.core.tokenizer import Tokenizer
 
@@ -34,6 +34,8 @@ class Train(Command):
     the forms."""
     validation: str = ""
     """Held-out prompts that decide what is best and when to stop; the same forms."""
+    preset: Preset = ""
+    """Defaults by name, over which --config and flags win; docs/methods.md says which suits what."""
     limit: int = 0
     """Use only the first `limit` rows of the data; 0 = all."""
     epochs: int = setting(1, at_least=1)

@@ -10,6 +10,7 @@ from proxima.core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from proxima.config.finetuning_config import SETTINGS_FILE, FinetuningConfig, settings_in
     from proxima.config.ppo_config import PPOConfig
+    from proxima.config.presets import PRESETS, Preset, preset_values
     from proxima.config.reward_spec import RewardSpec
     from proxima.config.secrets import hide_address, hide_options, shareable
     from proxima.config.setting_checks import TRACKERS

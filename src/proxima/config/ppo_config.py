@@ -5,9 +5,10 @@ Names and defaults down to `top_p` are the user's documents'; the origin of othe
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, Self
 
 from proxima.config.credit_checks import WITHOUT_CRITIC, check_credit
+from proxima.config.presets import preset_values
 from proxima.config.reward_spec import RewardSpec
 from proxima.config.setting_checks import check_folder_name, check_labels, check_trackers, check_urls
 from proxima.config.setting_declaration import setting
@@ -323,6 +324,11 @@ class PPOConfig(Settings):
                 "overlap needs engine_urls: vLLM in this process samples or trains, it cannot do both at once"
             )
         check_credit(self)
+
+    @classmethod
+    def from_preset(cls, name: str, **settings: Any) -> Self:
+        """A preset of `proxima.config.PRESETS`; the settings given win over its own."""
+        return cls.from_dict(preset_values(name) | settings)
 
     @property
     def has_critic(self) -> bool:

@@ -55,7 +55,7 @@ def run_demo(
     times = [time.perf_counter()]
     home = _fresh_folder(Path(run_dir) / run_name)
     if reward_from is None:
-        reward_model = _train_reward_model(home, seed, relabel, preferences, device)
+        reward_model = train_reward_model(home, seed, preferences, relabel, device)
     else:
         reward_model = _read_results(reward_from)["reward_model"]
     times.append(time.perf_counter())
@@ -124,7 +124,9 @@ def _make_trainer(home: Path, reward: Path, seed: int, device: str, settings: di
     return PPOTrainer(PPOConfig("embedded", rewards=(RewardSpec(str(reward)),), **run, **settings))
 
 
-def _train_reward_model(home: Path, seed: int, relabel: bool, count: int, device: str) -> dict[str, Any]:
+def train_reward_model(
+    home: Path, seed: int, count: int = PREFERENCES, relabel: bool = False, device: str = "auto"
+) -> dict[str, Any]:
     """Train it into `home/reward`; returns its accuracy, overall and by gap in gold score."""
     print("1. Preferences: which of two summaries do people prefer?")
     train, validation = _preferences(seed, relabel, count, device)

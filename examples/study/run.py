@@ -1,0 +1,161 @@
+# python -m examples.study.run --seeds 0 --methods ppo_2022 rloo --steps 1 --preferences 32
+"""Methods compared on the embedded world. In: methods and seeds. Out: a Markdown table, and runs that
+`proxima compare` draws.
+
+    python -m examples.study.run --jobs 15                                      all methods, five seeds
+    proxima compare runs/study/seed-*/ppo_2022 runs/study/seed-*/preset_stable
+
+Every seed has a reward model of its own, trained from preferences; no method sees the gold score, which
+judges the trained policies. Runs are processes of one thread, `--jobs` at a time. Started again, the study
+skips what is finished and resumes the rest.
+"""
+
+import argparse
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from statistics import fmean
+
+from examples.study.methods import METHODS, VARIANTS, settings_of
+from proxima import PPOConfig, PPOTrainer, Run
+from proxima.pages.comparison.seed_groups import t_interval
+from proxima.runs import write_json
+from proxima.world.demo.demo_pipeline import train_reward_model
+from proxima.world.demo.gold_judge import judge
+from proxima.world.posts import make_posts
+
+HELD_OUT, VALIDATION = 300, 100
+JUDGED = "study.json"  # in the folder of a finished run
+
+
+def train_rewards(home: Path, seed: int, preferences: int) -> None:
+    """A reward model in `home/reward`, in place of one that was not finished."""
+    shutil.rmtree(home / "reward", ignore_errors=True)
+    write_json(home / "reward.json", train_reward_model(home, seed, preferences, device="cpu"))
+
+
+def train_method(home: Path, seed: int, method: str, steps: int) -> None:
+    """One run in `home/METHOD`, judged by the gold score at its end."""
+    os.chdir(
+        home
+    )  # the same settings for every seed, so that `proxima compare` knows them for one experiment
+    config = PPOConfig(
+        "embedded", rewards=("./reward",), device="cpu", run_dir=".", run_name=method, seed=seed,
+        **settings_of(method),
+    )  # fmt: skip
+    trainer = PPOTrainer(config)
+    prompts = [post.prompt for post in make_posts(steps * config.batch_size, "train", seed + 4)]
+    posts = make_posts(HELD_OUT + VALIDATION, "eval", seed + 2)
+    results = trainer.train(
+        prompts, validation_prompts=[post.prompt for post in posts[HELD_OUT:]], resume=True
+    )
+    seconds = sum(filter(math.isfinite, Run(results.run_folder).metrics()["seconds"]))
+    judged = judge(trainer, posts[:HELD_OUT]).summary()
+    write_json(results.run_folder / JUDGED, {**judged, "seconds": seconds})
+
+
+def run_all(given: argparse.Namespace) -> None:
+    """All jobs that are not finished, reward models first; what failed is said at the end."""
+    given.folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        rewards = {seed: pool.submit(run_job, given, seed, "", None) for seed in given.seeds}
+        runs = [
+            pool.submit(run_job, given, seed, method, rewards[seed])
+            for method in given.methods
+            for seed in given.seeds
+        ]
+        failed = [name for job in (*rewards.values(), *runs) if (name := job.result())]
+    if failed:
+        raise SystemExit(f"failed, see log.txt of each: {', '.join(failed)}")
+
+
+def run_job(given: argparse.Namespace, seed: int, method: str, first: Future[str] | None) -> str:
+    """One job in a process of its own; its name where it failed.
+
+    Args:
+        method: empty for the reward model.
+        first: the job that it needs.
+    """
+    home = given.folder / f"seed-{seed}"
+    name = f"seed-{seed}/{method or 'reward'}"
+    finished = home / method / JUDGED if method else home / "reward.json"
+    if finished.exists():
+        return ""
+    if first is not None and first.result():
+        return name
+    home.mkdir(exist_ok=True)
+    sizes = ["--steps", str(given.steps), "--preferences", str(given.preferences)]
+    command = [sys.executable, "-m", "examples.study.run", "--folder", str(given.folder), *sizes]
+    command += ["--seeds", str(seed), "--one", method or "reward"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with open(home / f"{method or 'reward'}.log", "w", encoding="utf-8") as log:
+        code = subprocess.run(
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False
+        ).returncode
+    print(f"{'failed' if code else 'done'}: {name}", flush=True)
+    return name if code else ""
+
+
+def table(folder: Path, methods: Sequence[str], seeds: Sequence[int]) -> str:
+    """Means over seeds with 95 % intervals (Student's t), in Markdown."""
+    rows = [
+        "| method | seeds | gold score | worst seed | KL (nats) | gold score per nat | response length | "
+        "seconds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for method in methods:
+        files = [folder / f"seed-{seed}" / method / JUDGED for seed in seeds]
+        found = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+        if not found:
+            continue
+        gold, kl, length, seconds = (
+            [each[name] for each in found] for name in ("gold", "kl", "response_length", "seconds")
+        )
+        rows.append(
+            f"| `{method}` | {len(found)} | {shown(gold)} | {min(gold):.3f} | {shown(kl, 2)} | "
+            f"{fmean(gold) / fmean(kl):.2f} | {fmean(length):.1f} | {fmean(seconds):.0f} |"
+        )
+    return "\n".join(rows)
+
+
+def shown(values: Sequence[float], digits: int = 3) -> str:
+    mean, low, high = t_interval(values)
+    interval = "" if math.isnan(low) else f" ({low:.{digits}f} to {high:.{digits}f})"
+    return f"{mean:.{digits}f}{interval}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Compare methods on the embedded world.")
+    parser.add_argument("--methods", nargs="+", default=[*METHODS], help="of examples/study/methods.py")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--steps", type=int, default=40, help="PPO steps of a run")
+    parser.add_argument("--preferences", type=int, default=3000, help="pairs for each reward model")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time, one thread each")
+    parser.add_argument("--folder", type=Path, default=Path("runs/study"))
+    parser.add_argument("--table", action="store_true", help="run nothing: the table of what is finished")
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)  # a job of this study
+    given = parser.parse_args(arguments)
+    given.folder = given.folder.resolve()
+    if strange := set(given.methods) - {*METHODS, *VARIANTS}:
+        parser.error(f"unknown method {min(strange)}; python -m examples.study.methods lists them")
+    home = given.folder / f"seed-{given.seeds[0]}"
+    if given.one == "reward":
+        train_rewards(home, given.seeds[0], given.preferences)
+    elif given.one:
+        train_method(home, given.seeds[0], given.one, given.steps)
+    else:
+        if not given.table:
+            run_all(given)
+        text = table(given.folder, given.methods, given.seeds)
+        (given.folder / "study.md").write_text(text + "\n", encoding="utf-8")
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Presets: sets of defaults by name, for `proxima train --preset NAME` and `PPOConfig.from_preset`.
+
+A preset says how advantages are estimated and the models updated. It leaves alone what depends on model and
+task: learning rates, batch and response sizes, the reward. Files of settings and flags win over it, and a run
+writes down every value, so that resuming it needs no preset. docs/methods.md compares them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+Preset = Literal["", "stable", "fast", "sao", "grpo"]
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # PPO with what was learned since 2022: undiscounted scores, a value model that is ready before the policy
+    # moves and learns on when `kl_stop` ends the policy's update (VC-PPO), room for unlikely tokens (DAPO)
+    "stable": {
+        "gamma": 1.0,
+        "clip_epsilon_high": 0.28,
+        "value_epochs": 4,
+        "critic_warmup_until": 0.3,
+        "kl_stop": 0.1,
+    },
+    # no value model: the smallest step that still compares responses to one prompt
+    "fast": {
+        "adv_estimator": "rloo",
+        "num_generations": 2,
+        "whiten_advantages": False,
+        "ppo_epochs": 1,
+    },
+    # SAO (2026): one response per prompt, tokens far from the policy that sampled them are masked
+    "sao": {
+        "gamma": 1.0,
+        "objective": "dis",
+        "clip_epsilon": 0.3,
+        "clip_epsilon_high": 5.0,
+        "lam_alpha": 1.5,
+        "ppo_epochs": 1,
+        "value_epochs": 2,
+        "critic_warmup_steps": 10,
+    },
+    # GRPO with the corrections of DAPO: every token counts alike, room for unlikely tokens
+    "grpo": {
+        "adv_estimator": "grpo",
+        "num_generations": 8,
+        "whiten_advantages": False,
+        "clip_epsilon_high": 0.28,
+        "ppo_epochs": 1,
+    },
+}
+
+
+def preset_values(name: object) -> dict[str, Any]:
+    """The settings of a preset, or an error that names them all."""
+    if not isinstance(name, str) or name not in PRESETS:
+        raise ValueError(f"preset ({name!r}) must be one of {', '.join(PRESETS)}")
+    return dict(PRESETS[name])

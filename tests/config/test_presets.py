@@ -1,0 +1,65 @@
+"""Presets: values that settings take, by name, under files and flags."""
+
+import dataclasses
+from typing import get_args
+
+import pytest
+import yaml
+
+from proxima.cli import parse
+from proxima.config import PRESETS, PPOConfig, Preset
+
+GIVEN = ["--data", "prompts.txt", "--rewards", "ends_with_eos"]
+OF_MODEL_AND_TASK = {
+    "model_name", "lora_r", "lora_alpha", "learning_rate", "value_learning_rate", "batch_size",
+    "max_new_tokens", "rewards", "seed", "temperature", "top_k", "top_p",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_moves_settings_of_the_method_alone(name):
+    made, plain = PPOConfig.from_preset(name), PPOConfig()
+    moved = {key for key, value in made.to_dict().items() if value != getattr(plain, key) and value != []}
+    assert moved == PRESETS[name].keys(), "a value that is the default does nothing"
+    assert not moved & OF_MODEL_AND_TASK
+    assert made.idle_settings == {}
+
+
+def test_every_preset_is_a_flag():
+    assert get_args(Preset) == ("", *PRESETS)
+
+
+@pytest.mark.parametrize("command", ["train", "doctor"])
+@pytest.mark.parametrize("flag", [["--preset", "sao"], ["--preset=sao"]])
+def test_flags_win_over_files_and_files_over_a_preset(tmp_path, command, flag):
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump({"preset": "grpo", "clip_epsilon": 0.25, "lam_alpha": 2.0}))
+    found = parse([command, *GIVEN, *flag, "--config", str(path), "--lam-alpha", "3"])
+    assert found.preset == "sao"
+    expected = PPOConfig.from_preset("sao", clip_epsilon=0.25, lam_alpha=3.0, rewards=("ends_with_eos",))
+    assert found.ppo == expected
+    assert found.ppo.num_generations == 1, "the file's preset is not the flag's"
+
+
+def test_a_file_may_name_a_preset_and_none_is_the_defaults(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text("preset: grpo\n")
+    assert parse(["train", *GIVEN, "--config", str(path)]).ppo.adv_estimator == "grpo"
+    assert parse(["train", *GIVEN]).ppo == PPOConfig(rewards=("ends_with_eos",))
+
+
+@pytest.mark.parametrize("value", ["best", 3, ["sao"]])
+def test_a_preset_that_is_none_is_refused_with_the_names_of_all(tmp_path, value):
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump({"preset": value}))
+    with pytest.raises(ValueError, match=r"preset \(.*\) must be one of stable, fast, sao, grpo"):
+        parse(["train", *GIVEN, "--config", str(path)])
+    with pytest.raises(ValueError, match="must be one of"):
+        PPOConfig.from_preset(str(value))
+
+
+def test_a_run_writes_down_values_and_no_preset():
+    names = {field.name for field in dataclasses.fields(PPOConfig)}
+    assert "preset" not in names
+    made = PPOConfig.from_preset("stable")
+    assert PPOConfig.from_dict(made.to_dict()) == made
