@@ -83,6 +83,7 @@ ELSEWHERE = {
     "importance_mode": "test_rollouts.py",
     "importance_low": "test_rollouts.py",
     "overlap": "test_rollouts.py, tests/engines",
+    "reward_units": "test_reward_units.py",
     "compile_layers": "tests/gpu (it must change nothing)",
     "shard_base": "test_processes.py (it must change nothing)",
     "process_timeout": "test_processes.py",

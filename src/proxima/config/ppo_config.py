@@ -90,6 +90,10 @@ class PPOConfig(Settings):
     refusing them."""
     missing_eos_penalty: float = setting(0.0, at_least=0)
     """Subtracted from the score of a response without EOS, in the unit of the scores."""
+    reward_units: Literal["standard", "raw"] = setting("standard")
+    """What reward models score in: `standard`, mean 0 and unit variance over answers of the reference, as
+    the model's folder records it or, where it does not, as measured before the first step, so that `kl_coef`
+    means the same for every model; `raw`, as the model gives it. Functions and servers are always raw."""
     normalize_rewards: bool = setting(False)
     """Shift and scale the scores of a batch to zero mean and unit variance, so that their own scale does not
     matter."""

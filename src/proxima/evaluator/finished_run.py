@@ -73,7 +73,9 @@ def evaluate_run(
     """
     judges = tuple(judges) or run_config(run, **_given(rewards), **changes).judges
     trainer = open_run(run, rewards, judges=judges, **changes)
-    restore_endings(trainer, (Run(run).results or {}).get("endings"))
+    saved = Run(run).results or {}
+    restore_endings(trainer, saved.get("endings"))
+    trainer.reward_computer.restore_units(saved.get("units") or {})
     reference = answer(trainer, prompts)
     trainer.load(run)
     policy = answer(trainer, prompts)

@@ -68,6 +68,7 @@ def plain_state(trainer: PPOTrainer) -> Record:
         "critic_is_ready": trainer.critic_is_ready,
         "micro_batches": [budget.size, budget.tokens],
         "endings": endings(trainer),
+        "units": trainer.reward_computer.recorded_units(),
         "random": random_numbers(),
         "config": plain_config(trainer.config),
     }
@@ -138,6 +139,7 @@ def load_state(trainer: PPOTrainer, folder: Path, state: Mapping[str, Any]) -> N
         load_optimizer(trainer.model_trainer.value_optimizer, folder / "value_optimizer.safetensors")
     load_random_state(folder / "random.safetensors", state["random"])
     restore_endings(trainer, state.get("endings"))
+    trainer.reward_computer.restore_units(_within(state, "units"))
     changed = changed_settings(state["config"], trainer.config)
     trainer.step, trainer.rate_factor = state["step"], state["rate_factor"]
     trainer.critic_is_ready = state.get("critic_is_ready", trainer.critic_is_ready)
