@@ -64,6 +64,7 @@ def plain_state(trainer: PPOTrainer) -> Record:
         "step": trainer.step,
         "total_steps": trainer.total_steps,
         "kl_coef": trainer.kl_coef,
+        "kl_budget": trainer.kl_budget and trainer.kl_budget.state(),
         "rate_factor": trainer.rate_factor,
         "critic_is_ready": trainer.critic_is_ready,
         "micro_batches": [budget.size, budget.tokens],
@@ -143,8 +144,10 @@ def load_state(trainer: PPOTrainer, folder: Path, state: Mapping[str, Any]) -> N
     changed = changed_settings(state["config"], trainer.config)
     trainer.step, trainer.rate_factor = state["step"], state["rate_factor"]
     trainer.critic_is_ready = state.get("critic_is_ready", trainer.critic_is_ready)
-    if "kl_coef" not in changed:
+    if "kl_coef" not in changed or trainer.kl_budget:
         trainer.kl_coef = state["kl_coef"]
+    if trainer.kl_budget and state.get("kl_budget"):
+        trainer.kl_budget.restore(state["kl_budget"])
     if not {"micro_batch_size", "micro_batch_tokens"} & set(changed):
         budget = trainer.models.micro_batches
         budget.size, budget.tokens = state["micro_batches"]

@@ -185,7 +185,7 @@ class TrainingRun:
     def take_evaluation(self, performance: Record, convergence: Mapping[str, Any]) -> None:
         self.results.evaluation = {**performance, **convergence}
         self.results.best_step = performance["best_step"]
-        self.eval_reward = None if math.isnan(performance["reward"]) else performance["reward"]
+        self.eval_reward = None if math.isnan(performance["evidence"]) else performance["evidence"]
 
     def advance(self, bar: tqdm[NoReturn]) -> None:
         """One step, and all that follows from it."""
