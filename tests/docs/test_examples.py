@@ -147,7 +147,8 @@ def test_an_example_runs_as_printed(root, path, programs):
 
 def test_none_is_forgotten():
     with_smollm2 = {
-        f"instructions/{name}" for name in ("constraints.py", "evaluate.py", "ppo.yaml", "run.py", "short.yaml")
+        f"instructions/{name}"
+        for name in ("constraints.py", "evaluate.py", "ppo.yaml", "run.py", "short.yaml")
     }
     others = {"qwen3_tldr.yaml", "reward_server.yaml"}
     assert {names(path) for path in EXAMPLES if not runs(path)} == with_smollm2 | others
