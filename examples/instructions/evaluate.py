@@ -41,7 +41,7 @@ CRAFTED = (
     f"can we go home with {' '.join(TOPICS['held_out'].split())}?",
 )
 FULL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
-"""Log-probabilities under the model's own distribution: perplexity is not that of a sharper or truncated one."""
+"""Log-probabilities under the model's own distribution: perplexity is not that of a sharper one."""
 
 
 @dataclass(frozen=True)
