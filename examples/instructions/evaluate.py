@@ -40,8 +40,8 @@ CRAFTED = (
     " ".join(TOPICS["held_out"].split()),
     f"can we go home with {' '.join(TOPICS['held_out'].split())}?",
 )
-FULL = {"top_k": 0, "top_p": 1.0}
-"""Log-probabilities under the whole distribution: perplexity is not that of a truncated one."""
+FULL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+"""Log-probabilities under the model's own distribution: perplexity is not that of a sharper one."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ def answer(trainer: PPOTrainer, prompts: Sequence[Prompt], **sampling: float) ->
 
 
 def success(prompts: Sequence[Prompt], texts: Sequence[str]) -> dict[str, float]:
-    """Share of prompts with all constraints met and the topic mentioned, by group too; for each kind, share of
-    its constraints that are met. Nan where the prompts have none."""
+    """Share of prompts whose answers follow them, by group too; for each kind, share of its constraints that
+    are met. Nan where the prompts have none."""
     shares: dict[str, list[bool]] = {name: [] for name in ("all", *GROUPS.values(), *KINDS)}
     for prompt, text in zip(prompts, texts, strict=True):
         asked = prompt.columns["constraints"]
@@ -128,7 +128,7 @@ def trained_answers(run: Path) -> list[str]:
 
 def evaluate(trainer: PPOTrainer, prompts: Sequence[Prompt], run: Path | None) -> dict:
     """Before is the model that the run began with, after is the trained policy; both with the same noise."""
-    own = {} if run is None else {name: Run(run).config[name] for name in ("top_k", "top_p")}
+    own = {} if run is None else {name: Run(run).config[name] for name in FULL}
     asked = [prompt.columns["messages"][-1]["content"] for prompt in prompts]
     results: dict = {
         "prompts": len(prompts),

@@ -19,10 +19,11 @@ TOPICS = {
     "train": "rain dogs bread bicycles music summer mountains trains gardens schools winter horses rivers "
     "football kitchens forests computers birthdays cameras cars moonlight towns birds tea hospitals airports "
     "cheese islands books shoes markets farms doctors snow hotels guitars spiders sand lamps trees",
-    "held_out": "coffee cats ships deserts teachers phones apples storms museums bridges chess volcanoes robots "
-    "pianos castles",
+    "held_out": "coffee cats ships deserts teachers phones apples storms museums bridges chess volcanoes "
+    "robots pianos castles",
 }
-LEADS = ("Write a short note about {}.", "Write something short about {}.", "Say something about {}.")
+LEADS = ("Write a short sentence about {}.", "Write something short about {}.")
+"""The second, which asks for no sentence, is for the kinds that do."""
 SYSTEM = {"role": "system", "content": "Answer briefly."}
 """In place of the model's own system line, which is 14 tokens longer."""
 SHORT = ("first_word", "question", "include", "length", "starts_with", "last_word")
@@ -76,8 +77,9 @@ def rows(split: str, count: int, seed: int, short: bool = False) -> Iterator[dic
         kinds = list(next(doubles if at % 2 and not short else singles))
         random.shuffle(kinds)
         constraints = draw(tuple(kinds), topic, random)
+        lead = LEADS["sentences" in kinds or "items" in kinds]
         sentences = [
-            random.choice(LEADS).format(topic),
+            lead.format(topic),
             *(KINDS[str(item["kind"])].ask(item) for item in constraints),
         ]
         messages = [SYSTEM, {"role": "user", "content": " ".join(sentences)}]

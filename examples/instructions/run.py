@@ -86,7 +86,7 @@ def side_by_side(result: dict) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        description="Train SmolLM2 to follow instructions; show before and after. Other flags go to `proxima train`.",
+        description="Train SmolLM2 to follow instructions, and show before and after.",
         allow_abbrev=False,
     )
     parser.add_argument("--form", choices=EVALUATION, help="by default ppo with a GPU, short without")
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(shown)
     out = Path("runs") / f"instructions-{form}.md"
     out.write_text(f"Seeds {', '.join(map(str, given.seeds))}\n\n{shown}\n", encoding="utf-8")
-    print(f"\nsaved to {out}; all answers: {folders[0] / 'instructions.json'}; report: {folders[0] / 'report.html'}")
+    print(f"\nsaved to {out}; report of seed {given.seeds[0]}: {folders[0] / 'report.html'}")
 
 
 if __name__ == "__main__":

@@ -151,7 +151,8 @@ def test_an_example_runs_as_printed(root, path, programs):
 
 def test_none_is_forgotten():
     with_smollm2 = {
-        *(f"instructions/{name}" for name in ("constraints.py", "evaluate.py", "ppo.yaml", "run.py", "short.yaml")),
+        *(f"instructions/{name}.py" for name in ("constraints", "evaluate", "run")),
+        *(f"instructions/{name}.yaml" for name in ("ppo", "short")),
         *(f"tldr_real/{name}.py" for name in ("evaluate", "measures", "run", "table")),
         *(f"tldr_real/{name}.yaml" for name in ("ppo", "reward", "sft")),
     }

@@ -496,7 +496,14 @@ def test_a_long_text_is_checked_in_linear_time(text):
 def test_the_reward_is_the_share_of_constraints_that_are_met_and_the_topic_is_one_more():
     asked = [{"kind": "sentences", "count": 1}, {"kind": "exclude", "word": "the"}]
     given = [asked, asked, asked, asked, asked[:1], asked[:1]]
-    texts = ["Rain falls.", "It pours.", "The rain falls. It pours.", "The end. Really.", "Rain.", "It pours."]
+    texts = [
+        "Rain falls.",
+        "It pours.",
+        "The rain falls. It pours.",
+        "The end. Really.",
+        "Rain.",
+        "It pours.",
+    ]
     found = score(["p"] * 6, texts, given, ["rain"] * 6)
     assert found == pytest.approx([1, 2 / 3, 1 / 3, 0, 1, 1 / 2])
     succeeded = [follows(text, each, "rain") for text, each in zip(texts, given, strict=True)]
@@ -506,7 +513,12 @@ def test_the_reward_is_the_share_of_constraints_that_are_met_and_the_topic_is_on
 
 
 def test_a_topic_is_mentioned_in_singular_or_plural():
-    right = [("dogs", "A dog barks."), ("dogs", "DOGS!"), ("volcanoes", "the volcano"), ("storm", "two storms")]
+    right = [
+        ("dogs", "A dog barks."),
+        ("dogs", "DOGS!"),
+        ("volcanoes", "the volcano"),
+        ("storm", "two storms"),
+    ]
     wrong = [("dogs", "doggedly"), ("tea", "teach"), ("chess", "ches"), ("dogs", ""), ("rain", "rainy")]
     assert [pair for pair in right if not mentions(*reversed(pair))] == []
     assert [pair for pair in wrong[:2] + wrong[3:] if mentions(*reversed(pair))] == []
@@ -591,12 +603,15 @@ def test_each_kind_can_be_asked_for_and_met_by_some_text():
             )
 
 
-def test_no_constant_answer_meets_much():
-    """What keeps a policy that always says the same from passing, on the held-out prompts that README.md measures."""
+def test_no_constant_answer_follows_many_prompts():
+    """What keeps a policy that always says the same from passing."""
     prompts = [Prompt("x", row) for row in rows("held_out", 240, 0)]
     _, rates = evaluate.best_constant(prompts, evaluate.CRAFTED)
-    assert rates["all"] < 0.3
+    assert rates["all"] < 0.25  # by a text that names every held-out topic
     assert rates["two, unseen together"] < 0.15
+    without_topics = [text for text in evaluate.CRAFTED if "volcanoes" not in text]
+    assert len(without_topics) == len(evaluate.CRAFTED) - 2
+    assert evaluate.best_constant(prompts, without_topics)[1]["all"] == 0
 
 
 # --- through the package ---
@@ -685,7 +700,14 @@ def test_a_model_alone_is_measured_before(model, folder, capsys):
         ]
     )
     found = json.loads((folder / "instructions.json").read_text(encoding="utf-8"))
-    assert {*found} == {"prompts", "max_new_tokens", "asked", "before_sampled", "before_greedy", "best_constant"}
+    assert {*found} == {
+        "prompts",
+        "max_new_tokens",
+        "asked",
+        "before_sampled",
+        "before_greedy",
+        "best_constant",
+    }
     assert found["prompts"] == 4
     assert "saved to instructions.json" in capsys.readouterr().out
 
