@@ -199,7 +199,7 @@ def test_saved_scores_have_mean_0_and_unit_variance_over_samples_of_the_start(tr
 def test_constant_scores_are_refused_in_one_line(training, monkeypatch):
     trainer = RewardTrainer(training())
     monkeypatch.setattr(trainer, "all_scores", lambda rows: torch.full((len(rows),), 0.25))
-    with pytest.raises(ValueError, match="scores all 23 sampled answers 0.25: there is nothing to learn"):
+    with pytest.raises(ValueError, match=r"scores all 23 sampled answers 0\.25: there is nothing to learn"):
         trainer.train(PREFERENCES)
 
 

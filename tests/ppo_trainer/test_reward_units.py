@@ -95,11 +95,11 @@ def test_a_run_that_recorded_no_unit_resumes_without_one(make_config, judge, tmp
     settings = {"rewards": judge, "batch_size": 4, "checkpoint_every": 1}
     with pytest.raises(Crash):
         crash_at(PPOTrainer(make_config(**settings, run_name="old")), 2).train(prompts_of(12))
-    [file] = (tmp_path / "runs" / "old" / "checkpoints").glob("*1/*.json")
+    [file] = (tmp_path / "runs" / "old" / "checkpoints").glob("*1/state.json")
     state = json.loads(file.read_text())
     trainer = PPOTrainer(make_config(**settings, run_name="old"))
     load_state(trainer, file.parent, state)
-    assert list(trainer.reward_computer.units) == [judge]
+    assert list(trainer.reward_computer.units) == ["judge"]
     del state["units"], state["config"]["reward_units"]
     load_state(trainer, file.parent, state)
     assert trainer.reward_computer.units == {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from inspect import getsourcefile
 from itertools import pairwise
@@ -74,7 +74,7 @@ class Field:
 def fields_of(kind: Any) -> dict[str, Field]:
     """By name: the text under each field, and the `# --- section ---` that it stands in."""
     meanings, sections = {}, {}
-    for base in reversed([one for one in kind.__mro__ if one.__module__.startswith("proxima.")]):
+    for base in reversed([one for one in kind.__mro__ if is_dataclass(one)]):
         for name, (meaning, section) in _told(base).items():
             meanings[name], sections[name] = meaning, section
     hints, declared = get_type_hints(kind), declarations(kind)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from proxima.base_setup import EMBEDDED
-from proxima.config import FinetuningConfig, PPOConfig, RewardSpec
+from proxima.config import PPOConfig, RewardConfig, RewardSpec
 from proxima.evaluator import win_rate
 from proxima.finetuning import Preference, RewardTrainer, read_preferences
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import Run, write_json
-from proxima.world.build_embedded import demonstrations, sample_preferences
+from proxima.world.build_embedded import sample_preferences
 from proxima.world.demo.demo_report import write_report
 from proxima.world.demo.gold_judge import Judgement, accuracy_by_gap, judge
 from proxima.world.demo_settings import MAX_NEW_TOKENS, PPO_SETTINGS, REWARD_SETTINGS, STEPS
@@ -132,10 +132,10 @@ def train_reward_model(
     train, validation = _preferences(seed, relabel, count, device)
     _show_preference(train[0])
     print(f"\n2. Reward model: learns to score a summary from {len(train):,} preferences")
-    config = FinetuningConfig(
+    config = RewardConfig(
         "embedded", device=device, seed=seed, run_dir=str(home), run_name="reward", **REWARD_SETTINGS
     )
-    rewarder = RewardTrainer(config, centre_on=demonstrations(make_posts(200, "train", seed + 3), seed))
+    rewarder = RewardTrainer(config)
     learned = rewarder.train(train, validation)
     by_gap = accuracy_by_gap(rewarder, validation)
     measured = {name: learned.best[name] for name in ("accuracy", "validation_loss", "calibration_error")}
