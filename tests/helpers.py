@@ -61,6 +61,7 @@ def rounding(trainer: PPOTrainer) -> float:
     states = [
         state
         for optimizer in (workers.policy_optimizer, workers.value_optimizer)
+        if optimizer is not None
         for state in optimizer.state.values()
     ]
     steps = max(int(state["step"]) for state in states)

@@ -192,6 +192,29 @@ def dis_gradient(ratio: float, advantage: float, low: float, high: float) -> flo
     return -ratio * advantage if 1 - low < ratio < 1 + high else 0.0
 
 
+def kl_loss_gradient(name: str, new: float, ref: float, ratio: float) -> float:
+    """d / d log pi of (log pi - log ref)^2 / 2, and of pi / pi_old * k3: both by hand."""
+    return {"k2": new - ref, "k3": ratio * (new - ref)}[name]
+
+
+def expected_kl_gradients(p: float, ref: float) -> dict[str, float]:
+    """Of two tokens with probabilities p, 1 - p: the expected gradient on the first logit, by the KL's use."""
+    found = dict.fromkeys(
+        ("true", "k1 reward", "k2 loss", "k1 loss", "k3 loss", "k3 ratio loss", "k3 reward"), 0.0
+    )
+    for chance, other, score in ((p, ref, 1 - p), (1 - p, 1 - ref, -p)):  # score: d log chance / d logit
+        k1 = math.log(chance / other)
+        k3 = other / chance - 1 + k1
+        found["true"] += chance * score * (k1 + 1)  # product rule on sum of chance * log(chance / other)
+        found["k1 reward"] += chance * k1 * score
+        found["k1 loss"] += chance * score
+        found["k2 loss"] += chance * k1 * score
+        found["k3 loss"] += chance * (1 - other / chance) * score
+        found["k3 reward"] += chance * k3 * score
+        found["k3 ratio loss"] += chance * (k3 + 1 - other / chance) * score
+    return found
+
+
 def masked_weight(weight: float, low: float, high: float) -> float:
     return weight if low <= weight <= high else 0.0
 

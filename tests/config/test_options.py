@@ -48,6 +48,7 @@ CHANGES = {
     "entropy_coef": ({}, 0.5, "policy"),
     "dual_clip": ({"learning_rate": 3e-2, "clip_epsilon": 0.1}, 1.01, "policy"),
     "kl_loss_coef": ({}, 0.5, "policy"),
+    "kl_loss": ({"kl_loss_coef": 0.5}, "k2", "policy"),
     "kl_controller": ({"kl_target": 0.1, "kl_horizon": 10}, "adaptive", "policy"),
     "kl_target": ({"kl_controller": "adaptive", "kl_horizon": 10}, 0.1, "policy"),
     "kl_horizon": ({"kl_controller": "adaptive", "kl_target": 0.1}, 10, "policy"),

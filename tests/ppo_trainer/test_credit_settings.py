@@ -241,6 +241,7 @@ def test_the_policy_waits_for_the_explained_variance_and_then_trains_on(make_con
 @pytest.mark.parametrize("objective", ["ppo", "cispo", "dis"])
 def test_an_update_does_not_depend_on_micro_batches(make_config, prompts, weighting, objective):
     chosen = {"loss_weighting": weighting, "objective": objective, "max_new_tokens": 12, "temperature": 2.0}
+    chosen |= {"kl_loss_coef": 0.1, "kl_loss": {"ppo": "k2", "cispo": "k3", "dis": "exact"}[objective]}
     found = []
     for size in (1, 64):
         trainer = shake(PPOTrainer(make_config(micro_batch_size=size, ppo_epochs=1, **chosen)))
@@ -267,3 +268,15 @@ def test_the_loss_of_a_step_is_weighted_as_the_setting_says(make_config, prompts
         assert outcome["policy_loss"] == pytest.approx(
             oracles.weighted_loss(rows, weighting, 12), abs=1e-4, rel=1e-4
         )
+
+
+@pytest.mark.parametrize(("name", "of"), [("k2", lambda d: d**2 / 2), ("k3", lambda d: (-d).exp() - 1 + d)])
+def test_the_kl_of_sampled_tokens_is_added_to_the_loss_of_a_step(make_config, prompts, name, of):
+    chosen = {"kl_loss": name, "kl_loss_coef": 0.3, "ppo_epochs": 1, "minibatch_size": 8, "kl_coef": 0.0}
+    trainer = shake(PPOTrainer(make_config(**chosen)))
+    outcome = trainer.ppo_step(prompts)
+    pairs = outcome["sa_pairs"]
+    moved = (pairs.column("logprob_policy") - pairs.column("logprob_ref")).double()
+    expected = (0.3 * of(moved) - pairs.column("advantage"))[pairs.mask].mean()
+    assert float(of(moved)[pairs.mask].mean()) > 1e-4
+    assert outcome["policy_loss"] == pytest.approx(float(expected), abs=1e-5, rel=1e-4)

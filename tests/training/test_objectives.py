@@ -9,8 +9,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from proxima.config import PPOConfig
-from proxima.training import Moved, clipped, correction, policy_loss, policy_objective, token_weights
+from proxima.training import (
+    Moved,
+    clipped,
+    correction,
+    kl_loss,
+    policy_loss,
+    policy_objective,
+    policy_ratio,
+    token_weights,
+)
 from proxima.training.importance import CORRECTIONS
+from proxima.training.kl_loss import KL_LOSSES
 from proxima.training.objectives import OBJECTIVES
 from proxima.training.token_weights import WEIGHTINGS
 from tests import oracles
@@ -90,6 +100,49 @@ def test_without_an_upper_end_of_its_own_the_band_is_the_same_on_both_sides():
     assert torch.equal(policy_loss(ratio, advantages, 0.2), policy_loss(ratio, advantages, 0.2, 0.0, 0.2))
     assert clipped(ratio, advantages, 0.2).tolist() == [True, False, True, True]
     assert clipped(ratio, advantages, 0.2, 0.3).tolist() == [True, False, False, True]
+
+
+# --- KL as a loss
+# ----------------------------------------------------------------------------------------------------------
+
+
+def test_worked_kl_gradients():
+    """p = (.7, .3), reference (.5, .5): k3 in the reward has the wrong sign, and so no setting puts it there."""
+    expected = {
+        "true": 0.17793, "k1 reward": 0.17793, "k2 loss": 0.17793, "k3 ratio loss": 0.17793,
+        "k1 loss": 0.0, "k3 loss": 0.2, "k3 reward": -0.02207,
+    }  # fmt: skip
+    assert oracles.expected_kl_gradients(0.7, 0.5) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", KL_LOSSES)
+def test_the_expected_gradient_of_a_kl_loss_is_that_of_the_true_kl(name):
+    """Over both tokens of a distribution, weighted by their chances under the policy that sampled."""
+    for p, ref in ((0.7, 0.5), (0.2, 0.9)):
+        logit = tensor([math.log(p / (1 - p)), 0.0]).requires_grad_()
+        new = torch.log_softmax(logit, 0)
+        losses = kl_loss(name, new, tensor([ref, 1 - ref]).log(), policy_ratio(new, new.detach()))
+        (new.detach().exp() * losses).sum().backward()
+        assert float(logit.grad[0]) == near(oracles.expected_kl_gradients(p, ref)["true"])
+
+
+def test_k3_keeps_the_true_gradient_when_the_policy_has_moved():
+    logit = tensor([0.4, 0.0]).requires_grad_()
+    new, old, ref = torch.log_softmax(logit, 0), tensor([0.3, 0.7]).log(), tensor([0.5, 0.5]).log()
+    (old.exp() * kl_loss("k3", new, ref, policy_ratio(new, old))).sum().backward()
+    assert float(logit.grad[0]) == near(oracles.expected_kl_gradients(float(new[0].exp()), 0.5)["true"])
+
+
+@sweep
+@given(new=number(-4, -0.01), ref=number(-4, -0.01), old=number(-4, -0.01))
+def test_kl_loss_slopes(new, ref, old):
+    for name in KL_LOSSES:
+        logprob = tensor([new]).requires_grad_()
+        ratio = policy_ratio(logprob, tensor([old]))
+        loss = kl_loss(name, logprob, tensor([ref]), ratio)
+        assert float(loss.detach()) >= -1e-12  # rounding of two equal numbers
+        expected = oracles.kl_loss_gradient(name, new, ref, math.exp(new - old))
+        assert torch.autograd.grad(loss.sum(), logprob)[0].tolist() == near([expected])
 
 
 # --- corrections

@@ -205,8 +205,12 @@ class PPOConfig(Settings):
     dual_clip: float = setting(0.0, above=1, or_off=True)
     """Bound c > 1 of dual clipping for negative advantages (Ye et al.: 3); 0 = off."""
     kl_loss_coef: float = setting(0.0, at_least=0)
-    """Weight of the exact KL to the reference as a term of the policy loss, beside `kl_coef`, which acts
-    through the reward; 0 = off."""
+    """Weight of the KL to the reference as a term of the policy loss, beside `kl_coef`, which acts through
+    the reward; 0 = off."""
+    kl_loss: Literal["exact", "k2", "k3"] = setting("exact")
+    """What `kl_loss_coef` weighs: `exact`, the KL over the whole vocabulary, in one more pass of the
+    reference; `k2` or `k3` times the ratio, estimates from the sampled token with the same gradient in
+    expectation (k2: while the ratio is 1)."""
     kl_controller: Literal["fixed", "adaptive", "budget"] = setting("fixed")
     """`fixed` = `kl_coef` stays; `adaptive` = it is steered towards `kl_target`, from a `kl_coef` above 0
     and once the policy trains; `budget` = it is found from the rewards' spread, whatever `kl_coef` says, and
@@ -362,6 +366,9 @@ class PPOConfig(Settings):
                 what,
                 "start with kl_coef above 0, for example 0.1, or set kl_controller to fixed",
             )
+        if self.kl_loss != "exact" and self.kl_loss_coef == 0:
+            what = f"kl_loss {self.kl_loss} has no effect while kl_loss_coef is 0"
+            found["kl_loss"] = what, "set kl_loss_coef, for example to 0.05, or leave kl_loss out"
         if self.buffer_overflow == "drop_oldest":
             what = (
                 "buffer_overflow drop_oldest acts as error: a PPO step holds one rollout, and nothing "

@@ -29,6 +29,7 @@ from proxima.training import (
     Moved,
     TokenWeights,
     approximate_kl,
+    kl_loss,
     policy_objective,
     policy_ratio,
     token_weights,
@@ -193,7 +194,8 @@ class ModelTrainer:
     def _policy_losses(self, part: TokenPairs) -> PolicyLosses:
         config, tokens = self.config, part.tokens
         # the reference first: the policy's backward follows its forward
-        reference = [self.models.sft.response_hidden(tokens)] if config.kl_loss_coef > 0 else []
+        whole = config.kl_loss_coef > 0 and config.kl_loss == "exact"
+        reference = [self.models.sft.response_hidden(tokens)] if whole else []
         states = [self.models.policy.response_hidden(tokens), *reference]
         logprobs, extra = by_chunks(self._chunk_losses, tokens, *states)
         old, advantages = (
@@ -203,9 +205,13 @@ class ModelTrainer:
         moved = Moved(logprobs, old, advantages, None if sampled is None else flatten_column(sampled, tokens))
         band = (config.clip_epsilon, config.clip_epsilon_high, config.dual_clip)
         losses, stopped = policy_objective(config.objective, moved, *band)
+        ratio = policy_ratio(logprobs, old)
+        if config.kl_loss_coef > 0 and not whole:  # of the tokens that were sampled, as the objective
+            ref_logprobs = flatten_column(part.column("logprob_ref"), tokens)
+            losses = losses + config.kl_loss_coef * kl_loss(config.kl_loss, logprobs, ref_logprobs, ratio)
         if "importance" in part.columns:  # another engine, or an older policy, chose the tokens
             losses = losses * flatten_column(part.column("importance"), tokens)
-        return PolicyLosses(losses + extra, policy_ratio(logprobs.detach(), old), stopped)
+        return PolicyLosses(losses + extra, ratio.detach(), stopped)
 
     def _chunk_losses(self, hidden: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
         """Log-probabilities (m,), and the loss terms that need whole distributions."""

@@ -516,6 +516,30 @@ METRICS = [
         "`value_loss` jumps), or start with `critic_warmup_steps`.",
     ),
     Metric(
+        "value_error_position/*",
+        title="Value error by position",
+        unit="score per token",
+        group="value",
+        chart="Value error by position",
+        meaning="Mean of return - value before the update, in each quarter of the responses (1 is their "
+        "start). Only with a value model.",
+        healthy="All near 0, compared with `reward_std`, once `explained_variance` has risen.",
+        otherwise="Far from 0 at the start alone: the values do not see the score coming; raise `lam`, "
+        "`value_lam` or `value_epochs`. Far everywhere: raise `value_learning_rate`.",
+    ),
+    Metric(
+        "value_error_quantile/*",
+        title="Value error by quartile",
+        unit="score per token",
+        group="value",
+        chart="Value error by quartile of the value",
+        meaning="Mean of return - value before the update, in each quartile of the tokens by value (4 has "
+        "the highest values). Only with a value model.",
+        healthy="All near 0, compared with `reward_std`, once `explained_variance` has risen.",
+        otherwise="Below 0 at 4 and above 0 at 1: the values overfit; lower `value_epochs` or "
+        "`value_learning_rate`. The reverse: they are too timid; raise one of them.",
+    ),
+    Metric(
         "value_mean",
         title="Mean value",
         unit="score per token",

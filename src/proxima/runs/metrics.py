@@ -15,6 +15,7 @@ from torch import Tensor
 
 from proxima.core.ops import explained_variance, masked_mean
 from proxima.core.pairs import SAPairs, TokenPairs
+from proxima.runs.value_calibration import value_calibration
 
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 """How much a token's log-probability may differ between two ways of computing it in this type."""
@@ -79,6 +80,7 @@ def advantage_metrics(pairs: SAPairs) -> dict[str, float]:
             "value_mean": masked_mean(values, mask),
             "return_mean": masked_mean(returns, mask),
             "explained_variance": explained_variance(values, returns, mask),
+            **value_calibration(values, returns, mask),
         }
     else:
         numbers = dict.fromkeys(("value_mean", "return_mean", "explained_variance"), float("nan"))

@@ -4,6 +4,7 @@ In: new and old log-probabilities, advantages, values, returns. Out: loss tensor
 """
 
 from proxima.training.importance import add_importance_weights, correction, importance_weights
+from proxima.training.kl_loss import kl_loss
 from proxima.training.moved import Moved
 from proxima.training.objectives import policy_objective
 from proxima.training.policy_loss import clipped, policy_loss
@@ -20,6 +21,7 @@ __all__ = [
     "clipped",
     "correction",
     "importance_weights",
+    "kl_loss",
     "learning_rate_factor",
     "policy_loss",
     "policy_objective",

@@ -129,7 +129,8 @@ DROPPED: dict[str, str] = {
     # names: why, and what to use instead
     "whiten_rewards": "per-token rewards are not whitened; normalize_rewards: true scales the scores, before "
     "the KL penalty",
-    "kl_estimator": "only k1 enters the reward; kl_loss_coef puts the exact KL into the loss instead",
+    "kl_estimator": "only k1 enters the reward (the gradient of k3 there may point away from the "
+    "reference); kl_loss: k3 with kl_loss_coef puts it into the loss",
     "batch_size micro_batch_size local_batch_size mini_batch_size local_mini_batch_size world_size "
     "num_total_batches": ("TRL derived it from the other sizes; here it is batch_size and minibatch_size"),
     "model_adapter_name ref_adapter_name": "give the supervised adapter as sft_adapter: it is the "
