@@ -80,8 +80,8 @@ clean:  ## remove what the other targets made
 learn: $(VENV)/.installed  ## the long proof: five seeds to convergence (within an hour on two cores)
 	$(BIN)/python -m proxima.world.demo.learn
 
-frontier: $(VENV)/.installed  ## gold and reward-model score against KL, for KL coefficients from 0 to 0.3
-	$(BIN)/python -m proxima.world.demo.learn --frontier
+frontier: $(VENV)/.installed  ## gold and reward-model score against KL, for KL coefficients from 0 to 0.3 and for best-of-n
+	$(BIN)/python -m proxima.world.demo.learn --frontier --seeds 0
 
 kill: $(VENV)/.installed  ## kill -9 a training run 30 times, resume, compare every bit (log: runs/kill.log)
 	$(BIN)/python -m tests.kill_harness --kills 30 --log runs/kill.log
