@@ -90,8 +90,8 @@ clean:  ## remove what the other targets made
 learn: $(VENV)/.installed  ## the long proof: five seeds to convergence (within an hour on two cores)
 	$(BIN)/python -m proxima.world.demo.learn
 
-frontier: $(VENV)/.installed  ## gold and reward-model score against KL, for KL coefficients from 0 to 0.3
-	$(BIN)/python -m proxima.world.demo.learn --frontier
+frontier: $(VENV)/.installed  ## gold and reward-model score against KL, for KL coefficients from 0 to 0.3 and for best-of-n
+	$(BIN)/python -m proxima.world.demo.learn --frontier --seeds 0
 
 real: $(VENV)/.installed  ## SmolLM2 on real posts: `make real DATA=folder SEED=0` (examples/tldr_real/README.md)
 	$(if $(DATA),,$(error give the folder of posts: make real DATA=folder))
