@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu bench peer test-peer format kill learn frontier real instructions embedded clean
+.PHONY: demo test test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu bench peer test-peer format kill learn frontier real instructions embedded dist clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
@@ -41,7 +41,7 @@ test-long: $(VENV)/.installed  ## what takes long: whole runs in a browser, over
 test-processes: $(VENV)/.installed  ## training over 1, 2 and 4 processes: equal, killed, restarted, resumed on another number
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/runtime/test_processes.py -m "long or not long" -n 2 --dist loadgroup
 
-test-install: $(VENV)/.installed  ## `uv sync` in an empty folder, then the command line from it; wheels for every Python
+test-install: $(VENV)/.installed  ## `uv sync` in an empty folder, then the command line from it; the wheel alone; wheels for every Python
 	$(BIN)/python -m pytest tests/install -m install
 
 test-families: $(VENV)/.installed  ## every causal language model of transformers, tiny: it passes or is refused, as docs/families.md says
@@ -84,8 +84,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
+dist:  ## the source archive and the wheel, in dist/, as they would be published
+	rm -rf dist
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	.venv-dist/bin/python -m build
+	.venv-dist/bin/python -m twine --no-color check --strict dist/*
+
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) .venv-trl .venv-vllm runs .mypy_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) .venv-dist .venv-trl .venv-vllm runs .mypy_cache .ruff_cache .hypothesis build dist site
 
 learn: $(VENV)/.installed  ## the long proof: five seeds to convergence (within an hour on two cores)
 	$(BIN)/python -m proxima.world.demo.learn

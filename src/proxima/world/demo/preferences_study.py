@@ -104,8 +104,8 @@ def run_ppo(
         "run_dir": str(home),
         "run_name": "ppo",
     }
-    make: Any = PPOConfig.from_preset if preset else PPOConfig  # type: ignore[attr-defined]
-    trainer = PPOTrainer(make(*([preset] if preset else []), **made, **run))
+    config = PPOConfig.from_preset(preset, **made, **run) if preset else PPOConfig(**made, **run)
+    trainer = PPOTrainer(config)
     posts = make_posts(POSTS, "eval", seed + 2)
     judged: list[tuple[int, Judgement]] = [(0, judge(trainer, posts))]
     compared = best_of_n(trainer, posts) if best_of else []

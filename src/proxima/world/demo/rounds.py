@@ -17,9 +17,9 @@ from proxima.ppo_trainer import PPOTrainer
 from proxima.world.build_embedded import sample_preferences
 from proxima.world.demo.demo_pipeline import (
     EVALUATION_POSTS,
+    fit_reward_model,
     fresh_folder,
     make_trainer,
-    fit_reward_model,
     training_prompts,
 )
 from proxima.world.demo.gold_judge import judge
