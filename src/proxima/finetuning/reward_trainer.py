@@ -9,6 +9,7 @@ the model it started from, sampled on training prompts, have scores of mean 0 an
 from __future__ import annotations
 
 import logging
+import random
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -51,6 +52,7 @@ class ScoreTrainer(FinetuningTrainer[Example]):
 
     name, judged_by, higher_is_better = "reward", "validation_loss", False
     config: RewardConfig
+    role: RewardModel
 
     def __init__(
         self,
@@ -74,9 +76,8 @@ class ScoreTrainer(FinetuningTrainer[Example]):
     def make_role(self) -> RewardModel:
         adapter = self.adapter("reward")
         size = self.backbone.hidden_size
-        return RewardModel(
-            self.backbone, adapter, scalar_head(size, (size + 1) ** -0.5, self.backbone.device), "training"
-        )
+        head = scalar_head(size, (size + 1) ** -0.5, self.backbone.device, self.config.ensemble)
+        return RewardModel(self.backbone, adapter, head, "training")
 
     @abstractmethod
     def answers(self, encoded: Any) -> Sequence[Row]:
@@ -99,9 +100,24 @@ class ScoreTrainer(FinetuningTrainer[Example]):
             self.backbone, self.start_adapter, self.tokenizer, self.config, examples
         )
 
-    def scores(self, rows: Sequence[Row]) -> Tensor:
+    def members(self, rows: Sequence[Row]) -> Tensor:
+        """Scores (B, heads) of answers."""
         batch = collate(rows, self.role.device, read_last=True)
-        return self.role.head_values(self.backbone.hidden(batch.ids, batch.layout, self.role.adapter))
+        return self.role.member_scores(self.backbone.hidden(batch.ids, batch.layout, self.role.adapter))
+
+    def scores(self, rows: Sequence[Row]) -> Tensor:
+        """Scores (B,) of answers: the mean of the heads."""
+        return self.members(rows).mean(1)
+
+    def shares(self, rows: Sequence[Any]) -> Tensor:
+        """Weights (B, heads) of examples in each head's loss: 1 for a single head, and for each of several
+        1.5 in its own two thirds of the examples and 0 in the others, which depend on the content alone."""
+        count = self.config.ensemble
+        if count == 1:
+            return torch.ones(len(rows), 1, device=self.role.device)
+        drawn = [random.Random(f"{self.config.seed} {self.answers(row)}") for row in rows]
+        inside = [[rng.random() < 2 / 3 for _ in range(count)] for rng in drawn]
+        return 1.5 * torch.tensor(inside, dtype=torch.float32, device=self.role.device)
 
     def chunks(self, rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
         size = self.config.micro_batch_size
@@ -113,10 +129,11 @@ class ScoreTrainer(FinetuningTrainer[Example]):
     def scores_and_language_losses(
         self, rows: Sequence[Row], is_read: Sequence[bool]
     ) -> tuple[Tensor, Tensor]:
-        """Scores (B,) of answers, and the mean loss per token (A,) of those that `is_read`, in one pass."""
-        last = collate(rows, self.role.device, read_last=True)
+        """Scores (B, heads) of answers, and the mean loss per token (A,) of those that `is_read`, in one
+        pass."""
         if not self.config.lm_coef or not any(is_read):
-            return self.scores(rows), torch.zeros(0, device=self.role.device)
+            return self.members(rows), torch.zeros(0, device=self.role.device)
+        last = collate(rows, self.role.device, read_last=True)
         batch = collate(rows, self.role.device)
         device = batch.ids.device
         sizes = torch.tensor([len(response) for _, response in rows], device=device)
@@ -126,20 +143,33 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         hidden = self.backbone.hidden(batch.ids, layout, self.role.adapter)
         logits = self.backbone.head(hidden[len(rows) :], self.role.adapter)
         losses = -token_logprobs(logits, batch.response_ids[tokens], None, 1.0)
-        return self.role.head_values(hidden[: len(rows)]), mean_by_answer(losses, sizes[read])
+        return self.role.member_scores(hidden[: len(rows)]), mean_by_answer(losses, sizes[read])
 
     @torch.no_grad()
     def finish(self, rows: Sequence[Any]) -> None:
-        """Give the scores their unit."""
+        """Give the scores their unit: to each head its own, then to their mean, which varies less."""
         assert self.samples is not None
-        assert self.role.head is not None
-        self.unit = ScoreUnit.of(self.all_scores(self.samples.rows), "the trained reward model")
-        head = self.role.head
-        head.weight.data /= self.unit.deviation
-        head.bias.data = self.unit(head.bias.data)
+        members = torch.cat([self.members(chunk) for chunk in self.chunks(self.samples.rows)])
+        self.unit = ScoreUnit.of(members.mean(1), "the trained reward model")
+        units = [self.unit]
+        if self.config.ensemble > 1:
+            self._rescale([ScoreUnit.of(column, "a head of the ensemble") for column in members.T])
+            units = [ScoreUnit.of(self.all_scores(self.samples.rows), "the ensemble")] * self.config.ensemble
+        self._rescale(units)
         if self.centre_on:
             shown = [encode(self.tokenizer, item.prompt, item.completion) for item in self.centre_on]
-            head.bias.data -= self.all_scores(shown).mean()
+            self._rescale([ScoreUnit(float(self.all_scores(shown).mean()))] * self.config.ensemble)
+
+    def _rescale(self, units: Sequence[ScoreUnit]) -> None:
+        """Put one unit into each head."""
+        head = self.role.head
+        assert head is not None
+        means, deviations = (
+            head.bias.new_tensor(column)
+            for column in zip(*((unit.mean, unit.deviation) for unit in units), strict=True)
+        )
+        head.weight.data /= deviations.unsqueeze(1)
+        head.bias.data = (head.bias.data - means) / deviations
 
     def save(self, folder: Path, results: FinetuningResults) -> None:
         super().save(folder, results)
@@ -191,16 +221,19 @@ class RewardTrainer(ScoreTrainer[Preference]):
         answers = [row for pair in rows for row in self.answers(pair)]
         is_read = [flag for pair in rows for flag in (not pair.tie, False)]
         scores, language = self.scores_and_language_losses(answers, is_read)
-        found = self.preference(rows, scores[0::2] - scores[1::2], config.label_smoothing).sum()
+        found = self.preference(rows, scores[0::2] - scores[1::2], config.label_smoothing)
+        found = (self.shares(rows) * found).mean(1).sum()
         if config.lm_coef:
             found = found + config.lm_coef * language.sum()
         if config.score_penalty:
-            found = found + config.score_penalty * score_penalty(scores.unflatten(0, (-1, 2))).sum()
+            found = found + config.score_penalty * score_penalty(scores.reshape(len(rows), -1)).sum()
         return found
 
     def preference(self, rows: Sequence[RowPair], differences: Tensor, smoothing: float = 0.0) -> Tensor:
-        margins = differences.new_tensor([pair.margin for pair in rows])
-        ties = torch.tensor([pair.tie for pair in rows], device=differences.device)
+        """Loss of pairs, of the shape of the differences: (B,), or (B, heads)."""
+        shape = (len(rows), *[1] * (differences.ndim - 1))
+        margins = differences.new_tensor([pair.margin for pair in rows]).view(shape)
+        ties = torch.tensor([pair.tie for pair in rows], device=differences.device).view(shape)
         return preference_loss(differences, margins, ties, smoothing)
 
     def measure(self, rows: Sequence[RowPair]) -> dict[str, float]:
