@@ -255,5 +255,5 @@ def test_pairs_that_are_all_ties_are_refused(training):
     ties = [Preference(item.prompt, item.chosen, item.rejected, tie=True) for item in PREFERENCES]
     with pytest.raises(ValueError, match="all 23 pairs are ties"):
         RewardTrainer(training()).train(ties)
-    with pytest.raises(ValueError, match="all 24 held-out pairs are ties"):
+    with pytest.raises(ValueError, match="all held-out pairs are ties"):
         RewardTrainer(training()).train(PREFERENCES, ties)

@@ -28,6 +28,7 @@ from proxima.finetuning.finetuning_trainer import Example, FinetuningResults, Fi
 from proxima.finetuning.own_samples import OwnSamples, sample_answers
 from proxima.finetuning.reward_defaults import with_defaults
 from proxima.finetuning.reward_losses import mean_by_answer, preference_loss, score_penalty
+from proxima.finetuning.reward_report import HeldOutPairs, PairFacts, lines, report
 from proxima.models import REPORT_FILE, RewardModel, ScoreUnit, scalar_head
 from proxima.runs import write_json
 
@@ -89,7 +90,7 @@ class ScoreTrainer(FinetuningTrainer[Example]):
     def count(self, encoded: Any) -> int:
         return 1
 
-    def settle(self, rows: Sequence[Any]) -> None:
+    def settle(self, rows: Sequence[Any], held_out: Sequence[Any]) -> None:
         """Fill in the settings that are left to rules, and sample the model as it is before training."""
         self.ends_when_stale = not self.config.epochs
         self.config = with_defaults(self.config, self.backbone.network.num_parameters(), len(rows))
@@ -146,7 +147,15 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         return self.role.member_scores(hidden[: len(rows)]), mean_by_answer(losses, sizes[read])
 
     @torch.no_grad()
-    def finish(self, rows: Sequence[Any]) -> None:
+    def likelihoods(self, rows: Sequence[Row], adapter: str | None) -> Tensor:
+        """Mean log-probability per token (B,) of answers."""
+        batch = collate(rows, self.role.device)
+        logits = self.backbone.head(self.backbone.hidden(batch.ids, batch.layout, adapter), adapter)
+        sizes = torch.tensor([len(response) for _, response in rows], device=self.role.device)
+        return mean_by_answer(token_logprobs(logits, batch.response_ids, None, 1.0), sizes)
+
+    @torch.no_grad()
+    def finish(self, held_out: Sequence[Any]) -> None:
         """Give the scores their unit: to each head its own, then to their mean, which varies less."""
         assert self.samples is not None
         members = torch.cat([self.members(chunk) for chunk in self.chunks(self.samples.rows)])
@@ -194,14 +203,60 @@ class ScoreTrainer(FinetuningTrainer[Example]):
 class RewardTrainer(ScoreTrainer[Preference]):
     """Learns which of two answers people prefer (Bradley-Terry)."""
 
+    longer_wins = True
+    held_out_report: dict[str, Any]
+    _likelihoods: Tensor
+
     def prepare(self, examples: Iterable[Preference], held_out: Iterable[Preference]) -> None:
-        """Refuse pairs that say nothing."""
-        for name, pairs in (("", examples), ("held-out ", held_out)):
-            ties = [item.tie for item in pairs]
-            if ties and all(ties):
-                raise ValueError(
-                    f"all {len(ties)} {name}pairs are ties; a reward model needs pairs with a better answer"
-                )
+        """Refuse pairs that say nothing, and warn of those that say little."""
+        facts = PairFacts.of(examples)
+        facts.check()
+        if all(item.tie for item in held_out):
+            raise ValueError("all held-out pairs are ties; hold out more, or give --validation")
+        self.longer_wins = 2 * facts.longer >= facts.decided
+
+    def settle(self, rows: Sequence[RowPair], held_out: Sequence[RowPair]) -> None:
+        super().settle(rows, held_out)
+        self.backbone.network.eval()
+        parts = [
+            self.likelihoods([row for pair in chunk for row in self.answers(pair)], self.start_adapter)
+            for chunk in self.chunks(held_out)
+        ]
+        self._likelihoods = torch.cat(parts).unflatten(0, (-1, 2)).mean(1)
+
+    @torch.no_grad()
+    def finish(self, held_out: Sequence[RowPair]) -> None:
+        """Report on the held-out pairs while scores are still the logits of choices; then the unit."""
+        pairs = held_out[:]
+        prompts = [pair.chosen[0] for pair in pairs]
+        swapped = [
+            pair._replace(chosen=(prompt, pair.chosen[1]), rejected=(prompt, pair.rejected[1]))
+            for pair, prompt in zip(pairs, prompts[1:] + prompts[:1], strict=True)
+        ]
+        fits = torch.tensor([self.length(pair) <= self.config.max_length for pair in swapped])
+        margins = self.all_margins(pairs)
+        elsewhere = torch.full_like(margins, torch.nan)
+        if fits.any():
+            elsewhere[fits] = self.all_margins([swapped[i] for i in fits.nonzero().flatten().tolist()])
+        decided = torch.tensor([not pair.tie for pair in pairs])
+        lengths = torch.tensor([[len(row[1]) for row in self.answers(pair)] for pair in pairs])
+        self.held_out_report = report(
+            HeldOutPairs(
+                margins[decided],
+                elsewhere[decided],
+                lengths[decided],
+                self._likelihoods.cpu()[decided],
+                self.longer_wins,
+            )
+        )
+        super().finish(held_out)
+
+    def report(self, results: FinetuningResults) -> dict[str, Any]:
+        return {**super().report(results), "held_out": self.held_out_report}
+
+    def report_lines(self, results: FinetuningResults) -> list[str]:
+        """The report for the terminal."""
+        return lines(results.best["accuracy"], self.held_out_report)
 
     def encode(self, example: Preference) -> RowPair:
         chosen = encode(self.tokenizer, example.prompt, example.chosen, example.chosen_ended)
@@ -215,6 +270,9 @@ class RewardTrainer(ScoreTrainer[Preference]):
         """r(chosen) - r(rejected), (B,)."""
         scores = self.scores([row for pair in pairs for row in self.answers(pair)])
         return scores[0::2] - scores[1::2]
+
+    def all_margins(self, pairs: Sequence[RowPair]) -> Tensor:
+        return torch.cat([self.margins(chunk) for chunk in self.chunks(pairs)]).cpu()
 
     def loss(self, rows: Sequence[RowPair]) -> Tensor:
         config = self.config
