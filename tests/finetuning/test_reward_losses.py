@@ -133,6 +133,25 @@ def test_a_rating_models_language_loss_is_on_answers_above_the_mean(training):
     assert losses[1.0][1] > losses[0.0][1] + 1
 
 
+def test_chunks_of_tokens_change_neither_losses_nor_gradients(training, monkeypatch):
+    from proxima.finetuning import example_batches
+
+    found = []
+    for chunk in (1024, 3):
+        monkeypatch.setattr(example_batches, "CHUNK", chunk)
+        trainer = RewardTrainer(training())
+        rows = [trainer.encode(item) for item in PREFERENCES[:4]]
+        with trainer.role.active():
+            loss = trainer.loss(rows)
+            loss.backward()
+        parameters = trainer.role.parameters()
+        found.append(
+            (float(loss), torch.cat([one.grad.flatten() for one in parameters if one.grad is not None]))
+        )
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    assert torch.allclose(found[0][1], found[1][1], atol=1e-5)
+
+
 # --- defaults by rule ---
 
 

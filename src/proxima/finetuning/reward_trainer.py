@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from proxima.config import FinetuningConfig, RewardConfig
-from proxima.core.sampling import token_logprobs
 from proxima.core.tokenizer import Tokenizer
 from proxima.data import Demonstration, Preference
-from proxima.finetuning.example_batches import collate, encode
+from proxima.finetuning.example_batches import collate, encode, token_losses
 from proxima.finetuning.finetuning_trainer import Example, FinetuningResults, FinetuningTrainer
 from proxima.finetuning.own_samples import OwnSamples, sample_answers
 from proxima.finetuning.reward_defaults import with_defaults
@@ -142,17 +141,19 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         tokens = torch.repeat_interleave(read, sizes)  # (M,) whether a response token is read
         layout = replace(last.layout, read=torch.cat([last.layout.read, batch.layout.read[tokens]]))
         hidden = self.backbone.hidden(batch.ids, layout, self.role.adapter)
-        logits = self.backbone.head(hidden[len(rows) :], self.role.adapter)
-        losses = -token_logprobs(logits, batch.response_ids[tokens], None, 1.0)
+        losses = token_losses(
+            self.backbone, hidden[len(rows) :], batch.response_ids[tokens], self.role.adapter
+        )
         return self.role.member_scores(hidden[: len(rows)]), mean_by_answer(losses, sizes[read])
 
     @torch.no_grad()
     def likelihoods(self, rows: Sequence[Row], adapter: str | None) -> Tensor:
         """Mean log-probability per token (B,) of answers."""
         batch = collate(rows, self.role.device)
-        logits = self.backbone.head(self.backbone.hidden(batch.ids, batch.layout, adapter), adapter)
+        hidden = self.backbone.hidden(batch.ids, batch.layout, adapter)
+        losses = token_losses(self.backbone, hidden, batch.response_ids, adapter)
         sizes = torch.tensor([len(response) for _, response in rows], device=self.role.device)
-        return mean_by_answer(token_logprobs(logits, batch.response_ids, None, 1.0), sizes)
+        return -mean_by_answer(losses, sizes)
 
     @torch.no_grad()
     def finish(self, held_out: Sequence[Any]) -> None:
