@@ -74,13 +74,16 @@ class Reward(Command):
     """Held-out examples; by default a share of the data."""
     demonstrations: str = ""
     """Demonstrations that shall score 0 on average; by default answers that the base model samples do."""
+    learning_curve: bool = False
+    """Also train on a quarter and on half of the pairs (in three quarters of the time again), and estimate
+    what more pairs should bring."""
     limit: int = 0
     """Use only the first `limit` rows of the data; 0 = all."""
 
     def run(self) -> None:
         from proxima.base_setup import load_tokenizer
         from proxima.data import kinds_of, open_rows, read_demonstrations, read_preferences, read_ratings
-        from proxima.finetuning import RatingTrainer, RewardTrainer
+        from proxima.finetuning import LearningCurve, RatingTrainer, RewardTrainer
 
         config = self.reward_training
         rows = open_rows(self.data, self.limit)
@@ -104,4 +107,8 @@ class Reward(Command):
         calibration = "" if rated else f", calibration error {best['calibration_error']:.3f}"
         print(f"trained on {'ratings' if rated else 'preferences'}; stopped: {results.stop_reason}")
         print(f"held-out accuracy {best['accuracy']:.3f}, loss {best['validation_loss']:.4f}{calibration}")
+        if not rated:
+            print("\n".join(reward_trainer.report_lines(results)))
+            if self.learning_curve:
+                print(LearningCurve.measure(config, tokenizer, pairs, held_out_pairs, results))
         print(f"left out as too long: {results.left_out}; use it with --rewards {results.folder}")

@@ -98,6 +98,9 @@ class RewardConfig(FinetuningConfig):
     """Weight of the mean squared score, which holds scores near 0; 0 = off."""
     label_smoothing: float = setting(0.0, at_least=0, below=0.5)
     """Share of the pairs that counts as labelled the wrong way round; 0 = none."""
+    ensemble: int = setting(1, at_least=1, at_most=64)
+    """Heads on the one trunk, each trained on another two thirds of the examples. PPO then takes their mean
+    less `doubt_coef`, an option of the reward, times their spread; 1 = a single head on all examples."""
 
 
 def saved_settings(path: Path) -> FinetuningConfig:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         REPORT_FILE,
         ClassifierReward,
         RewardModel,
+        doubted,
         has_unit,
         pick_row,
         reward_warning,

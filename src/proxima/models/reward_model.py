@@ -49,23 +49,47 @@ def has_unit(folder: str) -> bool:
 
 
 class RewardModel(BaseModel):
-    """The base with the reward adapter and a scalar head, read at the last real token."""
+    """The base with the reward adapter and a scalar head, read at the last real token.
+
+    An ensemble has several heads, trained on different parts of the data: the score is their mean.
+    """
 
     def __init__(self, backbone: Backbone, adapter: str | None, head: nn.Linear, source: str):
         super().__init__(backbone, adapter, head)
         self.source = source
         """The folder it was loaded from, or `untrained`."""
 
-    def token_scores(self, tokens: Tokens) -> Tensor:
-        """Scores (B,) of a rollout."""
+    @property
+    def heads(self) -> int:
+        assert self.head is not None
+        return self.head.out_features
+
+    def member_scores(self, hidden: Tensor) -> Tensor:
+        """Scores (M, heads) of hidden states (M, D), in float32."""
+        assert self.head is not None
+        return self.head(hidden.float())
+
+    def token_members(self, tokens: Tokens) -> Tensor:
+        """Scores (B, heads) of a rollout."""
         layout = pack(
             tokens.prompt_sizes, tokens.sizes, tokens.prompt_ids.shape[1], self.device, read_last=True
         )
-        return self.head_values(self.backbone.hidden(tokens.input_ids, layout, self.adapter))
+        return self.member_scores(self.backbone.hidden(tokens.input_ids, layout, self.adapter))
+
+    def token_scores(self, tokens: Tokens) -> Tensor:
+        """Scores (B,) of a rollout: the mean of the heads."""
+        return self.token_members(tokens).mean(1)
 
     def scores(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Scores (B,) of sequences (B, T), padded on either side."""
-        return self.head_values(self.backbone.hidden(ids, pack_mask(mask), self.adapter))
+        return self.member_scores(self.backbone.hidden(ids, pack_mask(mask), self.adapter)).mean(1)
+
+
+def doubted(members: Tensor, doubt_coef: float) -> tuple[Tensor, Tensor]:
+    """Mean - doubt_coef * spread (B,) of the scores of several heads (B, K), and the spread (B,): their
+    standard deviation."""
+    spread = members.std(1, correction=0)
+    return members.mean(1) - doubt_coef * spread, spread
 
 
 class ClassifierReward:
