@@ -27,7 +27,15 @@ LEVELS = [
         "runtime.threads",
         "runtime.distributed",
     },
-    {"token_attribution", "reward_kl", "advantage", "training", "runs.metrics", "runs.guards"},
+    {
+        "token_attribution",
+        "reward_kl",
+        "advantage",
+        "training",
+        "runs.metrics",
+        "runs.value_calibration",
+        "runs.guards",
+    },
     {"runtime.engine"},
     {"models", "data", "pages", "pages.web", "runs", "world.tiny_models"},
     {"pages.report"},
@@ -52,6 +60,7 @@ FORMULAS = (
     "advantage",
     "training",
     "runs.metrics",
+    "runs.value_calibration",
     "runs.guards",
 )
 ROOMS = {
