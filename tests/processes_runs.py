@@ -49,6 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
     "one-prompt-full-sharded": {"prompts": 1, "lora_r": 0, "shard_base": True},
     "kl-stop": {"kl_stop": 2e-3, "learning_rate": 1e-2},
     "adaptive": {"kl_controller": "adaptive", "kl_target": 0.5, "kl_horizon": 20, "normalize_rewards": True},
+    "budget": {"kl_controller": "budget", "kl_target": 0.5, "rewards": (each_token, count_e)},
     "failures": {"rewards": (some_fail,), "max_reward_failures": 0.9, "normalize_rewards": True},
     "token-rewards": {"rewards": (each_token, count_e)},
     "trunk": {"value_model": "policy"},

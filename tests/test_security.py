@@ -340,12 +340,12 @@ def test_secrets_of_the_environment_reach_no_file_and_no_output(tmp_path, tiny):
     ] == []
 
 
-def test_nobody_is_told_to_install_our_name_from_the_package_index():
-    """There it is somebody else's package: extras are installed from the checkout, other packages by their
-    names."""
+def test_nobody_is_told_to_install_the_imports_name_from_the_package_index():
+    """There it is somebody else's package; ours is proxima-rlhf."""
     files = [path for folder in ("src", "docs", "examples") for path in (ROOT / folder).rglob("*")]
     files = [ROOT / "README.md", *(path for path in files if path.suffix in (".py", ".md", ".yaml"))]
     texts = {path: path.read_text(encoding="utf-8") for path in files}
-    told = re.compile(r"install (?:-\S+ )*['\"]?proxima\b")
+    told = re.compile(r"install (?:-\S+ )*['\"]?proxima\b(?!-rlhf)")
     assert [str(path) for path, text in texts.items() if told.search(text)] == []
     assert told.search("pip install -U 'proxima[vllm]'")
+    assert not told.search("pip install -U 'proxima-rlhf[vllm]'")

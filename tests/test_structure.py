@@ -34,6 +34,7 @@ LEVELS = [
         "training",
         "runs.metrics",
         "runs.value_calibration",
+        "runs.evidence",
         "runs.guards",
     },
     {"runtime.engine"},
@@ -61,6 +62,7 @@ FORMULAS = (
     "training",
     "runs.metrics",
     "runs.value_calibration",
+    "runs.evidence",
     "runs.guards",
 )
 ROOMS = {
@@ -274,6 +276,23 @@ def test_importing_does_no_work_and_needs_no_optional_package():
     subprocess.run(
         [sys.executable, "-c", code], check=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT / "src"), "PATH": ""}
     )
+
+
+def test_training_loads_no_table_no_dataset_and_no_web_server(tmp_path):
+    """These take 200 of the installation's megabytes; a run on text files loads none of them."""
+    (tmp_path / "prompts.txt").write_text("one\ntwo\n")
+    code = (
+        "import sys\n"
+        "from proxima.cli import main\n"
+        "words = 'train --model-name embedded --data prompts.txt --rewards length_band,low=5,high=20 '\n"
+        "words += '--batch-size 2 --minibatch-size 2 --max-new-tokens 2 --device cpu'\n"
+        "sys.argv = ['proxima', *words.split()]\n"
+        "assert not main()\n"
+        "barred = {'datasets', 'pandas', 'pyarrow', 'fastapi', 'uvicorn', 'pydantic', 'httpx', 'requests'}\n"
+        "assert 'torch' in sys.modules and not barred & set(sys.modules), barred & set(sys.modules)\n"
+    )
+    environment = {"PYTHONPATH": str(ROOT / "src"), "PATH": "", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment)
 
 
 @pytest.mark.parametrize("package", ["proxima", *sorted(EXPORTS)])

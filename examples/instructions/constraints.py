@@ -120,11 +120,15 @@ def _ends_sentence(before: str, end: regex.Match, after: str) -> bool:
     return True
 
 
-def contains(text: str, word: str) -> bool:
-    """As a word of its own or part of "river's" and "river-bank", in any case; not inside of "rivers"."""
-    wanted = regex.escape(clean(word).casefold())
-    pattern = rf"(?<!{LETTER}_?){wanted}(?!_?{LETTER})"  # emphasis is _blue_, a name of code is river_blue
-    return regex.search(pattern, clean(text).casefold()) is not None
+def contains(text: str, word: str, exactly: bool = False) -> bool:
+    """As a word of its own or part of "river's" and "river-bank"; not inside of "rivers".
+
+    Args:
+        exactly: in the same case; otherwise in any.
+    """
+    text, word = (clean(each) if exactly else clean(each).casefold() for each in (text, word))
+    # emphasis is _blue_, a name of code is river_blue
+    return regex.search(rf"(?<!{LETTER}_?){regex.escape(word)}(?!_?{LETTER})", text) is not None
 
 
 def ends_with_question(text: str) -> bool:
@@ -132,14 +136,6 @@ def ends_with_question(text: str) -> bool:
     tail = regex.search(rf"(?<={LETTER})[^\p{{L}}\p{{M}}\p{{N}}]*$", clean(text))
     found = QUESTION.fullmatch(tail[0]) if tail else None
     return found is not None and not regex.search(r"[.。]", regex.sub(r"\.{2,}", "", found["before"]))
-
-
-def is_in_case(text: str, case: str) -> bool:
-    """All letters that have two cases are in this one ("lower" or "upper"), and there is one."""
-    is_right, is_wrong = (str.islower, str.isupper) if case == "lower" else (str.isupper, str.islower)
-    return any(map(is_right, text)) and not any(
-        is_wrong(each) or unicodedata.category(each) == "Lt" for each in text
-    )
 
 
 @dataclass(frozen=True)
@@ -168,8 +164,8 @@ def _starts(text: str, phrase: str) -> bool:
     return _folded(words(text)[: len(wanted)]) == wanted
 
 
-COMMAS = ("Do not use any commas.", "Use exactly one comma.", "Use exactly two commas.")
-BANDS = ((5, 8), (9, 12), (13, 17), (18, 24))
+COMMAS = ("Do not use any commas.", "Use exactly one comma.")
+BANDS = ((4, 8), (8, 14), (12, 20))
 INCLUDED = "window quiet blue garden yesterday paper friend bright river music stone winter coffee letter"
 EXCLUDED = "the and is a of to in"
 FIRST = "Today Honestly Imagine Perhaps Sometimes Everyone Nobody Clearly Yes Look"
@@ -193,12 +189,12 @@ KINDS: dict[str, Kind] = {
     ),
     "first_word": Kind(
         lambda random: {"word": random.choice(FIRST.split())},
-        lambda given: f'The first word must be "{given["word"]}".',
+        lambda given: f'Begin with the word "{given["word"]}".',
         lambda text, given: _starts(text, given["word"]),
     ),
     "question": Kind(
         lambda random: {},
-        lambda given: "End with a question.",
+        lambda given: "End with a question mark.",
         lambda text, given: ends_with_question(text),
     ),
     "exclude": Kind(
@@ -207,22 +203,22 @@ KINDS: dict[str, Kind] = {
         lambda text, given: not contains(text, given["word"]),
     ),
     "sentences": Kind(
-        lambda random: {"count": random.randint(1, 3)},
+        lambda random: {"count": random.randint(1, 2)},
         lambda given: f"Write exactly {NUMBERS[given['count']]} sentence{'s' * (given['count'] > 1)}.",
         lambda text, given: len(sentences(text)) == given["count"],
     ),
-    "letter_case": Kind(
-        lambda random: {"case": random.choice(("lower", "upper"))},
-        lambda given: f"Write everything in {given['case']} case letters.",
-        lambda text, given: is_in_case(text, given["case"]),
+    "capitals": Kind(
+        lambda random: {"word": random.choice(INCLUDED.split()).upper()},
+        lambda given: f'Use the word "{given["word"]}" in capital letters.',
+        lambda text, given: contains(text, given["word"], exactly=True),
     ),
     "include": Kind(
-        lambda random: {"words": random.sample(INCLUDED.split(), random.randint(1, 2))},
+        lambda random: {"words": random.sample(INCLUDED.split(), random.choice((1, 1, 2)))},
         lambda given: f"Use the word{'s' * (len(given['words']) > 1)} {_quoted(given['words'])}.",
         lambda text, given: all(contains(text, word) for word in given["words"]),
     ),
     "length": Kind(
-        lambda random: random.choice(({"most": random.randint(6, 12)}, {"least": random.randint(15, 20)})),
+        lambda random: random.choice(({"most": random.randint(8, 14)}, {"least": random.randint(12, 18)})),
         lambda given: f"Use at {'most' if 'most' in given else 'least'} {_bound(given)} words.",
         lambda text, given: given.get("least", 0) <= len(words(text)) <= given.get("most", math.inf),
     ),
@@ -232,18 +228,18 @@ KINDS: dict[str, Kind] = {
         lambda text, given: _starts(text, given["phrase"]),
     ),
     "items": Kind(
-        lambda random: {"count": random.randint(2, 4)},
+        lambda random: {"count": random.randint(2, 3)},
         lambda given: f"Write a list of {NUMBERS[given['count']]} short items, one per line.",
         lambda text, given: len(list_items(text)) == given["count"],
     ),
     "commas": Kind(
-        lambda random: {"count": random.randint(0, 2)},
+        lambda random: {"count": random.randint(0, 1)},
         lambda given: COMMAS[given["count"]],
         lambda text, given: len(regex.findall("[,،、，]", text)) == given["count"],
     ),
     "last_word": Kind(
         lambda random: {"word": random.choice(LAST.split())},
-        lambda given: f'The last word must be "{given["word"]}".',
+        lambda given: f'End with the word "{given["word"]}".',
         lambda text, given: _folded(words(text)[-1:]) == [given["word"].casefold()],
     ),
 }
@@ -262,6 +258,19 @@ def met(text: str, constraints: list[Constraint]) -> list[bool]:
     return [is_met(text, constraint) for constraint in constraints]
 
 
-def score(prompts, completions, constraints):
-    """The reward: the share of its constraints that each completion meets, from 0 to 1."""
-    return [sum(met(text, asked)) / len(asked) for text, asked in zip(completions, constraints, strict=True)]
+def mentions(text: str, topic: str) -> bool:
+    """The topic, or its singular or plural."""
+    forms = (topic, topic + "s", topic.removesuffix("s"), topic.removesuffix("es"))
+    return any(contains(text, form) for form in forms)
+
+
+def follows(text: str, constraints: list[Constraint], topic: str) -> bool:
+    """Success: the text meets all constraints and mentions its topic."""
+    return all(met(text, constraints)) and mentions(text, topic)
+
+
+def score(prompts, completions, constraints, topic):
+    """The reward, from 0 to 1: the share that each completion meets of its constraints and the mention of its
+    topic, which counts as one more."""
+    rows = zip(completions, constraints, topic, strict=True)
+    return [(sum(met(text, asked)) + mentions(text, name)) / (len(asked) + 1) for text, asked, name in rows]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from examples.instructions.constraints import KINDS, contains, met, score, words
+from examples.instructions.constraints import KINDS, follows, mentions, met, score, words
+from examples.instructions.prompts import TOPICS
 from proxima import PPOConfig, PPOTrainer, Run
 from proxima.core.types import Prompt
 from proxima.data import read_prompts
@@ -36,9 +37,11 @@ CRAFTED = (
     "we walked by that quiet blue river at night?",
     "we like it. we like it a lot. do you like it too?",
     "Today, in my opinion, everyone can see that bright window. Would you go home?",
+    " ".join(TOPICS["held_out"].split()),
+    f"can we go home with {' '.join(TOPICS['held_out'].split())}?",
 )
-FULL = {"top_k": 0, "top_p": 1.0}
-"""Log-probabilities under the whole distribution: perplexity is not that of a truncated one."""
+FULL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+"""Log-probabilities under the model's own distribution: perplexity is not that of a sharper one."""
 
 
 @dataclass(frozen=True)
@@ -58,44 +61,43 @@ def answer(trainer: PPOTrainer, prompts: Sequence[Prompt], **sampling: float) ->
         trainer: its settings are `FULL`.
         sampling: settings to sample with, for example `top_k` 1 for greedy answers.
     """
-    found = Answers([], [], [], [], [])
-    size, seen = trainer.config.batch_size, {}
     sampler = SequenceGenerator(trainer.models, trainer.tokenizer, replace(trainer.config, **sampling))
-    for start in range(0, len(prompts), size):
-        read = sampler.read_prompts(
-            [prompts[at] for at in range(start, min(start + size, len(prompts)))], seen
-        )
+    by_length = sorted(range(len(prompts)), key=lambda at: len(prompts[at]))  # little padding
+    seen: dict[bytes, int] = {}
+    rows: list[tuple] = []
+    for start in range(0, len(prompts), trainer.config.batch_size):
+        part = by_length[start : start + trainer.config.batch_size]
+        read = sampler.read_prompts([prompts[at] for at in part], seen)
         tokens = replace(sampler.sample(read, VALIDATION_STEP), kept=None)
         columns = trainer.generator.score(tokens)
         ours, reference = (columns[name] * tokens.mask for name in ("logprob_policy", "logprob_ref"))
-        found.texts.extend(tokens.texts())
-        found.sizes.extend(tokens.sizes.tolist())
-        found.ended.extend(tokens.ended.tolist())
-        found.kl.extend((ours - reference).sum(1).tolist())
-        found.ref_nll.extend((-reference).sum(1).tolist())
-    return found
+        sums = ((ours - reference).sum(1), (-reference).sum(1))
+        numbers = [column.tolist() for column in (tokens.sizes, tokens.ended, *sums)]
+        rows += zip(part, tokens.texts(), *numbers, strict=True)
+    return Answers(*(list(column) for column in list(zip(*sorted(rows), strict=True))[1:]))
 
 
 def success(prompts: Sequence[Prompt], texts: Sequence[str]) -> dict[str, float]:
-    """Share of prompts with all constraints met, by group too; for each kind, share of its constraints that
+    """Share of prompts whose answers follow them, by group too; for each kind, share of its constraints that
     are met. Nan where the prompts have none."""
     shares: dict[str, list[bool]] = {name: [] for name in ("all", *GROUPS.values(), *KINDS)}
     for prompt, text in zip(prompts, texts, strict=True):
         asked = prompt.columns["constraints"]
-        each = met(text, asked)
         for name in ("all", GROUPS[len(asked)]):
-            shares[name].append(all(each))
-        for constraint, is_met in zip(asked, each, strict=True):
+            shares[name].append(_follows(prompt, text))
+        for constraint, is_met in zip(asked, met(text, asked), strict=True):
             shares[constraint["kind"]].append(is_met)
     return {name: fmean(column) if column else math.nan for name, column in shares.items()}
+
+
+def _follows(prompt: Prompt, text: str) -> bool:
+    return follows(text, prompt.columns["constraints"], prompt.columns["topic"])
 
 
 def measure(prompts: Sequence[Prompt], answers: Answers, seed: int = 0) -> dict:
     """Success, and what would show that it was bought with degenerate text."""
     texts = answers.texts
-    _, low, high = mean_interval(
-        [all(met(t, p.columns["constraints"])) for p, t in zip(prompts, texts, strict=True)], seed
-    )
+    _, low, high = mean_interval(list(map(_follows, prompts, texts)), seed)
     topics = [mentions(text, prompt.columns["topic"]) for prompt, text in zip(prompts, texts, strict=True)]
     return {
         "success": success(prompts, texts),
@@ -112,10 +114,6 @@ def measure(prompts: Sequence[Prompt], answers: Answers, seed: int = 0) -> dict:
     }
 
 
-def mentions(text: str, topic: str) -> bool:
-    return any(contains(text, topic + ending) for ending in ("", "s", "es"))
-
-
 def best_constant(prompts: Sequence[Prompt], candidates: Sequence[str]) -> tuple[str, dict[str, float]]:
     """The text that meets all constraints of most prompts when it answers every one of them: an upper bound,
     since it is chosen on the prompts that it is measured on."""
@@ -130,8 +128,13 @@ def trained_answers(run: Path) -> list[str]:
 
 def evaluate(trainer: PPOTrainer, prompts: Sequence[Prompt], run: Path | None) -> dict:
     """Before is the model that the run began with, after is the trained policy; both with the same noise."""
-    own = {} if run is None else {name: Run(run).config[name] for name in ("top_k", "top_p")}
-    results: dict = {"prompts": len(prompts), "max_new_tokens": trainer.config.max_new_tokens}
+    own = {} if run is None else {name: Run(run).config[name] for name in FULL}
+    asked = [prompt.columns["messages"][-1]["content"] for prompt in prompts]
+    results: dict = {
+        "prompts": len(prompts),
+        "max_new_tokens": trainer.config.max_new_tokens,
+        "asked": asked,
+    }
     candidates = [*CRAFTED, *(trained_answers(run) if run else ())]
     for when in ("before", "after") if run else ("before",):
         if when == "after":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import proxima
-from proxima.config import FinetuningConfig, PPOConfig, RewardSpec
+from proxima.config import FinetuningConfig, PPOConfig, RewardConfig, RewardSpec
 from proxima.config.setting_declaration import KEY, declarations
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def test_the_contracts_fields_come_first_with_its_defaults():
     assert first == list(CONTRACT.items())
 
 
-@pytest.mark.parametrize("kind", [PPOConfig, FinetuningConfig])
+@pytest.mark.parametrize("kind", [PPOConfig, FinetuningConfig, RewardConfig])
 def test_every_setting_is_declared_every_number_with_a_range_that_holds_its_default(kind):
     for field in dataclasses.fields(kind):
         assert KEY in field.metadata, f"{field.name} is not declared with `setting`"
@@ -211,7 +211,7 @@ def settings_read_outside_config() -> set[str]:
 
 
 def test_something_reads_every_setting():
-    fields = {field.name for kind in (PPOConfig, FinetuningConfig) for field in dataclasses.fields(kind)}
+    fields = {field.name for kind in (PPOConfig, RewardConfig) for field in dataclasses.fields(kind)}
     assert fields - settings_read_outside_config() == set()
 
 

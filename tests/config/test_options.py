@@ -2,6 +2,7 @@
 here."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from proxima.config import PPOConfig
 from proxima.ppo_trainer import PPOTrainer
 from proxima.training.schedule import learning_rate_factor
+from tests import oracles
 from tests.helpers import difference, shake, weights
 
 # setting: (what both runs have, the value that must make a difference, role whose weights must differ)
@@ -84,6 +86,7 @@ ELSEWHERE = {
     "importance_mode": "test_rollouts.py",
     "importance_low": "test_rollouts.py",
     "overlap": "test_rollouts.py, tests/engines",
+    "reward_units": "test_reward_units.py",
     "compile_layers": "tests/gpu (it must change nothing)",
     "shard_base": "test_processes.py (it must change nothing)",
     "process_timeout": "test_processes.py",
@@ -273,6 +276,31 @@ def test_critic_warmup_trains_the_value_model_alone(make_config, prompts):
 def test_the_adaptive_coefficient_waits_for_the_policy_to_train(make_config, prompts):
     trainer = PPOTrainer(make_config(critic_warmup_steps=2, kl_controller="adaptive", kl_horizon=4))
     assert [trainer.ppo_step(prompts)["kl_coef"] for _ in range(4)] == pytest.approx([0.1, 0.1, 0.1, 0.08])
+
+
+def test_a_budget_begins_with_the_spread_of_the_rewards_and_waits_for_the_policy_to_train(
+    make_config, prompts
+):
+    kinds = {"kl_controller": "budget", "kl_target": 2.0, "critic_warmup_steps": 2}
+    trainer, steps = PPOTrainer(make_config(**kinds)), []
+    for _ in range(5):
+        steps.append(trainer.ppo_step(prompts))
+    spread = steps[0]["reward_std"]
+    began = spread / math.sqrt(2 * 2.0) * math.exp(-2 / 3)
+    assert [step["kl_coef"] for step in steps[:3]] == pytest.approx([began] * 3)
+    assert trainer.kl_budget.steps == 3  # those in which the policy trained
+    expected = oracles.kl_budget(spread, 2.0, [step["kl_exact"] for step in steps[2:]])
+    assert [step["kl_coef"] for step in steps[2:]] == pytest.approx(expected[:3])
+    assert trainer.kl_coef == pytest.approx(expected[3])
+    assert PPOTrainer(make_config(**kinds, kl_coef=7.0)).ppo_step(prompts)["kl_coef"] == steps[0]["kl_coef"]
+
+
+def test_a_budget_waits_for_rewards_that_differ(make_config, prompts):
+    def constant(prompts, texts):
+        return [1.0] * len(texts)
+
+    trainer = PPOTrainer(make_config(kl_controller="budget", rewards=(constant,)))
+    assert [trainer.ppo_step(prompts)["kl_coef"] for _ in range(2)] == [0.1, 0.1]
 
 
 def test_settings_that_do_nothing_are_said_and_old_files_that_have_them_still_load(make_config, tmp_path):

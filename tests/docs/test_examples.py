@@ -100,13 +100,17 @@ def test_the_readme_has_a_line_for_every_file_and_data_is_read_by_an_example():
 
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.suffix == ".yaml"], ids=names)
-def test_settings_are_ones_that_train_takes(root, path, monkeypatch):
+def test_settings_are_ones_that_their_command_takes(root, path, monkeypatch):
     (root / "runs" / "reward").mkdir(parents=True)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    command = parse(["train", "--config", f"examples/{names(path)}", "--epochs", "3"])
-    assert command.epochs == 3
-    assert {*yaml.safe_load(path.read_text(encoding="utf-8"))} <= {*vars(command), *vars(command.ppo)}
-    check_rewards(command.ppo)
+    text = path.read_text(encoding="utf-8")
+    name = re.search(rf"proxima (\w+) --config examples/{names(path)}", command_of(text)[0])[1]
+    command = parse([name, "--config", f"examples/{names(path)}", "--data", "x", "--seed", "3"])
+    settings = command.ppo if name == "train" else command.finetuning
+    assert settings.seed == 3
+    assert {*yaml.safe_load(text)} <= {*vars(command), *vars(settings)}
+    if name == "train":
+        check_rewards(settings)
 
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if not runs(path)], ids=names)
@@ -147,7 +151,10 @@ def test_an_example_runs_as_printed(root, path, programs):
 
 def test_none_is_forgotten():
     with_smollm2 = {
-        f"instructions/{name}" for name in ("constraints.py", "evaluate.py", "ppo.yaml", "short.yaml")
+        *(f"instructions/{name}.py" for name in ("constraints", "evaluate", "run")),
+        *(f"instructions/{name}.yaml" for name in ("ppo", "short")),
+        *(f"tldr_real/{name}.py" for name in ("evaluate", "measures", "run", "table")),
+        *(f"tldr_real/{name}.yaml" for name in ("ppo", "reward", "sft")),
     }
     others = {"qwen3_tldr.yaml", "reward_server.yaml"}
     assert {names(path) for path in EXAMPLES if not runs(path)} == with_smollm2 | others

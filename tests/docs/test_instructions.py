@@ -13,18 +13,20 @@ from random import Random
 import pytest
 from gguf_cases import small_network, write_small
 
-from examples.instructions import evaluate
+from examples.instructions import evaluate, run
 from examples.instructions.constraints import (
     CONFLICTS,
     KINDS,
+    follows,
     is_met,
     list_items,
+    mentions,
     met,
     score,
     sentences,
     words,
 )
-from examples.instructions.prompts import TOPICS, can_be_met, draw, rows, write
+from examples.instructions.prompts import SHORT, TOPICS, can_be_met, draw, rows, write
 from proxima import PPOConfig, PPOTrainer
 from proxima.core.types import Prompt
 from proxima.data import read_prompts
@@ -382,32 +384,34 @@ CASES = {
             "Why? Yes",
         ],
     ),
-    "letter_case": (
-        {"case": "lower"},
+    "capitals": (
+        {"word": "QUIET"},
         [
-            "it rains.",
-            "it's 5 o'clock!",
-            "über straße",
-            "да",
-            "x = 1",
-            "- one\n- two",
-            "日本 and more",
-            "a" * 1000,
-            "ﬁne",
-            "don’t",
+            "It is QUIET.",
+            "QUIET",
+            "QUIET!",
+            "A QUIET, cold room",
+            "“QUIET”",
+            "**QUIET** please",
+            "- QUIET\n- loud",
+            "QUIET-LOOKING rooms",
+            "QUIET's end",
+            "quiet and QUIET",
+            "one\nQUIET",
+            "Q\u00adUIET",
         ],
         [
-            "It rains.",
-            "iT",
-            "RAIN",
-            "Über",
-            "ǅ x",
-            "日本",
-            "1234",
+            "It is quiet.",
+            "Quiet",
+            "qUIET",
+            "QUIETLY",
+            "DISQUIET",
+            "Q U I E T",
+            "QUIET_ROOM",
+            "LOUD",
+            "ТИХО",
+            LONG,
             CODE.upper(),
-            "a" * 1000 + "B",
-            "I am",
-            "İ a",
         ],
     ),
     "commas": (
@@ -457,14 +461,10 @@ def test_a_checker_is_right(kind):
     assert [text[:80] for text in (*wrong, *WORDLESS) if is_met(text, constraint)] == []
 
 
-def test_at_least_so_long_and_upper_case():
+def test_a_least_length():
     assert is_met("one two three", {"kind": "length", "least": 3})
     assert is_met(LONG, {"kind": "length", "least": 3})
     assert not is_met("one two", {"kind": "length", "least": 3})
-    assert is_met("IT RAINS, 5 TIMES", {"kind": "letter_case", "case": "upper"})
-    assert not any(
-        is_met(text, {"kind": "letter_case", "case": "upper"}) for text in ("It RAINS", "5", "日本", "a")
-    )
 
 
 def test_parts_of_a_text():
@@ -493,12 +493,35 @@ def test_a_long_text_is_checked_in_linear_time(text):
     assert time.process_time() - started < 30  # under a second; in quadratic time a minute and more
 
 
-def test_the_reward_is_the_share_of_constraints_that_are_met():
-    asked = [{"kind": "sentences", "count": 1}, {"kind": "letter_case", "case": "lower"}]
-    given = [asked, asked, asked, asked[:1]]
-    texts = ["it rains.", "It rains.", "It rains. It pours.", "It rains."]
-    assert score(["p"] * 4, texts, given) == [1.0, 0.5, 0.0, 1.0]
+def test_the_reward_is_the_share_of_constraints_that_are_met_and_the_topic_is_one_more():
+    asked = [{"kind": "sentences", "count": 1}, {"kind": "exclude", "word": "the"}]
+    given = [asked, asked, asked, asked, asked[:1], asked[:1]]
+    texts = [
+        "Rain falls.",
+        "It pours.",
+        "The rain falls. It pours.",
+        "The end. Really.",
+        "Rain.",
+        "It pours.",
+    ]
+    found = score(["p"] * 6, texts, given, ["rain"] * 6)
+    assert found == pytest.approx([1, 2 / 3, 1 / 3, 0, 1, 1 / 2])
+    succeeded = [follows(text, each, "rain") for text, each in zip(texts, given, strict=True)]
+    assert succeeded == [share == 1 for share in found]
     assert met("", asked) == [False, False]
+    assert score(["p"], [""], [asked], ["rain"]) == [0]
+
+
+def test_a_topic_is_mentioned_in_singular_or_plural():
+    right = [
+        ("dogs", "A dog barks."),
+        ("dogs", "DOGS!"),
+        ("volcanoes", "the volcano"),
+        ("storm", "two storms"),
+    ]
+    wrong = [("dogs", "doggedly"), ("tea", "teach"), ("chess", "ches"), ("dogs", ""), ("rain", "rainy")]
+    assert [pair for pair in right if not mentions(*reversed(pair))] == []
+    assert [pair for pair in wrong[:2] + wrong[3:] if mentions(*reversed(pair))] == []
 
 
 # --- prompts ---
@@ -507,7 +530,7 @@ def test_the_reward_is_the_share_of_constraints_that_are_met():
 def test_the_same_seed_writes_the_same_files_and_another_seed_others(tmp_path):
     for name, seed in (("one", 3), ("two", 3), ("other", 4)):
         write(tmp_path / name, train=60, held_out=30, seed=seed)
-    for file in ("train.jsonl", "held_out.jsonl"):
+    for file in ("train.jsonl", "short.jsonl", "held_out.jsonl"):
         one, two, other = ((tmp_path / name / file).read_bytes() for name in ("one", "two", "other"))
         assert one == two != other
     assert len((tmp_path / "one" / "train.jsonl").read_text().splitlines()) == 60
@@ -533,13 +556,20 @@ def test_topics_and_combinations_that_are_held_out_are_not_trained_on():
     assert max(map(singles.count, KINDS)) - min(map(singles.count, KINDS)) <= 3  # one for each seed
 
 
+def test_the_short_form_has_one_constraint_of_a_few_kinds_and_no_topic_that_is_held_out():
+    found = list(rows("train", 120, 0, short=True))
+    assert {combination(row) for row in found} == {frozenset((kind,)) for kind in SHORT}
+    assert {row["topic"] for row in found} == {*TOPICS["train"].split()}
+
+
 def test_a_prompt_asks_for_its_constraints_and_names_its_topic():
     for row in rows("train", 200, 0):
-        (message,) = row["messages"]
-        assert message["role"] == "user"
+        system, message = row["messages"]
+        assert (system["role"], message["role"]) == ("system", "user")
         assert row["topic"] in message["content"]
         assert all(KINDS[item["kind"]].ask(item) in message["content"] for item in row["constraints"])
         assert can_be_met(row["constraints"])
+        assert not any(mentions(KINDS[item["kind"]].ask(item), row["topic"]) for item in row["constraints"])
         assert json.loads(json.dumps(row)) == row
 
 
@@ -550,7 +580,7 @@ def test_constraints_that_contradict_each_other_are_drawn_again():
     assert not can_be_met([{"kind": "include", "words": ["blue"]}, {"kind": "exclude", "word": "blue"}])
     random = Random(0)
     assert all(can_be_met(draw(kinds, "sea", random)) for _ in range(200))
-    assert all("river" not in draw(("include",), "river", random)[0]["words"] for _ in range(200))
+    assert all("river" not in draw(("include",), "rivers", random)[0]["words"] for _ in range(200))
 
 
 def test_each_kind_can_be_asked_for_and_met_by_some_text():
@@ -573,12 +603,15 @@ def test_each_kind_can_be_asked_for_and_met_by_some_text():
             )
 
 
-def test_no_constant_answer_meets_much():
-    """What keeps a policy that always says the same from passing, on the held-out prompts that README.md measures."""
+def test_no_constant_answer_follows_many_prompts():
+    """What keeps a policy that always says the same from passing."""
     prompts = [Prompt("x", row) for row in rows("held_out", 240, 0)]
     _, rates = evaluate.best_constant(prompts, evaluate.CRAFTED)
-    assert rates["all"] < 0.3
+    assert rates["all"] < 0.25  # by a text that names every held-out topic
     assert rates["two, unseen together"] < 0.15
+    without_topics = [text for text in evaluate.CRAFTED if "volcanoes" not in text]
+    assert len(without_topics) == len(evaluate.CRAFTED) - 2
+    assert evaluate.best_constant(prompts, without_topics)[1]["all"] == 0
 
 
 # --- through the package ---
@@ -620,9 +653,8 @@ def test_ppo_takes_the_reward_and_its_column_through_the_chat_template(model, fo
     assert len(results.metrics) == 2
     assert all(0 <= step["avg_reward"] <= 1 and step["failed_rewards"] == 0 for step in results.metrics)
     found = trainer.ppo_step(list(prompts[:8]))
-    expected = score(
-        prompts[:8], found["generated_texts"], [prompt.columns["constraints"] for prompt in prompts[:8]]
-    )
+    columns = [[prompt.columns[name] for prompt in prompts[:8]] for name in ("constraints", "topic")]
+    expected = score(prompts[:8], found["generated_texts"], *columns)
     assert found["rewards"] == pytest.approx(expected)
 
 
@@ -668,9 +700,27 @@ def test_a_model_alone_is_measured_before(model, folder, capsys):
         ]
     )
     found = json.loads((folder / "instructions.json").read_text(encoding="utf-8"))
-    assert {*found} == {"prompts", "max_new_tokens", "before_sampled", "before_greedy", "best_constant"}
+    assert {*found} == {
+        "prompts",
+        "max_new_tokens",
+        "asked",
+        "before_sampled",
+        "before_greedy",
+        "best_constant",
+    }
     assert found["prompts"] == 4
     assert "saved to instructions.json" in capsys.readouterr().out
+
+
+def test_an_answer_does_not_depend_on_the_batches(model, folder):
+    trainers = [PPOTrainer(settings(model, folder, batch_size=size)) for size in (3, 12)]
+    prompts = read_prompts("my-instructions/held_out.jsonl", trainers[0].tokenizer)
+    small, large = (evaluate.answer(trainer, prompts) for trainer in trainers)
+    assert (small.texts, small.sizes, small.ended) == (large.texts, large.sizes, large.ended)
+    assert small.ref_nll == pytest.approx(large.ref_nll, rel=1e-4)
+    assert [len(trainers[0].tokenizer.encode(text)) > 0 for text in small.texts] == [
+        size > 0 for size in small.sizes
+    ]
 
 
 def test_success_counts_all_constraints_of_a_prompt_and_each_of_a_kind():
@@ -678,15 +728,73 @@ def test_success_counts_all_constraints_of_a_prompt_and_each_of_a_kind():
         [{"kind": "commas", "count": 0}],
         [{"kind": "commas", "count": 0}, {"kind": "question"}],
         [{"kind": "question"}, {"kind": "words", "low": 1, "high": 2}],
+        [{"kind": "commas", "count": 0}],
     ]
-    prompts = [Prompt("x", {"constraints": each, "topic": "bus"}) for each in asked]
-    found = evaluate.success(prompts, ["yes", "one, why?", "why?"])
-    assert (found["all"], found["one constraint"]) == (pytest.approx(2 / 3), 1)
-    assert (found["two, unseen together"], found["commas"], found["question"]) == (0.5, 0.5, 1)
+    prompts = [Prompt("x", {"constraints": each, "topic": "cars"}) for each in asked]
+    found = evaluate.success(prompts, ["my car", "car, why?", "why cars?", "yes"])
+    assert (found["all"], found["one constraint"]) == (0.5, 0.5)  # the last answer has no topic
+    assert (found["two, unseen together"], found["question"]) == (0.5, 1)
+    assert found["commas"] == pytest.approx(2 / 3)
     assert math.isnan(found["items"])
-    assert [evaluate.mentions(text, "bus") for text in ("Two buses.", "the BUS", "business", "")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setattr(run, "write", lambda path: write(path, train=64, held_out=6))
+    return ["--max-new-tokens", "8", "--limit", "8", "--batch-size", "4", "--epochs", "1"]
+
+
+@pytest.mark.parametrize("form", ["ppo", "short"])
+def test_one_command_shows_before_and_after_and_keeps_what_is_done(model, folder, tiny, form, capsys):
+    moved = ["--learning-rate", "0.03", *(["--critic-warmup-steps", "0"] if form == "ppo" else [])]
+    command = ["--form", form, "--seeds", "0", "1", "--model-name", model, *tiny, *moved]
+    run.main(command)
+    shown = capsys.readouterr().out
+    assert shown.count("before:") == shown.count("after:") == 6
+    folders = [folder / "runs" / f"instructions-{form}-{seed}" for seed in (0, 1)]
+    results = [json.loads((each / "instructions.json").read_text(encoding="utf-8")) for each in folders]
+    for when in ("before", "after"):
+        assert results[0][f"{when}_sampled"]["answers"] != results[1][f"{when}_sampled"]["answers"]
+    if form == "ppo":  # whose values move the policy where every reward is 0
+        assert results[0]["before_sampled"]["answers"] != results[0]["after_sampled"]["answers"]
+    page = (folder / "runs" / f"instructions-{form}.md").read_text(encoding="utf-8")
+    assert run.table(results) in page
+    assert "after sampled" in page.splitlines()[2]
+    written = {path: path.stat().st_mtime_ns for each in folders for path in each.rglob("*")}
+    run.main(command)
+    assert {path: path.stat().st_mtime_ns for each in folders for path in each.rglob("*")} == written
+
+
+def test_a_run_that_was_stopped_is_trained_to_its_end(model, folder, tiny, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate, "main", lambda arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run.main(["--form", "short", "--model-name", model, *tiny])
+    path = folder / "runs" / "instructions-short-0"
+    (path / "results.json").unlink()  # as if it had been killed before it was written
+    run.main(["--form", "short", "--model-name", model, *tiny])
+    assert (path / "results.json").is_file()
+    assert (path / "instructions.json").is_file()
+
+
+def result(success, **more):
+    names = ("all", *evaluate.GROUPS.values(), *KINDS)
+    measured = {**dict.fromkeys(run.MEASURED, 1.0), **more}
+    return {
+        when: {"success": dict.fromkeys(names, rate), **measured}
+        for when, rate in zip(
+            ("before_sampled", "after_sampled", "before_greedy", "after_greedy", "best_constant"),
+            success,
+            strict=True,
+        )
+    }
+
+
+def test_the_table_has_the_mean_over_seeds_and_students_interval():
+    one, two = result((0.1, 0.5, 0.2, 0.6, 0.0)), result((0.2, 0.7, 0.2, 0.6, 0.0))
+    head, _, first, *_ = run.table([one]).splitlines()
+    assert head == "|  | before sampled | after sampled | before greedy | after greedy | best constant |"
+    assert first == "| success, all | 0.10 | 0.50 | 0.20 | 0.60 | 0.00 |"
+    first = run.table([one, two]).splitlines()[2]
+    assert "0.60 (-0.67 to 1.87)" in first  # 0.6 +- 12.706 * 0.1414 / sqrt(2)
+    assert first.count("(") == 5

@@ -13,7 +13,7 @@ import yaml
 
 from proxima.cli import parse
 from proxima.cli.commands import COMMANDS
-from proxima.config import FinetuningConfig, PPOConfig
+from proxima.config import FinetuningConfig, PPOConfig, RewardConfig
 from proxima.config.setting_declaration import declarations
 from proxima.runs.glossary import FINETUNING, GLOSSARY
 from tools.reference import OUT, pages, write
@@ -22,8 +22,13 @@ from tools.reference.source import fields_of, linked, readers
 
 ROOT = Path(__file__).parents[2]
 PAGES = pages()
-SETTINGS = {field.name for kind in (PPOConfig, FinetuningConfig) for field in dataclasses.fields(kind)}
-PPO = {field.name for field in dataclasses.fields(PPOConfig)}
+SETTINGS = {field.name for kind in (PPOConfig, RewardConfig) for field in dataclasses.fields(kind)}
+PPO, FINE = ({field.name for field in dataclasses.fields(kind)} for kind in (PPOConfig, FinetuningConfig))
+TAKERS = {
+    PPOConfig: ("train", "ppo"),
+    FinetuningConfig: ("sft", "finetuning"),
+    RewardConfig: ("reward", "reward_training"),
+}
 
 
 def test_what_is_committed_is_what_would_be_written():
@@ -47,7 +52,7 @@ def test_a_setting_has_meaning_default_range_and_a_line_that_is_taken(name):
     text = PAGES[f"settings/{name}.md"]
     for row in ("Type", "Default", "Range", "Taken by"):
         assert re.search(rf"^\| {row} \| \S", text, re.M)
-    kind = PPOConfig if name in PPO else FinetuningConfig
+    kind = PPOConfig if name in PPO else FinetuningConfig if name in FINE else RewardConfig
     assert len(fields_of(kind)[name].meaning) > 15
     values = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.S)[1])
     assert name in values
@@ -56,8 +61,9 @@ def test_a_setting_has_meaning_default_range_and_a_line_that_is_taken(name):
     beside = [
         word for key in values if key != name for word in (f"--{key.replace('_', '-')}", *_words(values[key]))
     ]
-    command = parse([*("train" if kind is PPOConfig else "sft", "--data", "x"), *flags, *beside])
-    assert getattr(command.ppo if kind is PPOConfig else command.finetuning, name) == getattr(made, name)
+    takes, holder = TAKERS[kind]
+    command = parse([takes, "--data", "x", *flags, *beside])
+    assert getattr(getattr(command, holder), name) == getattr(made, name)
     assert getattr(eval(re.search(r"in Python `([^`]+)`", text)[1]), name) == getattr(made, name)
     assert "`src/proxima/" in text
 

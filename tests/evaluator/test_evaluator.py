@@ -169,7 +169,7 @@ def test_train_stops_on_the_evaluators_evaluation_and_says_why(run):
     trainer, results = run
     assert trainer.step == len(results.metrics) == 2  # of 10
     assert results.best_step == 0
-    assert results.stop_reason == "no improvement over 0.25 (step 0) in 2 evaluations"
+    assert results.stop_reason == "no improvement over 0.5 by judges (step 0) in 2 evaluations"
     assert not results.evaluation["should_continue"]
     assert [metrics["epoch"] for metrics in results.metrics] == [1, 1]
 
@@ -260,3 +260,42 @@ def test_answers_to_equal_prompts_do_not_depend_on_the_batches(make_config, monk
     texts, reference = said[0]
     assert texts == reference  # nothing is trained, and both have the same noise
     assert len(set(texts)) == 5  # of equal prompts each has noise of its own
+
+
+def test_judges_decide_where_there_are_any_and_a_resumed_run_keeps_who_decided():
+    rewards, rates = iter([1.0, 2.0, 3.0, 4.0, 5.0]), iter([0.5, 0.6, 0.55, 0.5, 0.7])
+
+    def validate():
+        return {
+            "reward": next(rewards),
+            "win_rate": 0.9,
+            "win_rate/a": (rate := next(rates)),
+            "win_rate/b": rate,
+        }
+
+    evaluator, improved, _ = judge([0.0] * 3, validate)
+    assert improved == [True, True, False]
+    assert (evaluator.best_reward, evaluator.best_step) == (0.6, 2)
+    again = Evaluator(validate=validate)
+    again.restore(json.loads(json.dumps(evaluator.state())))
+    performance, _ = again.evaluate({"avg_reward": 0.0})
+    assert (performance["evidence"], performance["reward"], performance["decided_by"]) == (0.5, 4.0, "judges")
+    old = Evaluator(validate=validate)
+    old.restore(
+        {"best": [3.0, 3], "evaluations": [3, 0], "rewards": [1.0, 2.0, 3.0]}
+    )  # before judges decided
+    performance, _ = old.evaluate({"avg_reward": 0.0})
+    assert (performance["evidence"], performance["performance_improved"]) == (5.0, True)
+
+
+def test_without_its_judges_a_run_begins_to_look_for_its_best_anew():
+    evaluator, _, _ = judge([0.0], lambda: {"reward": -5.0, "win_rate/a": 0.8})
+    evaluator.validate = lambda: {"reward": -4.0}
+    performance, _ = evaluator.evaluate({"avg_reward": 0.0})
+    assert (performance["best_reward"], performance["decided_by"]) == (-4.0, "reward")
+
+
+def test_a_judge_that_could_not_be_asked_is_no_evidence():
+    evaluator, improved, _ = judge([0.0], lambda: {"reward": 9.0, "win_rate/a": 0.8, "win_rate/b": NAN})
+    assert improved == [False]
+    assert math.isnan(evaluator.rewards[-1])

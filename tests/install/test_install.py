@@ -1,5 +1,5 @@
 """What a newcomer's first command does: `uv sync` in an empty copy of this tree, then the command line that
-it gives.
+it gives; and what whoever has only the wheel can do.
 
 It needs the package index; `make test-install` runs it. torch comes from wherever pip is told to look for
 files, so that a machine with a CPU build at hand downloads no gigabytes.
@@ -7,10 +7,16 @@ files, so that a machine with a CPU build at hand downloads no gigabytes.
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
+import urllib.request
+import zipfile
+from functools import partial
+from http.cookiejar import CookieJar
 from pathlib import Path
 
 import pytest
@@ -22,6 +28,14 @@ NAMED = [item.rpartition(" ")[2] for item in PROJECT["project"]["classifiers"] i
 OF_CUDA = ("nvidia-", "cuda-", "triton")  # what comes with torch where no CPU build is at hand
 ONE_STEP = """--config my-data/ppo.yaml --data my-data/prompts.jsonl --rewards length_band,low=5,high=20 --run-name first
     --limit 4 --batch-size 4 --minibatch-size 4 --max-new-tokens 8 --device cpu"""
+ALONE = {**os.environ, "PYTHONPATH": "", "HF_HUB_OFFLINE": "1"}
+LOADS_WITHOUT_US = """
+import sys, transformers
+model = transformers.AutoModelForCausalLM.from_pretrained("my-model")
+tokenizer = transformers.AutoTokenizer.from_pretrained("my-model")
+model.generate(**tokenizer("TL;DR:", return_tensors="pt"), max_new_tokens=2)
+assert "proxima" not in sys.modules
+"""
 OF_PIP = {"find-links": "UV_FIND_LINKS", "index-url": "UV_DEFAULT_INDEX"}
 
 
@@ -58,14 +72,30 @@ def uv(tmp_path_factory):
     return run
 
 
+def tracked(*folders):
+    """What git would clone of this folder, as it is now."""
+    listed = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", *folders)
+    return [name for name in call(*listed, cwd=ROOT).split("\0") if (ROOT / name).is_file()]
+
+
+def copy_tree(folder):
+    for name in tracked():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
 @pytest.fixture
 def tree(tmp_path):
-    """What git would clone of this folder, as it is now."""
-    names = call("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", cwd=ROOT).split("\0")
-    for name in filter(lambda name: (ROOT / name).is_file(), names):
-        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / "tree" / name)
-    return tmp_path / "tree"
+    return copy_tree(tmp_path / "tree")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder of the source archive and the wheel, which is built from the archive; and what was said."""
+    tree = copy_tree(tmp_path_factory.mktemp("tree"))
+    said = call("make", "dist", f"PYTHON={sys.executable}", cwd=tree, env=ALONE)
+    return tree / "dist", said
 
 
 def test_uv_sync_gives_a_command_line_that_trains(uv, tree, tmp_path):
@@ -87,8 +117,8 @@ def test_uv_sync_gives_a_command_line_that_trains(uv, tree, tmp_path):
     assert [json.loads(step)["step"] for step in steps] == [1]
 
 
-@pytest.mark.parametrize("python", [*NAMED, "3.14"])
-def test_the_pins_have_wheels_for_every_python_that_is_named_and_the_next(uv, tree, python):
+@pytest.mark.parametrize("python", NAMED)
+def test_the_pins_have_wheels_for_every_python_that_is_named(uv, tree, python):
     wheels = [
         "--only-binary",
         ":all:",
@@ -105,3 +135,64 @@ def test_vllm_can_be_added_to_the_pinned_packages(uv, tree):
     found = uv("pip", "compile", "--quiet", "pyproject.toml", "--extra", "vllm", cwd=tree)
     assert "\nvllm==" in found
     assert "torch==2.13.0" in found
+
+
+def test_the_archives_are_valid_and_the_wheel_holds_the_package_and_nothing_else(built):
+    folder, said = built
+    assert [path.name.partition("-")[0] for path in folder.iterdir()] == ["proxima_rlhf"] * 2
+    assert said.count(": PASSED") == 2
+    names = zipfile.ZipFile(next(folder.glob("*.whl"))).namelist()
+    inside = {f"src/{name}" for name in names if ".dist-info/" not in name}
+    assert inside == set(tracked("src/proxima"))
+
+
+def label_two_items(proxima, folder):
+    """Serve the labelling page, answer what it asks, stop it with Ctrl-C."""
+    words = (
+        "label --model-name embedded --data my-data/prompts.jsonl --count 2 --max-new-tokens 8 --device cpu"
+    )
+    server = subprocess.Popen(
+        [proxima, *words.split()], cwd=folder, env=ALONE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        lines = iter(server.stdout.readline, "")
+        url = next(found[1] for line in lines if (found := re.match(r"Open (\S+)", line)))
+        site = url.partition("/?")[0]
+        browser = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor(CookieJar())
+        )
+        browser.open(url)
+        assert "<script" in browser.open(site).read().decode()
+        state = json.load(browser.open(f"{site}/api/state?annotator=Ann"))
+        while state["item"]:
+            answer = {"annotator": "Ann", "item": state["item"]["id"], "choice": "1", "seconds": 1}
+            request = urllib.request.Request(
+                f"{site}/api/answer",
+                json.dumps(answer).encode(),
+                {"Origin": site, "Content-Type": "application/json"},
+            )
+            state = json.load(browser.open(request))
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 0
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def test_whoever_has_only_the_wheel_runs_the_demo_labels_and_exports(uv, built, tmp_path):
+    """In a clean environment, with no checkout in sight."""
+    uv("venv", "--quiet", "clean", cwd=tmp_path)
+    pins = ("--constraint", ROOT / "constraints.txt")
+    uv("pip", "install", "--quiet", "--python", "clean", *pins, next(built[0].glob("*.whl")), cwd=tmp_path)
+    programs = tmp_path / "clean" / "bin"
+    proxima = partial(call, programs / "proxima", cwd=tmp_path, env=ALONE)
+    proxima("demo", "--steps", 2, "--preferences", 64, "--device", "cpu")
+    proxima("report", "runs/demo/ppo")
+    for page in ("runs/demo/report.html", "runs/demo/ppo/report.html"):
+        assert "</html>" in (tmp_path / page).read_text()
+    proxima("data", "sample", "my-data")
+    label_two_items(programs / "proxima", tmp_path)
+    proxima("label", "--export", "mine.jsonl")
+    assert len((tmp_path / "mine.jsonl").read_text().splitlines()) == 2
+    proxima("export", "runs/demo/ppo", "my-model", "--merge")
+    call(programs / "python", "-c", LOADS_WITHOUT_US, cwd=tmp_path, env=ALONE)

@@ -95,6 +95,7 @@ KINDS = {
         "lr_schedule": "cosine",
         "warmup_steps": 2,
     },
+    "budget": {"kl_controller": "budget", "kl_target": 0.02, "critic_warmup_steps": 2},
     "groups": {
         "adv_estimator": "rloo",
         "num_generations": 3,

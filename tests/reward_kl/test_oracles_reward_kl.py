@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.reward_kl import KLDivergence, RewardAdjuster, adapt_kl_coef
+from proxima.reward_kl import KLBudget, KLDivergence, RewardAdjuster, adapt_kl_coef
 from tests import oracles
 from tests.formula_cases import batches, column, flat, near, number, plain, ragged, sweep
 
@@ -111,3 +111,17 @@ def test_up_to_one_horizon_the_bound_changes_no_bit(kl, n):
 
 def test_a_step_that_measured_no_kl_leaves_the_coefficient_as_it_was():
     assert adapt_kl_coef(0.1, math.nan, 6.0, 100, 32) == 0.1
+
+
+@sweep
+@given(
+    spread=number(1e-2, 100),
+    target=number(0.5, 10),
+    kls=st.lists(number(0, 30), min_size=1, max_size=40),
+)
+def test_budget(spread, target, kls):
+    budget = KLBudget(target)
+    coefs = [budget.begin(spread)]
+    for kl in kls:
+        coefs.append(budget.next_coef(coefs[-1], kl))
+    assert coefs == near(oracles.kl_budget(spread, target, kls))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxima.cli.commands import COMMANDS
-from proxima.config import FinetuningConfig, PPOConfig
+from proxima.config import FinetuningConfig, PPOConfig, RewardConfig
 from proxima.finetuning import RatingTrainer, RewardTrainer, SFTTrainer
 from proxima.rewards.ready_made_rewards import READY_MADE
 from proxima.runs.glossary import (
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 ENTRIES = [*METRICS, *FINETUNING_METRICS]
 IDS = [f"{metric.group}:{metric.name}" for metric in ENTRIES]
 COUNTED = {"step", "epoch", "tokens", "seconds/*", "custom/*", "validation/custom/*"}
-SETTINGS = {field.name for kind in (PPOConfig, FinetuningConfig) for field in dataclasses.fields(kind)}
+SETTINGS = {field.name for kind in (PPOConfig, RewardConfig) for field in dataclasses.fields(kind)}
 HTTP_OPTIONS = {"timeout", "retries", "concurrency", "batch"}
 
 

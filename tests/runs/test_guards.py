@@ -64,6 +64,7 @@ def test_a_healthy_run_raises_none_at_any_step():
         ({"eos_rate": [0.0] * 3}, "length"),
         ({"validation_reward": [0.9, 0.8, 0.7, 0.6]}, "overoptimization"),
         ({"validation_reward": [0.9, 0.8, NAN, 0.7, 0.6]}, "overoptimization"),
+        ({"validation_win_rate/judge": [0.9, 0.8, 0.7, 0.6]}, "overoptimization"),  # its own reward rises
     ],
 )
 def test_what_goes_wrong_raises_its_own_alarm_and_0_turns_it_off(columns, guard):
@@ -90,6 +91,8 @@ def test_what_goes_wrong_raises_its_own_alarm_and_0_turns_it_off(columns, guard)
             "avg_reward": [0.9, 0.8, 0.7, 0.6],
         },  # both fall: worse, but not hacked
         {"validation_reward": [NAN] * 4},
+        {"validation_win_rate": [0.9, 0.8, 0.7, 0.6]},  # by the rewards, not by a judge
+        {"validation_win_rate/one": [0.9, 0.8, 0.7, 0.6], "validation_win_rate/other": [0.1, 0.2, 0.3, 0.5]},
     ],
 )
 def test_what_is_within_its_limits_raises_none(columns):

@@ -135,6 +135,7 @@ def test_any_case_on_any_number_of_processes(outcome, count):
     stopped = [step["numbers"]["kl_stopped"] for step in several["kl-stop"]["steps"]]
     assert 1 in stopped  # the case is about something
     assert len({step["numbers"]["kl_coef"] for step in several["adaptive"]["steps"]}) == STEPS
+    assert len({step["numbers"]["kl_coef"] for step in several["budget"]["steps"]}) > 1
 
 
 # --- shares ---

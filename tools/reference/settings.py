@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from proxima.cli.commands import COMMANDS
-from proxima.config import FinetuningConfig, PPOConfig
+from proxima.config import PPOConfig, RewardConfig
 from proxima.runs.glossary import FINETUNING, GLOSSARY, Metric
 from tools.reference.source import (
     CONFIGS,
@@ -55,21 +55,18 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 
 def setting_pages() -> dict[str, str]:
-    ppo, finetuning = fields_of(PPOConfig), fields_of(FinetuningConfig)
-    names = [*ppo, *(name for name in finetuning if name not in ppo)]
-    return {
-        "index": index(names),
-        **{name: page(name, ppo.get(name), finetuning.get(name)) for name in names},
-    }
+    names = list(dict.fromkeys(name for kind in CONFIGS.values() for name in fields_of(kind)))
+    return {"index": index(names), **{name: page(name) for name in names}}
 
 
 def index(names: list[str]) -> str:
-    ppo, finetuning = fields_of(PPOConfig), fields_of(FinetuningConfig)
+    ppo, finetuning, rewarding = map(fields_of, CONFIGS.values())
     parts = [
         "# Settings",
         f"The {len(ppo)} settings of a PPO run (`PPOConfig`: {_commands('ppo')}) and the "
         f"{len(finetuning)} of fine-tuning before it (`FinetuningConfig`: "
-        f"{_commands('finetuning')}). Each can be given as a flag (`--kl-coef 0.05`), in a file "
+        f"{_commands('finetuning')}; `RewardConfig`, which adds {len(rewarding) - len(finetuning)}: "
+        f"{_commands('reward_training')}). Each can be given as a flag (`--kl-coef 0.05`), in a file "
         "(`--config run.yaml`, with lines such as `kl_coef: 0.05`; flags win) or in Python "
         "(`PPOConfig(kl_coef=0.05)`). A "
         "value of a wrong type or out of range is refused before anything is loaded; so is a name that is "
@@ -77,7 +74,7 @@ def index(names: list[str]) -> str:
         "the nearest one that is.",
     ]
     for section, text in SECTIONS.items():
-        fields = [ppo.get(name) or finetuning[name] for name in names if _section(name) == section]
+        fields = [ppo.get(name) or rewarding[name] for name in names if _section(name) == section]
         rows = [
             (f"[`{field.name}`]({field.name}.md)", field.shown, linked(_first(field.meaning), UP))
             for field in fields
@@ -101,10 +98,10 @@ def _free_on_resume(ppo: dict[str, Field]) -> list[str]:
     ]
 
 
-def page(name: str, ppo: Field | None, finetuning: Field | None) -> str:
-    field = ppo or finetuning
-    assert field is not None
-    kinds = [(kind, one) for kind, one in (("ppo", ppo), ("finetuning", finetuning)) if one is not None]
+def page(name: str) -> str:
+    every = [(kind, fields_of(config).get(name)) for kind, config in CONFIGS.items()]
+    kinds = [(kind, one) for kind, one in every if one is not None]
+    field = kinds[0][1]
     same = len({one.meaning for _, one in kinds}) == 1
     meanings = [linked(field.meaning, UP, name)]
     if not same:
@@ -118,7 +115,7 @@ def page(name: str, ppo: Field | None, finetuning: Field | None) -> str:
         *meanings,
         table(facts[0], facts[1:]),
         "## How to set it",
-        _how(field, ppo is not None),
+        _how(field, CONFIGS[kinds[0][0]].__name__),
     ]
     if reasons := _reasons(name):
         parts += ["## When to change it", "Metrics that point here, and what they say:", "\n".join(reasons)]
@@ -176,14 +173,14 @@ def example(field: Field) -> dict[str, Any]:
     return {field.name: not field.default if isinstance(field.default, bool) else field.default}
 
 
-def _how(field: Field, in_ppo: bool) -> str:
+def _how(field: Field, config: str) -> str:
     values = example(field)
     value = values[field.name]
     items = value if isinstance(value, list) else [] if isinstance(value, bool) else [value]
     words = "".join(f" {_word(item)}" for item in items)
     python = ", ".join(f"{name}={each!r}" for name, each in values.items())
     lines = yaml.safe_dump(values, sort_keys=False, width=120).strip()
-    made = f"{'PPOConfig' if in_ppo else 'FinetuningConfig'}({python})"
+    made = f"{config}({python})"
     return (
         f"As a flag `{field.flag}{words}`, in Python `{made}`, in a settings file:\n\n```yaml\n{lines}\n```"
     )
@@ -217,7 +214,7 @@ def _reasons(name: str) -> list[str]:
 
 
 def _see_also(name: str, meanings: list[str]) -> dict[str, list[str]]:
-    every = {**fields_of(FinetuningConfig), **fields_of(PPOConfig)}
+    every = {**fields_of(RewardConfig), **fields_of(PPOConfig)}
     named = {other for other in every if other != name and any(_names(text, other) for text in meanings)}
     named |= {other for other, field in every.items() if other != name and _names(field.meaning, name)}
     told = [metric for metric, entry in _metrics() if f"`{name}`" in entry.healthy + entry.meaning]

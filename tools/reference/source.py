@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from inspect import getsourcefile
 from itertools import pairwise
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from proxima.cli.commands import COMMANDS
-from proxima.config import FinetuningConfig, PPOConfig
+from proxima.config import FinetuningConfig, PPOConfig, RewardConfig
 from proxima.config.setting_declaration import Declaration, declarations
 from proxima.runs.glossary import FINETUNING, GLOSSARY
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "finetuning": FinetuningConfig}
+CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "finetuning": FinetuningConfig, "reward_training": RewardConfig}
 HOLDERS = ("config", "settings", *CONFIGS)
 WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}
 
@@ -73,22 +73,10 @@ class Field:
 @cache
 def fields_of(kind: Any) -> dict[str, Field]:
     """By name: the text under each field, and the `# --- section ---` that it stands in."""
-    source = Path(str(getsourcefile(kind))).read_text(encoding="utf-8")
-    body = next(
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ClassDef) and node.name == kind.__name__
-    ).body
     meanings, sections = {}, {}
-    for node, after in pairwise(body):
-        if (
-            isinstance(node, ast.AnnAssign)
-            and isinstance(after, ast.Expr)
-            and isinstance(after.value, ast.Constant)
-        ):
-            meanings[node.target.id] = " ".join(str(after.value.value).split())  # type: ignore[union-attr]
-            before = re.findall(r"^    # --- (.+) ---$", "\n".join(source.split("\n")[: node.lineno]), re.M)
-            sections[node.target.id] = before[-1] if before else ""  # type: ignore[union-attr]
+    for base in reversed([one for one in kind.__mro__ if is_dataclass(one)]):
+        for name, (meaning, section) in _told(base).items():
+            meanings[name], sections[name] = meaning, section
     hints, declared = get_type_hints(kind), declarations(kind)
     return {
         field.name: Field(
@@ -102,6 +90,27 @@ def fields_of(kind: Any) -> dict[str, Field]:
         for field in fields(kind)
         if field.name not in CONFIGS
     }
+
+
+def _told(kind: Any) -> dict[str, tuple[str, str]]:
+    """Meaning and section of the fields that a class itself declares."""
+    source = Path(str(getsourcefile(kind))).read_text(encoding="utf-8")
+    body = next(
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef) and node.name == kind.__name__
+    ).body
+    found = {}
+    for node, after in pairwise(body):
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
+            before = re.findall(r"^    # --- (.+) ---$", "\n".join(source.split("\n")[: node.lineno]), re.M)
+            meaning = " ".join(str(after.value.value).split())
+            found[str(node.target.id)] = meaning, before[-1] if before else ""  # type: ignore[union-attr]
+    return found
 
 
 def configs_of(command: Any) -> list[str]:

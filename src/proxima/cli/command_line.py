@@ -29,6 +29,7 @@ from proxima.cli.commands import COMMANDS
 from proxima.config import (
     FinetuningConfig,
     PPOConfig,
+    RewardConfig,
     RewardSpec,
     Settings,
     Values,
@@ -45,7 +46,11 @@ from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardF
 from proxima.core.terminal_text import stderr_handler, visible
 from proxima.runtime.distributed import end_process, rank_and_count
 
-CONFIGS: dict[str, type[Settings]] = {"ppo": PPOConfig, "finetuning": FinetuningConfig}
+CONFIGS: dict[str, type[Settings]] = {
+    "ppo": PPOConfig,
+    "finetuning": FinetuningConfig,
+    "reward_training": RewardConfig,
+}
 KNOWN_ERRORS = (ValueError, OSError, MemoryError, RewardFailure, EngineFailure, ProcessLost)
 GENERAL = "--config FILE.yaml gives every flag a new default; --debug shows tracebacks."
 

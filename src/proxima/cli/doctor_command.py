@@ -34,11 +34,15 @@ class Doctor(Command):
     samples: int = 16
     """Prompts to sample and score; more say more about the reward. While all score the same, up to 16
     times as many are."""
+    audit: bool = False
+    """Also probe the rewards: are they repeatable, do they depend on batch, length or prompt, and does a
+    cheap trick (an empty, copied, repeated, flattering ... answer) score above honest answers."""
 
     def run(self) -> None:
         from proxima.tools.doctor import examine, show
 
-        findings = examine(self.ppo, self.data, self.limit, self.epochs, self.samples, self.validation)
+        planned = (self.limit, self.epochs, self.samples, self.validation)
+        findings = examine(self.ppo, self.data, *planned, audits=self.audit)
         show(findings)
         if any(item.level == "fail" for item in findings):
             raise SystemExit(1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from proxima.cli.command import Command
-from proxima.config import RewardSpec
+from proxima.config import RewardSpec, setting
 from proxima.core.chat_turns import turn_line, turns_of
 from proxima.core.terminal_text import printable, visible
 from proxima.runs import is_defined, title_of, with_unit
@@ -39,6 +39,9 @@ class Eval(Command):
     (docs/evaluate.md); by default the run's own judges."""
     limit: int = 0
     """Use only the first `limit` prompts; 0 = all."""
+    best_of: int = setting(0, at_least=0, at_most=1024)
+    """Also sample the reference this often per prompt and score the best of 1, 2, 4, ... by the rewards: what
+    PPO must beat at the same KL; 0 = not."""
     show: int = 3
     """Number of responses to print, reference and policy side by side."""
     trust_remote_code: bool = False
@@ -55,7 +58,9 @@ class Eval(Command):
         prompts = read_prompts(
             self.data, load_tokenizer(config.model_name, config.trust_remote_code), self.limit
         )
-        results = evaluate_run(self.folder, prompts, trust_remote_code=self.trust_remote_code, **given)
+        results = evaluate_run(
+            self.folder, prompts, trust_remote_code=self.trust_remote_code, best_of=self.best_of, **given
+        )
         for sample in results["samples"][: self.show]:
             turns = turns_of(sample["prompt"], sample.get("turns"))
             told = [visible(turn_line(turn)) for turn in turns] or [visible(sample["prompt"])]
@@ -79,6 +84,9 @@ def table(results: Mapping[str, Any]) -> str:
     for name, rate in rates.items():
         interval = f"(95 %: {rate['low']:.3f} to {rate['high']:.3f})"
         rows.append(f"{title_of(name):{TITLES}}{'':>12}{rate['rate']:>12.3f}   {interval}")
+    for row in results.get("best_of", ()):
+        name = f"best of {row['n']} of the reference, KL at most {row['kl']:.2f}"
+        rows.append(f"{name:{TITLES}}{row['reward']:>12.4g}")
     failed = sum(results[side]["failed_rewards"] for side in ("reference", "policy"))
     if failed:
         rows.append(f"{failed:.0f} rewards failed and were left out")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from proxima.cli.command import Command
-from proxima.config import FinetuningConfig
+from proxima.config import FinetuningConfig, RewardConfig
 
 
 @dataclass
@@ -66,14 +66,14 @@ class Reward(Command):
     )
     guide: ClassVar[str] = "rewards.md"
 
-    finetuning: FinetuningConfig
+    reward_training: RewardConfig
     data: str
     """Preferences or ratings: a file, a folder or a Hugging Face dataset, OWNER/NAME[/CONFIG][:SPLIT]; see
     docs/data.md."""
     validation: str = ""
     """Held-out examples; by default a share of the data."""
     demonstrations: str = ""
-    """Demonstrations that shall score 0 on average; by default the training answers do."""
+    """Demonstrations that shall score 0 on average; by default answers that the base model samples do."""
     limit: int = 0
     """Use only the first `limit` rows of the data; 0 = all."""
 
@@ -82,22 +82,23 @@ class Reward(Command):
         from proxima.data import kinds_of, open_rows, read_demonstrations, read_preferences, read_ratings
         from proxima.finetuning import RatingTrainer, RewardTrainer
 
+        config = self.reward_training
         rows = open_rows(self.data, self.limit)
         held_out_rows = open_rows(self.validation) if self.validation else None
         centre_rows = open_rows(self.demonstrations) if self.demonstrations else None
-        tokenizer = load_tokenizer(self.finetuning.model_name, self.finetuning.trust_remote_code)
+        tokenizer = load_tokenizer(config.model_name, config.trust_remote_code)
         centre = read_demonstrations(centre_rows, tokenizer) if centre_rows is not None else None
         kinds = kinds_of(rows)
         rated = "ratings" in kinds and "preferences" not in kinds
         if rated:
             ratings = read_ratings(rows, tokenizer)
             held_out = read_ratings(held_out_rows, tokenizer) if held_out_rows is not None else None
-            trainer = RatingTrainer(self.finetuning, tokenizer=tokenizer, centre_on=centre)
+            trainer = RatingTrainer(config, tokenizer=tokenizer, centre_on=centre)
             results = trainer.train(ratings, held_out)
         else:
             pairs = read_preferences(rows, tokenizer)
             held_out_pairs = read_preferences(held_out_rows, tokenizer) if held_out_rows is not None else None
-            reward_trainer = RewardTrainer(self.finetuning, tokenizer=tokenizer, centre_on=centre)
+            reward_trainer = RewardTrainer(config, tokenizer=tokenizer, centre_on=centre)
             results = reward_trainer.train(pairs, held_out_pairs)
         best = results.best
         calibration = "" if rated else f", calibration error {best['calibration_error']:.3f}"

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from proxima.config.finetuning_config import SETTINGS_FILE, FinetuningConfig, settings_in
+    from proxima.config.finetuning_config import (
+        SETTINGS_FILE,
+        FinetuningConfig,
+        RewardConfig,
+        saved_settings,
+        settings_in,
+    )
     from proxima.config.ppo_config import PPOConfig
     from proxima.config.presets import PRESETS, Preset, preset_values
     from proxima.config.reward_spec import RewardSpec

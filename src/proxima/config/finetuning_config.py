@@ -1,4 +1,4 @@
-"""`FinetuningConfig`: settings of supervised fine-tuning and of reward training."""
+"""`FinetuningConfig` and `RewardConfig`: settings of supervised fine-tuning and of reward training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from proxima.config.setting_checks import check_folder_name
 from proxima.config.setting_declaration import setting
-from proxima.config.settings_base import Settings, settings_class
+from proxima.config.settings_base import Settings, read_yaml, settings_class
 
 SETTINGS_FILE = "finetuning.yaml"  # in the folder of a fine-tuning run
 FORMER_SETTINGS_FILE = "stage.yaml"
@@ -21,7 +21,7 @@ def settings_in(folder: Path) -> Path | None:
 
 @settings_class
 class FinetuningConfig(Settings):
-    """Settings of `proxima sft` and `proxima reward`; names shared with `proxima train` mean the same."""
+    """Settings of `proxima sft`; names shared with `proxima train` mean the same."""
 
     model_name: str = setting("Qwen/Qwen3-0.6B-Base", not_empty=True)
     """Hugging Face id, local folder or GGUF file of the base causal language model; `embedded` is the one in
@@ -80,3 +80,27 @@ class FinetuningConfig(Settings):
         defines_experiment=False,
     )
     """Folder of this run in run_dir; by default the time it started."""
+
+
+@settings_class
+class RewardConfig(FinetuningConfig):
+    """Settings of `proxima reward`: those of fine-tuning, some by rule, and the terms of the loss."""
+
+    learning_rate: float = setting(0.0, at_least=0, at_most=1)
+    """AdamW learning rate; 0 = by the model's size and what trains, see docs/rewards.md."""
+    epochs: int = setting(0, at_least=0)
+    """Passes over the data; 0 = by the number of pairs, and training ends after a pass that improved
+    nothing."""
+    lm_coef: float = setting(0.3, at_least=0)
+    """Weight of the language-model loss on the chosen answer, through the same trunk (GRM): it keeps what the
+    base knows, so that scores hold on answers that PPO finds; 0 = off."""
+    score_penalty: float = setting(0.01, at_least=0)
+    """Weight of the mean squared score, which holds scores near 0; 0 = off."""
+    label_smoothing: float = setting(0.0, at_least=0, below=0.5)
+    """Share of the pairs that counts as labelled the wrong way round; 0 = none."""
+
+
+def saved_settings(path: Path) -> FinetuningConfig:
+    """The settings in a fine-tuning run's folder, of either kind."""
+    values = read_yaml(path)
+    return (RewardConfig if "lm_coef" in values else FinetuningConfig).from_dict(values)

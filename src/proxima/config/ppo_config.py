@@ -90,6 +90,10 @@ class PPOConfig(Settings):
     refusing them."""
     missing_eos_penalty: float = setting(0.0, at_least=0)
     """Subtracted from the score of a response without EOS, in the unit of the scores."""
+    reward_units: Literal["standard", "raw"] = setting("standard")
+    """What reward models score in: `standard`, mean 0 and unit variance over answers of the reference, as
+    the model's folder records it or, where it does not, as measured before the first step, so that `kl_coef`
+    means the same for every model; `raw`, as the model gives it. Functions and servers are always raw."""
     normalize_rewards: bool = setting(False)
     """Shift and scale the scores of a batch to zero mean and unit variance, so that their own scale does not
     matter."""
@@ -207,11 +211,12 @@ class PPOConfig(Settings):
     """What `kl_loss_coef` weighs: `exact`, the KL over the whole vocabulary, in one more pass of the
     reference; `k2` or `k3` times the ratio, estimates from the sampled token with the same gradient in
     expectation (k2: while the ratio is 1)."""
-    kl_controller: Literal["fixed", "adaptive"] = setting("fixed")
+    kl_controller: Literal["fixed", "adaptive", "budget"] = setting("fixed")
     """`fixed` = `kl_coef` stays; `adaptive` = it is steered towards `kl_target`, from a `kl_coef` above 0
-    and once the policy trains."""
+    and once the policy trains; `budget` = it is found from the rewards' spread, whatever `kl_coef` says, and
+    steered so that the exact KL reaches `kl_target` and stays there (docs/preferences.md)."""
     kl_target: float = setting(6.0, above=0)
-    """Sequence KL in nats that the adaptive controller aims for (Ziegler et al.: 6)."""
+    """Sequence KL in nats that the adaptive controller and the budget aim for (Ziegler et al.: 6)."""
     kl_horizon: int = setting(10_000, at_least=1)
     """Sequences over which the adaptive controller acts (Ziegler et al.: 10,000); a step changes `kl_coef`
     by 20 % at most."""
@@ -266,7 +271,8 @@ class PPOConfig(Settings):
     """Stop after this many evaluations in a row without improvement, unless the last 2 * patience still rise;
     0 = never."""
     min_improvement: float = setting(0.0, at_least=0, changes_results=False)
-    """By how much the average reward must beat the best so far to count as improvement."""
+    """By how much the average reward, or with `judges` their mean win rate, must beat the best so far to be
+    an improvement."""
     checkpoint_every: int = setting(10, at_least=0, changes_results=False, defines_experiment=False)
     """PPO steps between checkpoints, from which `--resume` continues (also at a new best on validation
     prompts, and at the end); 0 = only at the end."""
@@ -306,8 +312,8 @@ class PPOConfig(Settings):
     """Alarm when responses are this many times as long as in the first step, or when none ends with EOS any
     more; 0 = off."""
     max_declining_evals: int = setting(4, at_least=0, formerly="max_falling_verdicts", changes_results=False)
-    """Alarm when the validation reward fell this many evaluations in a row while the training reward rose
-    (over-optimisation); 0 = off."""
+    """Alarm when the validation reward, or the mean win rate by `judges`, fell this many evaluations in a row
+    while the training reward rose (over-optimisation); 0 = off."""
     on_guard: Literal["warn", "stop", "rollback"] = setting("warn", changes_results=False)
     """On an alarm of `kl_limit`, `min_entropy`, `length_limit` or `max_declining_evals`: warn; stop; or roll
     back to the best checkpoint and continue with smaller learning rates (3 times, then stop)."""

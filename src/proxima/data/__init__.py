@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         read_ratings,
     )
     from proxima.data.records import Demonstration, Preference, Rating
-    from proxima.data.rows import BrokenData, Rows
+    from proxima.data.rows import BrokenData, ListRows, Rows
     from proxima.data.show_data import show
 
 __all__, __getattr__ = lazy_exports(__name__)

@@ -255,25 +255,39 @@ def common_transcript(chosen: str, rejected: str) -> str:
 def rating_of(row: Row) -> float:
     if "rating" not in row:
         raise BrokenData("`rating` is missing")
-    value = row["rating"]
-    if value is None or value == "":
+    if row["rating"] in (None, ""):
         raise Skip("no rating")
+    return _number_of(row, "rating")
+
+
+def margin_of(row: Row) -> float:
+    """By how much the chosen answer is better, where the data says it; 0 where it does not."""
+    margin = 0.0 if row.get("margin") in (None, "") else _number_of(row, "margin")
+    if margin < 0:
+        raise Skip("a negative margin")
+    return margin
+
+
+def _number_of(row: Row, column: str) -> float:
+    value = row[column]
     try:
-        rating = float("x" if isinstance(value, bool) else value)
+        number = float("x" if isinstance(value, bool) else value)
     except (TypeError, ValueError):
-        raise BrokenData(f"`rating` ({str(value)[:60]!r}) is not a number") from None
+        raise BrokenData(f"`{column}` ({str(value)[:60]!r}) is not a number") from None
     except OverflowError:
-        rating = math.inf
-    if not math.isfinite(rating):
-        raise Skip("a rating that is not finite")
-    return rating
+        number = math.inf
+    if not math.isfinite(number):
+        raise Skip(f"a {column} that is not finite")
+    return number
 
 
-def flag_of(row: Row, column: str) -> bool:
+def flag_of(row: Row, column: str, absent: bool = True) -> bool:
     """A truth value that need not be there; CSV holds it as a word."""
     value = row.get(column)
     if isinstance(value, str):
         value = {"true": True, "false": False, "": None}.get(value.lower(), value)
-    if value is None or isinstance(value, bool):
-        return value is not False
+    if value is None:
+        return absent
+    if isinstance(value, bool):
+        return value
     raise BrokenData(f"`{column}` ({value!r}) is neither true nor false")

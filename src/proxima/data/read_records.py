@@ -28,6 +28,7 @@ from proxima.data.column_forms import (
     flag_of,
     forms_text,
     is_empty,
+    margin_of,
     preference_of,
     prompt_of,
     rating_of,
@@ -138,7 +139,8 @@ def to_preference(row: Row, form: Form, template: ChatTemplate) -> Preference:
     if chosen == rejected and ended[0] == ended[1]:
         raise Skip(EQUAL)
     text, better = rendered(prompt, chosen, template)
-    return Preference(text, better, rendered(prompt, rejected, template)[1], *ended)
+    worse = rendered(prompt, rejected, template)[1]
+    return Preference(text, better, worse, *ended, margin_of(row), flag_of(row, "tie", absent=False))
 
 
 def to_rating(row: Row, form: Form, template: ChatTemplate) -> Rating:

@@ -17,13 +17,18 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class Preference:
-    """Which of two answers is better; `*_ended` false for an answer that was cut off."""
+    """Which of two answers is better; `*_ended` false for an answer that was cut off.
+
+    `margin`: by how much the chosen answer's score should be higher at least. `tie`: neither is better.
+    """
 
     prompt: str
     chosen: str
     rejected: str
     chosen_ended: bool = True
     rejected_ended: bool = True
+    margin: float = 0.0
+    tie: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,20 @@ from proxima.config import PPOConfig
 from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
 from proxima.evaluator.trend import is_rising, trend
+from proxima.runs import held_out_evidence, judges_in
 
 if TYPE_CHECKING:
     from proxima.base_setup import ModelSet
 
 PLATEAU = 10  # evaluations without improvement that count as converged where `patience` does not say
 REMEMBERED = 200  # evaluations
+JUDGES = "judges"
 SAMPLES = 4  # generated texts kept with an evaluation
 
 
 class Evaluator:
-    """Remembers the best average reward; a run that has not beaten it for a while, and does not rise, has
-    converged.
+    """Remembers the best average reward, or win rate by judges where there are any; a run that has not beaten
+    it for a while, and does not rise, has converged.
 
     One lucky evaluation is hard to beat: the trend test sees that a run gets better slowly, under the noise.
     """
@@ -39,14 +41,16 @@ class Evaluator:
         """
         Args:
             validate: measures the validation set: `reward` and whatever else, by name. Its reward then
-                decides, not the step's. What it remembers (`state`, `restore`, where it has them) is kept
-                with the evaluator's own.
+                decides, not the step's; and where it has win rates by judges, who are not trained on, they
+                decide. What it remembers (`state`, `restore`, where it has them) is kept with the
+                evaluator's own.
         """
         self.models, self.tokenizer, self.config = models, tokenizer, config or PPOConfig()
         self.validate = validate
         self.best_reward, self.best_step = -math.inf, 0
         self.evaluations = self.evaluations_since_best = 0
-        self.rewards: list[float] = []  # of the last evaluations
+        self.rewards: list[float] = []  # what decided the last evaluations
+        self.decided_by = ""  # reward or judges; a resumed run keeps who decided before
 
     def evaluate(self, metrics: Mapping[str, Any]) -> tuple[Record, Record]:
         """
@@ -54,8 +58,8 @@ class Evaluator:
             metrics: `avg_reward` at least; losses, `step`, `generated_texts`, `rewards` and `prompts` are
                 shown with the evaluation.
         Returns:
-            performance: `performance_improved`, the reward judged, the best so far, the `trend` of the last
-                evaluations, `validation` numbers and `samples`.
+            performance: `performance_improved`, the reward, the `evidence` that decides and the best of it so
+                far, the `trend` of the last evaluations, `validation` numbers and `samples`.
             convergence: `converged`, `should_continue` and the `reason`.
         """
         if "avg_reward" not in metrics:
@@ -64,10 +68,11 @@ class Evaluator:
         step = int(metrics.get("step", self.evaluations))
         validation = dict(self.validate()) if self.validate else {}
         reward = float(validation.get("reward", metrics["avg_reward"]))
-        self.rewards = [*self.rewards, reward][-REMEMBERED:]
-        improved = reward > self.best_reward + self.config.min_improvement  # anything beats -inf
+        evidence = self._evidence(validation, reward)
+        self.rewards = [*self.rewards, evidence][-REMEMBERED:]
+        improved = evidence > self.best_reward + self.config.min_improvement  # anything beats -inf
         if improved:
-            self.best_reward, self.best_step, self.evaluations_since_best = reward, step, 0
+            self.best_reward, self.best_step, self.evaluations_since_best = evidence, step, 0
         else:
             self.evaluations_since_best += 1
         patience = self.config.patience or PLATEAU
@@ -75,6 +80,8 @@ class Evaluator:
         performance = {
             "performance_improved": improved,
             "reward": reward,
+            "evidence": evidence,
+            "decided_by": self.decided_by,
             "best_reward": self.best_reward,
             "best_step": self.best_step,
             "trend": trend(recent),
@@ -85,8 +92,9 @@ class Evaluator:
         }
         converged = self.evaluations_since_best >= patience and not is_rising(recent)
         stop = converged and self.config.patience > 0
+        by = " by judges" if self.decided_by == JUDGES else ""
         reason = (
-            f"no improvement over {self.best_reward:.4g} (step {self.best_step}) in "
+            f"no improvement over {self.best_reward:.4g}{by} (step {self.best_step}) in "
             f"{self.evaluations_since_best} evaluations"
         )
         return performance, {
@@ -94,6 +102,14 @@ class Evaluator:
             "should_continue": not stop,
             "reason": reason if converged else "",
         }
+
+    def _evidence(self, validation: Mapping[str, float], reward: float) -> float:
+        judged = bool(judges_in(validation))
+        judges_left = self.decided_by == JUDGES and not judged
+        if not self.decided_by or judges_left:
+            self.decided_by = JUDGES if judged else "reward"
+            self.best_reward, self.rewards = -math.inf, []
+        return held_out_evidence(validation) if self.decided_by == JUDGES else reward
 
     def _since(self, count: int) -> list[float]:
         """The last evaluations; the best so far has no vote in their trend unless it is the last: one lucky
@@ -112,6 +128,7 @@ class Evaluator:
             "best": [best, self.best_step],
             "evaluations": counts,
             "rewards": rewards,
+            "decided_by": self.decided_by,
             "held_out": held_out,
         }
 
@@ -121,6 +138,7 @@ class Evaluator:
         counts = state["evaluations"] if "evaluations" in state else state["verdicts"]  # the older name
         self.evaluations, self.evaluations_since_best = counts
         self.rewards = [math.nan if reward is None else reward for reward in state.get("rewards", [])]
+        self.decided_by = state.get("decided_by", "reward" if self.evaluations else "")
         if state.get("held_out") is not None:
             getattr(self.validate, "restore", lambda kept: None)(state["held_out"])
 

@@ -16,7 +16,8 @@ from proxima.config import PPOConfig, RewardSpec, check_trust
 from proxima.core.chat_turns import with_turns
 from proxima.core.errors import RewardFailure
 from proxima.core.json_record import Record
-from proxima.evaluator.held_out import Answers, answer, win_rates
+from proxima.evaluator.best_of_n import best_of_kl, best_of_mean, powers_up_to
+from proxima.evaluator.held_out import Answers, answer, reference_answers, win_rates
 from proxima.evaluator.judges import OWN
 from proxima.evaluator.win_rates import mean_interval
 from proxima.ppo_trainer import PPOTrainer, restore_endings
@@ -59,21 +60,26 @@ def evaluate_run(
     prompts: Sequence[str],
     rewards: Sequence[RewardSpec] = (),
     judges: Sequence[RewardSpec] = (),
+    best_of: int = 0,
     **changes: Any,
 ) -> Record:
     """
     Args:
         rewards: score by these instead of the run's own.
         judges: who else judges win rates; by default the run's own judges.
+        best_of: also sample the reference this often per prompt, and score the best of n by the rewards; 0 =
+            not.
         changes: settings to evaluate with, for example `temperature`.
             Functions and servers that only the run's folder names are refused: give them here, as
             `trust_remote_code`.
-    Returns: `reference` and `policy` by metric, the `win_rate` by the rewards, `win_rates` by judge, and
-        `samples`; also in the run's `evaluation.json`.
+    Returns: `reference` and `policy` by metric, the `win_rate` by the rewards, `win_rates` by judge,
+        `best_of` by n where it was asked for, and `samples`; also in the run's `evaluation.json`.
     """
     judges = tuple(judges) or run_config(run, **_given(rewards), **changes).judges
     trainer = open_run(run, rewards, judges=judges, **changes)
-    restore_endings(trainer, (Run(run).results or {}).get("endings"))
+    saved = Run(run).results or {}
+    restore_endings(trainer, saved.get("endings"))
+    trainer.reward_computer.restore_units(saved.get("units") or {})
     reference = answer(trainer, prompts)
     trainer.load(run)
     policy = answer(trainer, prompts)
@@ -83,6 +89,7 @@ def evaluate_run(
             f"all rewards failed, nothing was judged; the last reason: {trainer.reward_computer.last_failure}"
         )
     rates = win_rates(trainer, prompts, policy, reference)
+    compared = {"best_of": best_of_rows(trainer, prompts, best_of)} if best_of else {}
     rows = zip(prompts, reference.texts, scores[0], policy.texts, scores[1], strict=True)
     results = {
         "step": Run(run).last().get("step"),
@@ -92,10 +99,27 @@ def evaluate_run(
         "policy": _with_interval(policy, trainer.config.seed),
         "win_rate": rates.pop(OWN),
         "win_rates": rates,
+        **compared,
         "samples": [with_turns(dict(zip(SAMPLE, row, strict=True))) for row in rows],
     }
     write_json(Path(run) / "evaluation.json", results)
     return results
+
+
+def best_of_rows(trainer: PPOTrainer, prompts: Sequence[str], most: int) -> list[Record]:
+    """For n = 1, 2, 4, ... `most`: `n`, the bound of its `kl`, the mean `reward` of the best of n samples of
+    the reference, and the mean score that each judge gives it."""
+    drawn = reference_answers(trainer, [prompt for prompt in prompts for _ in range(most)])
+
+    def groups(values: Sequence[float]) -> list[list[tuple[float, float]]]:
+        pairs = list(zip(drawn.scores[OWN], values, strict=True))
+        return [pairs[start : start + most] for start in range(0, len(pairs), most)]
+
+    by = {"reward" if name == OWN else f"judge/{name}": groups(each) for name, each in drawn.scores.items()}
+    return [
+        {"n": n, "kl": best_of_kl(n), **{name: best_of_mean(each, n) for name, each in by.items()}}
+        for n in powers_up_to(most)
+    ]
 
 
 def _given(rewards: Sequence[RewardSpec]) -> Record:

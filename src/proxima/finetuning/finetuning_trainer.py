@@ -66,6 +66,10 @@ class FinetuningTrainer(ABC, Generic[Example]):
     name: str
     judged_by: str
     higher_is_better: bool
+    start_adapter: str | None = None
+    """The adapter of the model that training starts from; None = the base."""
+    ends_when_stale = False
+    """Whether training ends after an epoch that improved nothing."""
 
     def __init__(self, config: FinetuningConfig, network: Any = None, tokenizer: Tokenizer | None = None):
         """
@@ -96,9 +100,8 @@ class FinetuningTrainer(ABC, Generic[Example]):
             self.backbone.network.float().requires_grad_(True)
             return None
         if self.config.sft_adapter:
-            return copy_adapter(
-                self.backbone, load_adapter(self.backbone, "sft", self.config.sft_adapter), name
-            )
+            self.start_adapter = load_adapter(self.backbone, "sft", self.config.sft_adapter)
+            return copy_adapter(self.backbone, self.start_adapter, name)
         return add_adapter(self.backbone, name, lora_config(self.config, self.backbone))
 
     @abstractmethod
@@ -148,6 +151,7 @@ class FinetuningTrainer(ABC, Generic[Example]):
             raise ValueError(f"no example fits max_length ({self.config.max_length} tokens); raise it")
         results.folder = self._folder()
         with _removed_if_empty(results.folder):
+            self.settle(train_rows)
             with torch.random.fork_rng(devices=[self.role.device] if self.role.device.type == "cuda" else []):
                 torch.manual_seed(self.config.seed)
                 self._fit(train_rows, validation_rows, results)
@@ -157,6 +161,9 @@ class FinetuningTrainer(ABC, Generic[Example]):
 
     def prepare(self, examples: Iterable[Example], held_out: Iterable[Example]) -> None:
         """Compute what must be known about the data before training."""
+
+    def settle(self, rows: Sequence[Any]) -> None:
+        """Decide what depends on the encoded training examples."""
 
     def finish(self, rows: Sequence[Any]) -> None:
         """Change the best weights before they are saved."""
@@ -170,7 +177,8 @@ class FinetuningTrainer(ABC, Generic[Example]):
         config = self.config
         parameters = self.role.parameters()
         optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
-        total = config.epochs * math.ceil(len(rows) / config.batch_size)
+        per_epoch = math.ceil(len(rows) / config.batch_size)
+        total = config.epochs * per_epoch
         warmup = round(config.warmup_share * total)
         best: list[Tensor] = []
         recent: list[Tensor] = []  # losses since the last evaluation
@@ -183,7 +191,8 @@ class FinetuningTrainer(ABC, Generic[Example]):
             optimizer.param_groups[0]["lr"] = factor * config.learning_rate
             recent.append(self._step(batch, optimizer, parameters))
             bar.update()
-            if step % config.eval_every and step != total:
+            ends_epoch = self.ends_when_stale and step % per_epoch == 0
+            if step % config.eval_every and step != total and not ends_epoch:
                 continue
             measured = {"train_loss": float(torch.stack(recent).mean()), **self._measure(validation, step)}
             recent = []
@@ -198,6 +207,9 @@ class FinetuningTrainer(ABC, Generic[Example]):
                 stale += 1
             if config.patience and stale >= config.patience:
                 results.stop_reason = f"{self.judged_by} has not improved in {stale} evaluations"
+                break
+            if ends_epoch and results.best["epoch"] < epoch + 1:
+                results.stop_reason = f"{self.judged_by} has not improved in epoch {epoch + 1}"
                 break
         bar.close()
         for parameter, value in zip(parameters, best, strict=True):

@@ -1,15 +1,17 @@
 """`RatingTrainer`: a reward model from ratings. In: answers, each with a number. Out: the same folder as
 `RewardTrainer`'s.
 
-The head regresses the rating with a squared error. Ratings are standardised by the mean and standard
-deviation of the training set, so that scores have a scale that PPO's settings suit. Held-out accuracy is the
-share of pairs with different ratings that the scores put in the right order, as for a preference model.
+The head regresses the rating with a squared error; ratings are standardised by the mean and standard
+deviation of the training set. The language-model loss is on answers rated above the mean. Held-out accuracy
+is the share of pairs with different ratings that the scores put in the right order, as for a preference
+model.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,26 +56,31 @@ class RatingTrainer(ScoreTrainer[Rating]):
     def answers(self, encoded: Rated) -> Sequence[Row]:
         return encoded[:1]
 
-    def errors(self, rows: Sequence[Rated]) -> tuple[Tensor, Tensor]:
-        """Scores (B,) and standardised ratings (B,)."""
-        scores = self.scores([row for row, _ in rows])
-        return scores, scores.new_tensor([(rating - self.mean) / self.deviation for _, rating in rows])
+    def standardised(self, rows: Sequence[Rated]) -> list[float]:
+        return [(rating - self.mean) / self.deviation for _, rating in rows]
+
+    def squares(self, scores: Tensor, rows: Sequence[Rated]) -> Tensor:
+        """Squared errors (B,)."""
+        return (scores - scores.new_tensor(self.standardised(rows))).square()
 
     def loss(self, rows: Sequence[Rated]) -> Tensor:
-        scores, ratings = self.errors(rows)
-        return ((scores - ratings) ** 2).sum()
+        is_read = [rating > self.mean for _, rating in rows]
+        scores, language = self.scores_and_language_losses([row for row, _ in rows], is_read)
+        return self.squares(scores, rows).sum() + self.config.lm_coef * language.sum()
 
     def measure(self, rows: Sequence[Rated]) -> dict[str, float]:
-        size = self.config.micro_batch_size
-        parts = [self.errors(rows[i : i + size]) for i in range(0, len(rows), size)]
+        parts = []
+        for chunk in self.chunks(rows):
+            scores = self.scores([row for row, _ in chunk])
+            parts.append((scores, scores.new_tensor(self.standardised(chunk))))
         scores, ratings = (torch.cat(columns) for columns in zip(*parts, strict=True))
         return {
-            "validation_loss": float(((scores - ratings) ** 2).mean()),
+            "validation_loss": float((scores - ratings).square().mean()),
             "accuracy": order_accuracy(scores, ratings),
         }
 
-    def report(self, results: FinetuningResults) -> dict[str, float]:
-        """Also what turns a score back into a rating, apart from the centring: score * deviation + mean."""
+    def report(self, results: FinetuningResults) -> dict[str, Any]:
+        """Also what turns a score in its unit back into a rating, in the same two steps backwards."""
         return {**super().report(results), "rating_mean": self.mean, "rating_deviation": self.deviation}
 
 

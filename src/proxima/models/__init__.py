@@ -17,10 +17,12 @@ if TYPE_CHECKING:
         REPORT_FILE,
         ClassifierReward,
         RewardModel,
+        has_unit,
         pick_row,
         reward_warning,
         token_head,
     )
+    from proxima.models.score_unit import ScoreUnit
     from proxima.models.sft_model import SFTModel
     from proxima.models.value_model import ValueModel
     from proxima.models.weight_files import ADAPTER_FILE, HEAD_FILE, adapter_tensors, fill_adapter

@@ -40,6 +40,14 @@ def reward_warning(folder: str) -> str:
     return ""
 
 
+def has_unit(folder: str) -> bool:
+    """Whether the scores of the reward model in a folder have mean 0 and unit variance, as it records."""
+    try:
+        return "unit" in json.loads(read_file(Path(folder) / REPORT_FILE))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
 class RewardModel(BaseModel):
     """The base with the reward adapter and a scalar head, read at the last real token."""
 

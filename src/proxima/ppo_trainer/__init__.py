@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from proxima.ppo_trainer.best_of_samples import best_samples
     from proxima.ppo_trainer.generator import SequenceGenerator
     from proxima.ppo_trainer.model_trainer import ModelTrainer
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer

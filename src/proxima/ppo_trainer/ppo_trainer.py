@@ -40,7 +40,7 @@ from proxima.ppo_trainer.trainer_state import put_state_together
 from proxima.ppo_trainer.training_results import TrainingResults
 from proxima.ppo_trainer.training_run import TrainingRun
 from proxima.ppo_trainer.value_adder import ValueAdder
-from proxima.reward_kl import KLDivergence, RewardAdjuster, adapt_kl_coef
+from proxima.reward_kl import KLBudget, KLDivergence, RewardAdjuster, adapt_kl_coef
 from proxima.rewards import check_rewards
 from proxima.runs import advantage_metrics, rollout_metrics, score_metrics
 from proxima.runs.checkpoint import write_folder
@@ -81,6 +81,7 @@ class PPOTrainer:
             seed=config.seed,
         )
         self.kl_coef = config.kl_coef
+        self.kl_budget = KLBudget(config.kl_target) if config.kl_controller == "budget" else None
         self.rate_factor = 1.0  # of both learning rates; smaller after a rollback
         self.critic_is_ready = config.critic_warmup_until == 0
         self.step = 0
@@ -108,7 +109,7 @@ class PPOTrainer:
         scored = rollout.select(rows) if len(rows) < rollout.batch_size else rollout
         rewards = self.reward_computer.shape_rewards(scored, scores.select(rows))
         pairs = self.kl_divergence.add_kl_to_sa_pairs(scored)
-        pairs = self.reward_adjuster.adjust_rewards_with_kl(pairs, rewards, self.kl_coef)
+        pairs = self.reward_adjuster.adjust_rewards_with_kl(pairs, rewards, self._kl_coef(rewards))
         pairs = self.value_adder.add_values_to_sa_pairs(rejoin(pairs, scored))
         estimated = self.estimate_advantages(rejoin(pairs, scored), rewards)
         trained = whiten_advantages(estimated) if config.whiten_advantages else estimated
@@ -133,7 +134,7 @@ class PPOTrainer:
             **clock.seconds(),
         }
         if is_warm and trains:
-            self._adapt_kl_coef(metrics["kl"], rollout.batch_size)
+            self._adapt_kl_coef(metrics, rollout.batch_size)
         self.generator.check_sampling_gap(metrics["sampling_gap"])
         done = {"generated_texts": texts, "sa_pairs": trained, "trained_rows": rows.tolist()}
         return {**done, **self.reward_computer.describe(scores), **metrics}
@@ -141,10 +142,20 @@ class PPOTrainer:
     def _repeated(self, prompts: Sequence[str]) -> Sequence[str]:
         return repeat_prompts(prompts, self.config.num_generations)
 
-    def _adapt_kl_coef(self, kl: float, sequences: int) -> None:
-        if self.config.kl_controller == "adaptive":
+    def _kl_coef(self, rewards: Tensor) -> float:
+        """The coefficient of this step; a budget begins where rewards (B,) or (B, R) first differ."""
+        if self.kl_budget is not None and not self.kl_budget.has_begun:
+            spread = float((rewards if rewards.ndim == 1 else rewards.sum(1)).std(correction=0))
+            if spread > 0:
+                self.kl_coef = self.kl_budget.begin(spread)
+        return self.kl_coef
+
+    def _adapt_kl_coef(self, metrics: Record, sequences: int) -> None:
+        if self.kl_budget is not None:
+            self.kl_coef = self.kl_budget.next_coef(self.kl_coef, metrics["kl_exact"])
+        elif self.config.kl_controller == "adaptive":
             goal = (self.config.kl_target, self.config.kl_horizon)
-            self.kl_coef = adapt_kl_coef(self.kl_coef, kl, *goal, sequences)
+            self.kl_coef = adapt_kl_coef(self.kl_coef, metrics["kl"], *goal, sequences)
 
     def _rate(self) -> float:
         """The factor of both learning rates at this step."""

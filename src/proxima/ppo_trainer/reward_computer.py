@@ -7,9 +7,10 @@ Where scores come from is in `proxima.rewards`. No failure is ever replaced by a
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -23,6 +24,7 @@ from proxima.core.ops import place_rewards
 from proxima.core.pairs import TokenPairs
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens, pad_to
+from proxima.models import ScoreUnit
 from proxima.ppo_trainer.process_shares import own_share
 from proxima.reward_kl import shape_scores
 from proxima.rewards import (
@@ -83,6 +85,16 @@ def join_scores(scores: Scores, shape: torch.Size, processes: Processes) -> Scor
     return Scores(processes.all_gather(scores.sequence, total), token, by_name)
 
 
+def _is_unit(recorded: object) -> bool:
+    """Whether it is a mean and a deviation above 0."""
+    return (
+        isinstance(recorded, list)
+        and len(recorded) == 2
+        and all(isinstance(number, float) and math.isfinite(number) for number in recorded)
+        and recorded[1] > 0
+    )
+
+
 class RewardComputer:
     """Adds up the configured rewards; without any, the reward model's untrained head stands in and says
     so."""
@@ -90,6 +102,7 @@ class RewardComputer:
     def __init__(self, models: ModelSet, tokenizer: Tokenizer, config: PPOConfig):
         self.models, self.tokenizer, self.config = models, tokenizer, config
         self.last_failure = ""
+        self.units: dict[str, ScoreUnit] = {}  # of rewards whose own scale is arbitrary, by name
         self.rewards = [
             (spec, open_reward(spec, models.reward, tokenizer, config, models.micro_batches))
             for spec in config.rewards
@@ -237,12 +250,30 @@ class RewardComputer:
         for name, source in self.classifiers.items():
             source.restore(endings.get(name))
 
+    def lacking_units(self) -> list[str]:
+        """Names of the reward models whose unit has to be measured."""
+        if self.config.reward_units == "raw":
+            return []
+        return [spec.label for spec, each in self.rewards if each.lacks_unit and spec.label not in self.units]
+
+    def recorded_units(self) -> Record:
+        """The measured units, as plain values."""
+        return {name: [unit.mean, unit.deviation] for name, unit in self.units.items()}
+
+    def restore_units(self, recorded: Record) -> None:
+        """Use the units that a run measured, and no others."""
+        known = recorded if self.config.reward_units == "standard" else {}
+        self.units = {name: ScoreUnit(*unit) for name, unit in known.items() if _is_unit(unit)}
+
     def score(self, samples: Samples) -> Scores:
         if not len(samples):  # a process without a share
             nothing = torch.zeros(0, dtype=torch.float64)
             return Scores(nothing, None, {spec.label: nothing for spec, _ in self.rewards})
         self.check_columns(samples.prompts)
-        outcomes = [(spec, self._attempt(spec.label, source, samples)) for spec, source in self.rewards]
+        outcomes = [
+            (spec, self._in_unit(spec.label, self._attempt(spec.label, source, samples)))
+            for spec, source in self.rewards
+        ]
         by_name = {
             spec.label: torch.tensor(outcome.totals, dtype=torch.float64) for spec, outcome in outcomes
         }
@@ -254,6 +285,12 @@ class RewardComputer:
                 token[row, : len(numbers)] += spec.weight * torch.tensor(numbers, dtype=torch.float64)
         per_token = any(outcome.token for _, outcome in outcomes)
         return Scores(sequence, token if per_token else None, by_name)
+
+    def _in_unit(self, name: str, outcome: RewardOutcome) -> RewardOutcome:
+        if name not in self.units:
+            return outcome
+        scores = self.units[name](torch.tensor(outcome.sequence, dtype=torch.float64))
+        return replace(outcome, sequence=scores.tolist())
 
     def _attempt(self, name: str, source: RewardSource, samples: Samples) -> RewardOutcome:
         """A call that raises is tried as often as its source says, then its samples are nan."""

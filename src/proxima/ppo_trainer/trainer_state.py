@@ -64,10 +64,12 @@ def plain_state(trainer: PPOTrainer) -> Record:
         "step": trainer.step,
         "total_steps": trainer.total_steps,
         "kl_coef": trainer.kl_coef,
+        "kl_budget": trainer.kl_budget and trainer.kl_budget.state(),
         "rate_factor": trainer.rate_factor,
         "critic_is_ready": trainer.critic_is_ready,
         "micro_batches": [budget.size, budget.tokens],
         "endings": endings(trainer),
+        "units": trainer.reward_computer.recorded_units(),
         "random": random_numbers(),
         "config": plain_config(trainer.config),
     }
@@ -138,11 +140,14 @@ def load_state(trainer: PPOTrainer, folder: Path, state: Mapping[str, Any]) -> N
         load_optimizer(trainer.model_trainer.value_optimizer, folder / "value_optimizer.safetensors")
     load_random_state(folder / "random.safetensors", state["random"])
     restore_endings(trainer, state.get("endings"))
+    trainer.reward_computer.restore_units(_within(state, "units"))
     changed = changed_settings(state["config"], trainer.config)
     trainer.step, trainer.rate_factor = state["step"], state["rate_factor"]
     trainer.critic_is_ready = state.get("critic_is_ready", trainer.critic_is_ready)
-    if "kl_coef" not in changed:
+    if "kl_coef" not in changed or trainer.kl_budget:
         trainer.kl_coef = state["kl_coef"]
+    if trainer.kl_budget and state.get("kl_budget"):
+        trainer.kl_budget.restore(state["kl_budget"])
     if not {"micro_batch_size", "micro_batch_tokens"} & set(changed):
         budget = trainer.models.micro_batches
         budget.size, budget.tokens = state["micro_batches"]

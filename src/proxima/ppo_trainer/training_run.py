@@ -21,6 +21,7 @@ from proxima.core.json_record import Record
 from proxima.evaluator import Evaluator, HeldOut, answer
 from proxima.ppo_trainer.batch_plan import BatchPlan
 from proxima.ppo_trainer.prompt_groups import repeat_prompts
+from proxima.ppo_trainer.reward_units import measure_units
 from proxima.ppo_trainer.shared_run import AnyRun
 from proxima.ppo_trainer.stop_signals import StopSignals
 from proxima.ppo_trainer.token_records import sample_row, trained_records
@@ -129,6 +130,7 @@ class TrainingRun:
             self.trainer.first_step = self.trainer.step
             self.trainer.total_steps = self.trainer.step + steps
             self.take_metrics(self.run.begin())
+            measure_units(self.trainer, self.plan.prompts)
             return
         state = checkpoint.state
         total = state["first_step"] + steps
@@ -183,7 +185,7 @@ class TrainingRun:
     def take_evaluation(self, performance: Record, convergence: Mapping[str, Any]) -> None:
         self.results.evaluation = {**performance, **convergence}
         self.results.best_step = performance["best_step"]
-        self.eval_reward = None if math.isnan(performance["reward"]) else performance["reward"]
+        self.eval_reward = None if math.isnan(performance["evidence"]) else performance["evidence"]
 
     def advance(self, bar: tqdm[NoReturn]) -> None:
         """One step, and all that follows from it."""
@@ -384,6 +386,7 @@ class TrainingRun:
                 "best_checkpoint": best[0].name if best else None,
                 "rollbacks": self.rollbacks,
                 "endings": endings(self.trainer),
+                "units": self.trainer.reward_computer.recorded_units(),
                 "evaluation": results.evaluation,
                 "last_metrics": results.metrics[-1] if results.metrics else {},
             }

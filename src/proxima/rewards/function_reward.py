@@ -27,6 +27,7 @@ class FunctionReward:
     """Calls a function with what its parameters name."""
 
     attempts = 2
+    lacks_unit = False
 
     def __init__(self, spec: RewardSpec, function: Callable[..., Any]):
         self.function = function

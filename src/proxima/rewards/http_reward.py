@@ -50,6 +50,7 @@ class EndpointReward:
     """Sends samples to a URL, a few at a time."""
 
     attempts = 1  # it retries each request itself
+    lacks_unit = False
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from proxima.base_setup import MicroBatches, load_classifier, same_tokenizer
 from proxima.config import PPOConfig
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens
-from proxima.models import ClassifierReward, EngineSettings, RewardModel, reward_warning
+from proxima.models import ClassifierReward, EngineSettings, RewardModel, has_unit, reward_warning
 from proxima.rewards.endings import CHOICES, HOW, Ending, compare_endings, recorded_ending, unread_pad
 from proxima.rewards.reward_outcome import RewardOutcome, read_rewards
 from proxima.rewards.reward_samples import Samples, tokens_of
@@ -42,6 +42,7 @@ class TrainedReward:
         self.model = model
         self.tokenizer = tokenizer
         self.micro_batches = micro_batches
+        self.lacks_unit = model.source != "untrained" and not has_unit(model.source)
         if model.source != "untrained" and (message := reward_warning(model.source)):
             warnings.warn(message, stacklevel=2)
 
@@ -78,6 +79,7 @@ class ClassifierSource:
     """
 
     attempts = 2
+    lacks_unit = True
 
     def __init__(
         self,

@@ -28,6 +28,8 @@ class RewardSource(Protocol):
 
     attempts: int
     """How often a call is attempted before its samples count as failed."""
+    lacks_unit: bool
+    """Whether it is a model whose scores have an arbitrary scale."""
 
     def check(self, prompts: Sequence[str]) -> None:
         """Raise a ValueError where the prompts lack what the reward reads."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from proxima.runs.evidence import held_out_evidence, judges_in
     from proxima.runs.glossary import (
         GLOSSARY,
         Metric,

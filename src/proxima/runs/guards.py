@@ -7,9 +7,11 @@ uninterrupted one. What the run does about an alarm is decided elsewhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
+
+from proxima.runs.evidence import held_out_evidence, judges_in
 
 History = Sequence[Mapping[str, float]]
 
@@ -98,19 +100,27 @@ def too_long(history: History, limit: float) -> str:
 
 
 def overoptimized(history: History, evaluations: int, start: Mapping[str, float] | None = None) -> str:
-    """The held-out reward fell at each of the last evaluations while the training reward rose over the same
-    steps."""
-    if "validation/reward" not in history[-1]:
+    """The win rate by judges, or the held-out reward, fell at each of the last evaluations while the training
+    reward rose over the same steps."""
+    for name, measure in HELD_OUT.items():
+        if message := _declined(history, evaluations, start or {}, name, measure):
+            return message
+    return ""
+
+
+def _declined(
+    history: History,
+    evaluations: int,
+    start: Mapping[str, float],
+    name: str,
+    measure: Callable[[Mapping[str, float]], float],
+) -> str:
+    if math.isnan(measure(history[-1])):
         return ""
-    judged = (
-        i
-        for i in reversed(range(len(history)))
-        if not math.isnan(history[i].get("validation/reward", math.nan))
-    )
+    judged = (i for i in reversed(range(len(history))) if not math.isnan(measure(history[i])))
     places = list(islice(judged, evaluations + 1))[::-1]
-    held_out = [history[i]["validation/reward"] for i in places]
-    began = (start or {}).get("validation/reward", math.nan)
-    if len(places) == evaluations and not math.isnan(began):
+    held_out = [measure(history[i]) for i in places]
+    if len(places) == evaluations and not math.isnan(began := measure(start)):
         places, held_out = [0, *places], [began, *held_out]
     if len(places) <= evaluations:
         return ""
@@ -123,10 +133,22 @@ def overoptimized(history: History, evaluations: int, start: Mapping[str, float]
     if not falls or not after > before:
         return ""
     return (
-        f"the validation reward fell {evaluations} evaluations in a row "
-        f"({held_out[0]:.4g} to {held_out[-1]:.4g}) while the training reward "
-        f"rose ({before:.4g} to {after:.4g})"
+        f"the {name} fell {evaluations} evaluations in a row ({held_out[0]:.4g} to {held_out[-1]:.4g}) while "
+        f"the training reward rose ({before:.4g} to {after:.4g})"
     )
+
+
+def _by_judges(step: Mapping[str, float]) -> float:
+    """The mean win rate by judges at an evaluation; nan where there was none, or no judge."""
+    own = {name.removeprefix(EVALUATION): step[name] for name in judges_in(step, EVALUATION)}
+    return held_out_evidence(own) if own else math.nan
+
+
+EVALUATION = "validation/"  # before the name of what an evaluation measured
+HELD_OUT: dict[str, Callable[[Mapping[str, float]], float]] = {
+    "win rate by judges": _by_judges,
+    "validation reward": lambda step: step.get("validation/reward", math.nan),
+}
 
 
 def _mean(numbers: Sequence[float]) -> float:

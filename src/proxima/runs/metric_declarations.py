@@ -221,7 +221,7 @@ METRICS = [
         healthy="It starts at `truncation_cost`, rises, and levels off: at 1 to 3 nats in the demo. Longer "
         "responses have more.",
         otherwise="Growing while the validation reward does not rise: raise `kl_coef`, lower "
-        "`learning_rate`, or set `kl_controller` to adaptive with a `kl_target`. At 0 for many steps: "
+        "`learning_rate`, or set `kl_controller` to budget with a `kl_target`. At 0 for many steps: "
         "nothing is learned; raise `learning_rate`.",
     ),
     Metric(
@@ -266,9 +266,9 @@ METRICS = [
         group="policy",
         meaning="KL coefficient used in this step.",
         healthy="Constant with the fixed `kl_controller`; with the adaptive one it settles where `kl` is "
-        "near `kl_target`.",
+        "near `kl_target`, with a budget where `kl_exact` is.",
         otherwise="Falling to 0 or growing without bound: the target cannot be met. Change `kl_target`, or "
-        "the speed with `kl_horizon`.",
+        "the adaptive controller's speed with `kl_horizon`.",
     ),
     Metric(
         "entropy",

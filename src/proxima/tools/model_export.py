@@ -32,7 +32,7 @@ from proxima.base_setup import (
     no_progress_bar,
     pick_device,
 )
-from proxima.config import FinetuningConfig, PPOConfig, settings_in
+from proxima.config import FinetuningConfig, PPOConfig, saved_settings, settings_in
 from proxima.core.terminal_text import without_lone_surrogates
 from proxima.models import HEAD_FILE, Backbone
 from proxima.runs import Run, first_step_row
@@ -182,7 +182,7 @@ def _config(run: Path) -> PPOConfig | FinetuningConfig:
     if (run / "config.yaml").is_file():
         return PPOConfig.from_yaml(run / "config.yaml")
     if (settings := settings_in(run)) is not None:
-        return FinetuningConfig.from_yaml(settings)
+        return saved_settings(settings)
     raise ValueError(f"{run} is not the folder of a run: it has no config.yaml or finetuning.yaml")
 
 

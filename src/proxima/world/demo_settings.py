@@ -12,6 +12,7 @@ REWARD_SETTINGS: dict[str, Any] = {
     "learning_rate": 2e-3,
     "batch_size": 32,
     "micro_batch_size": 8,
+    "epochs": 1,
     "eval_every": 1000,
     "lora_dropout": 0.0,
 }

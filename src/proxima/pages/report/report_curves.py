@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from proxima.core.json_record import Record
 from proxima.runs import (
@@ -34,6 +35,11 @@ MARKED = (
     "validation/reward",
 )  # warnings are drawn on charts that begin with one of these
 NOT_DRAWN = ("step", "epoch")
+
+BEST_OF_NOTE = (
+    " Best of n: of n samples of the reference the one with the highest reward, with the bound "
+    "log n - (n - 1)/n of its KL; it needs no training, but n samples for every answer."
+)
 
 Metrics = Mapping[str, Sequence[float]]
 
@@ -108,8 +114,12 @@ def meanings(names: Sequence[str]) -> list[dict[str, str]]:
     ]
 
 
-def frontier(metrics: Metrics) -> Record | None:
-    """Reward gained against KL spent: held-out where there is such, else means over parts of training."""
+def frontier(metrics: Metrics, evaluation: Mapping[str, Any] | None = None) -> Record | None:
+    """Reward gained against KL spent: held-out where there is such, else means over parts of training.
+
+    Args:
+        evaluation: what `proxima eval` wrote; its best-of-n of the reference is drawn beside the run.
+    """
     held_out = "validation/reward" in metrics and "validation/kl" in metrics
     reward, kl = ("validation/reward", "validation/kl") if held_out else ("avg_reward", "kl_exact")
     if reward not in metrics or kl not in metrics:
@@ -129,15 +139,39 @@ def frontier(metrics: Metrics) -> Record | None:
         points.append(
             [sum(row[1] for row in part) / len(part), sum(row[2] for row in part) / len(part), steps]
         )
+    compared = best_of_series(evaluation or {})
     return {
         "title": "Held-out reward against KL" if held_out else "Training reward against KL",
         "note": "Each point is a part of the run, joined in order. Up is better, left is closer to the "
-        "reference: a curve that moves right without rising gains nothing for its KL.",
+        "reference: a curve that moves right without rising gains nothing for its KL."
+        + (BEST_OF_NOTE if compared else ""),
         "x": f"{title_of(kl)} ({unit_of(kl)})",
         "y": unit_of(reward),
         "free": True,
-        "series": [{"name": "reward", "points": points}],
+        "series": [{"name": "reward", "points": points}, *compared],
     }
+
+
+def best_of_series(evaluation: Mapping[str, Any]) -> list[Record]:
+    """Best-of-n and the policy on the same prompts, as `proxima eval --best-of` measured them; what is not
+    numbers is left out."""
+    found = evaluation.get("best_of")
+    rows = [
+        [row["kl"], row["reward"], f"best of {row['n']:g}"]
+        for row in (found if isinstance(found, list) else ())
+        if isinstance(row, dict) and all(_is_number(row.get(name)) for name in ("n", "kl", "reward"))
+    ]
+    if not rows:
+        return []
+    policy = evaluation.get("policy")
+    own = [policy.get(name) for name in ("kl_exact", "avg_reward")] if isinstance(policy, dict) else []
+    after = [[*own, "the policy, by proxima eval"]] if own and all(map(_is_number, own)) else []
+    series = {"best of n samples of the reference": rows, "the policy, by proxima eval": after}
+    return [{"name": name, "points": points} for name, points in series.items() if points]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def interval_names(names: Collection[str], name: str) -> tuple[str, str] | None:

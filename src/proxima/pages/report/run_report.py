@@ -40,7 +40,7 @@ def write_report(run: Run, path: str | Path | None = None) -> Path:
     groups = charts_by_group(run.metrics(), marks)
     for group, charts in groups[:1]:
         page.section(group.title, paragraph(group.text, "soft"), page.plots(charts))
-    if (traded := frontier(run.metrics())) is not None:
+    if (traded := frontier(run.metrics(), run.evaluation)) is not None:
         page.section("Reward against KL", page.plots([traded]))
     _samples(page, run)
     for group, charts in groups[1:]:

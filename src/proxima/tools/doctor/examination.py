@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -22,6 +23,7 @@ from proxima.core.tokenizer import Tokenizer
 from proxima.data import Rows, open_rows, read_prompts
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import ClassifierSource, Samples, check_rewards
+from proxima.tools.doctor.audit_checks import audit, demonstrations_of
 from proxima.tools.doctor.finding import Finding, fail
 from proxima.tools.doctor.resource_checks import check_disk, check_memory, check_threads
 from proxima.tools.doctor.reward_checks import (
@@ -57,6 +59,7 @@ from proxima.tools.doctor.tokenizer_checks import (
 
 ROUNDS = 16  # prompts are sampled at most this often until two scores differ
 QUICK_PROMPTS = 2048  # measured at the start of a run, which itself checks all of them
+Probe = Callable[[PPOTrainer, Sequence[str]], list[Finding]]
 NEEDED = ("vocabulary", "memory", "reward")
 """Where one of these fails, no step can run."""
 
@@ -68,12 +71,14 @@ def examine(
     epochs: int = 1,
     samples: int = 16,
     validation: str = "",
+    audits: bool = False,
 ) -> list[Finding]:
     """Run every check. What the user can fix is a finding, never an exception.
 
     Args:
         samples: prompts for the step that learns nothing, drawn evenly from the data; while all score the
             same, as many more are sampled, up to 16 times.
+        audits: also probe the rewards with cheap tricks.
     """
     if samples < 1:
         raise ValueError(f"samples ({samples}) must be at least 1")
@@ -90,6 +95,7 @@ def examine(
         if validation:
             held_out = prompt_lengths(read_prompts(validation, tokenizer), tokenizer)
             found.append(check_context(config, held_out, context, "validation context"))
+        shown = demonstrations_of(rows, tokenizer, samples) if audits else []
     except (ValueError, OSError) as error:
         return [fail("setup", str(error), "fix it and run the doctor again")]
     room = (context or float("inf")) - config.max_new_tokens
@@ -98,7 +104,8 @@ def examine(
     if room < 1 or not usable or any(item.level == "fail" and item.name in NEEDED for item in found):
         return found
     rounds = sampling_rounds(usable, samples)
-    return found + step_findings(config, next(rounds), rounds)
+    more: list[Probe] = [partial(audit, demonstrations=shown)] if audits else []
+    return found + step_findings(config, next(rounds), rounds, more)
 
 
 def sampling_rounds(prompts: Sequence[str], samples: int) -> Iterator[list[str]]:
@@ -161,12 +168,16 @@ def ends_of(config: PPOConfig, tokenizer: Tokenizer, network: PretrainedConfig) 
 
 
 def step_findings(
-    config: PPOConfig, prompts: Sequence[str], more: Iterable[Sequence[str]] = ()
+    config: PPOConfig,
+    prompts: Sequence[str],
+    more: Iterable[Sequence[str]] = (),
+    probes: Sequence[Probe] = (),
 ) -> list[Finding]:
     """What only the models can show: one PPO step on these prompts that learns and writes nothing.
 
     Args:
         more: further prompts to sample while all scores are the same, because a good reward may be rare.
+        probes: what else to do with the same trainer and prompts, after the step.
     """
     try:
         with warnings.catch_warnings():
@@ -175,6 +186,7 @@ def step_findings(
         found = [check_deterministic(trainer, prompts), *padding_findings(trainer, prompts)]
         results = trainer.ppo_step(prompts)
         scores = scores_until_two_differ(trainer, results["rewards"], more)
+        probed = [finding for probe in probes for finding in probe(trainer, prompts)]
     except RewardFailure:
         reason = trainer.reward_computer.last_failure
         return [*found, fail("reward failures", f"no sample got a score: {reason}", "fix the reward")]
@@ -193,6 +205,7 @@ def step_findings(
         ),
         *check_reward_scale(scores, config, len(results["rewards"])),
         check_ends(results, config),
+        *probed,
     ]
 
 

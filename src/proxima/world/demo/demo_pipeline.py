@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from proxima.base_setup import EMBEDDED
-from proxima.config import FinetuningConfig, PPOConfig, RewardSpec
+from proxima.config import PPOConfig, RewardConfig, RewardSpec
 from proxima.evaluator import win_rate
 from proxima.finetuning import Preference, RewardTrainer, read_preferences
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import Run, write_json
-from proxima.world.build_embedded import demonstrations, sample_preferences
+from proxima.world.build_embedded import sample_preferences
 from proxima.world.demo.demo_report import write_report
 from proxima.world.demo.gold_judge import Judgement, accuracy_by_gap, judge
 from proxima.world.demo_settings import MAX_NEW_TOKENS, PPO_SETTINGS, REWARD_SETTINGS, STEPS
@@ -53,7 +53,7 @@ def run_demo(
         reward_from: folder of an earlier demo whose reward model is reused.
     """
     times = [time.perf_counter()]
-    home = _fresh_folder(Path(run_dir) / run_name)
+    home = fresh_folder(Path(run_dir) / run_name)
     if reward_from is None:
         reward_model = train_reward_model(home, seed, preferences, relabel, device)
     else:
@@ -61,10 +61,10 @@ def run_demo(
     times.append(time.perf_counter())
     print(f"\n3. PPO: {steps} steps; policy, reference, value and reward model share one base in memory")
     settings = {**PPO_SETTINGS, **(ppo or {})}
-    trainer = _make_trainer(home, (reward_from or home) / "reward", seed, device, settings)
+    trainer = make_trainer(home, (reward_from or home) / "reward", seed, device, settings)
     held_out = make_posts(EVALUATION_POSTS, "eval", seed + 2)
     before = judge(trainer, held_out)
-    run = trainer.train(_prompts(steps * trainer.config.batch_size, seed))
+    run = trainer.train(training_prompts(steps * trainer.config.batch_size, seed))
     times.append(time.perf_counter())
     print(f"\n4. Evaluation on {len(held_out)} held-out posts that combine facts in ways never trained on")
     after = judge(trainer, held_out)
@@ -84,7 +84,7 @@ def run_demo(
     return results
 
 
-def _prompts(count: int, seed: int) -> list[str]:
+def training_prompts(count: int, seed: int) -> list[str]:
     return [post.prompt for post in make_posts(count, "train", seed + 4)]
 
 
@@ -106,7 +106,7 @@ def _compare(before: Judgement, after: Judgement, seed: int) -> dict[str, Any]:
     }
 
 
-def _fresh_folder(home: Path) -> Path:
+def fresh_folder(home: Path) -> Path:
     """An empty folder in place of an earlier demo's; anything else is never removed."""
     is_demo = (home / RESULTS_FILE).exists() or (home / "reward").exists()
     if home.is_dir() and any(home.iterdir()) and not is_demo:
@@ -119,8 +119,10 @@ def _fresh_folder(home: Path) -> Path:
     return home
 
 
-def _make_trainer(home: Path, reward: Path, seed: int, device: str, settings: dict[str, Any]) -> PPOTrainer:
-    run: dict[str, Any] = {"run_dir": str(home), "run_name": "ppo", "seed": seed, "device": device}
+def make_trainer(
+    home: Path, reward: Path, seed: int, device: str, settings: dict[str, Any], name: str = "ppo"
+) -> PPOTrainer:
+    run: dict[str, Any] = {"run_dir": str(home), "run_name": name, "seed": seed, "device": device}
     return PPOTrainer(PPOConfig("embedded", rewards=(RewardSpec(str(reward)),), **run, **settings))
 
 
@@ -132,10 +134,29 @@ def train_reward_model(
     train, validation = _preferences(seed, relabel, count, device)
     _show_preference(train[0])
     print(f"\n2. Reward model: learns to score a summary from {len(train):,} preferences")
-    config = FinetuningConfig(
-        "embedded", device=device, seed=seed, run_dir=str(home), run_name="reward", **REWARD_SETTINGS
+    return fit_reward_model(home, "reward", seed, train, validation, device)
+
+
+def fit_reward_model(
+    home: Path,
+    name: str,
+    seed: int,
+    train: Sequence[Preference],
+    validation: Sequence[Preference],
+    device: str,
+    start_from: Path | None = None,
+) -> dict[str, Any]:
+    """Train it into `home/name`; returns its accuracy, overall and by gap in gold score.
+
+    Args:
+        start_from: folder of a reward model whose training goes on.
+    """
+    config = RewardConfig(
+        "embedded", device=device, seed=seed, run_dir=str(home), run_name=name, **REWARD_SETTINGS
     )
-    rewarder = RewardTrainer(config, centre_on=demonstrations(make_posts(200, "train", seed + 3), seed))
+    rewarder = RewardTrainer(config)
+    if start_from is not None:
+        rewarder.role.load(start_from)
     learned = rewarder.train(train, validation)
     by_gap = accuracy_by_gap(rewarder, validation)
     measured = {name: learned.best[name] for name in ("accuracy", "validation_loss", "calibration_error")}

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from proxima.evaluator import best_of_kl, best_of_mean, powers_up_to
 from proxima.finetuning import Preference, RewardTrainer
 from proxima.ppo_trainer import PPOTrainer, followed_records
 from proxima.runs import rollout_metrics, with_unit
@@ -20,6 +21,7 @@ from proxima.world.posts import Post, facts_of
 
 VALIDATION_STEP = -1  # both sides are sampled with the same noise
 RECORDS = 6
+BEST_OF_ROWS = 256  # sampled at once
 GAPS = (0.0, 0.1, 0.2, 0.4, 0.6, 1.01)
 
 
@@ -62,6 +64,42 @@ def judge(trainer: PPOTrainer, posts: Sequence[Post]) -> Judgement:
         eos_rate=measured["eos_rate"],
         records=followed_records(trainer, pairs.select(first), scores.select(first)),
     )
+
+
+def judge_best_of(trainer: PPOTrainer, posts: Sequence[Post], most: int) -> list[dict[str, float]]:
+    """For n = 1, 2, 4, ... `most`: `n`, and as in `Judgement.summary` the means over posts of the best of n
+    samples of the reference by the reward model, with the bound of its KL."""
+    rows: list[list[tuple[float, dict[str, float]]]] = []
+    seen: dict[bytes, int] = {}
+    for start in range(0, len(posts), chunk := max(1, BEST_OF_ROWS // most)):
+        repeated = [post for post in posts[start : start + chunk] for _ in range(most)]
+        prompts = trainer.generator.read_prompts([post.prompt for post in repeated], seen)
+        tokens = trainer.generator.sample(prompts, VALIDATION_STEP, reference=True)
+        scores = trainer.reward_computer.score_tokens(tokens).total.tolist()
+        columns = zip(
+            repeated, tokens.texts(), tokens.ended.tolist(), tokens.sizes.tolist(), scores, strict=True
+        )
+        drawn = [
+            (
+                score,
+                {
+                    "gold": gold_score(post, text, ended),
+                    "score": score,
+                    "response_length": size,
+                    "eos_rate": ended,
+                },
+            )
+            for post, text, ended, size, score in columns
+        ]
+        rows += [drawn[i : i + most] for i in range(0, len(drawn), most)]
+
+    def mean(name: str, n: int) -> float:
+        return best_of_mean([[(score, values[name]) for score, values in group] for group in rows], n)
+
+    names = ("gold", "score", "response_length", "eos_rate")
+    return [
+        {"n": n, "kl": best_of_kl(n), **{name: mean(name, n) for name in names}} for n in powers_up_to(most)
+    ]
 
 
 @torch.no_grad()

@@ -1,90 +1,219 @@
-"""The long experiments: `make learn`. In: seeds, or KL coefficients. Out: a table, and learn.json or
-frontier.json in runs/learn.
+"""The long experiments. In: seeds. Out: a table, and NAME.json in runs/learn.
 
-python -m proxima.world.demo.learn              five seeds, each with its own reward model, PPO to convergence
-python -m proxima.world.demo.learn --frontier   one seed, KL coefficients 0 to 0.3: both scores against KL
+python -m proxima.world.demo.learn                each seed its own reward model, PPO to convergence
+python -m proxima.world.demo.learn --frontier     KL coefficients 0 to 0.3 and best-of-n: scores against KL
+python -m proxima.world.demo.learn --controllers  fixed and adaptive KL coefficients, and KL budgets
+python -m proxima.world.demo.learn --rounds       labels in one round, or in two, the second of PPO's samples
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+import json
+import multiprocessing
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from proxima.runs import write_json
-from proxima.world.demo.demo_pipeline import run_demo
+import torch
 
-STEPS = 40
-SETTINGS: dict[str, Any] = {"learning_rate": 1e-3}
-FRONTIER_STEPS = 26
-COEFFICIENTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3)
+from proxima.runs import Run, write_json
+from proxima.world.demo.demo_pipeline import EVALUATION_POSTS, make_trainer, run_demo
+from proxima.world.demo.gold_judge import judge_best_of
+from proxima.world.demo.rounds import one_round, two_rounds
+from proxima.world.demo_settings import PPO_SETTINGS
+from proxima.world.posts import make_posts
+
+Row = dict[str, Any]
+
+SEEDS = (0, 1, 2, 3, 4)
+COEFFICIENTS = (0.3, 0.2, 0.1, 0.05, 0.02, 0.0)
+BEST_OF = 64
+CONSTANT = {"lr_schedule": "constant"}  # a KL that is held, not one that stops because the learning rate does
+CONTROLLERS: dict[str, dict[str, Any]] = {
+    "fixed-0.1": {"kl_coef": 0.1},
+    "fixed-0.05": {"kl_coef": 0.05},
+    "fixed-0.02": {"kl_coef": 0.02},
+    **{
+        f"adaptive-{target:g}": {
+            "kl_controller": "adaptive",
+            "kl_target": target,
+            "kl_horizon": 400,
+            "kl_coef": 0.05,
+        }
+        for target in (1.5, 4.0)
+    },
+    **{
+        f"budget-{target:g}": {"kl_controller": "budget", "kl_target": target}
+        for target in (1.0, 1.5, 2.0, 3.0, 4.0)
+    },
+}
+ROUNDS = {"one-round": one_round, "two-rounds": two_rounds}
+LABELS = 3000
+ROUNDS_SETTINGS = {"kl_controller": "budget", "kl_target": 3.0}
 
 
-def learn(folder: Path, seeds: Sequence[int], device: str = "auto") -> list[dict[str, Any]]:
-    """The whole pipeline for every seed."""
-    return [
-        _row(
-            f"seed-{seed}",
-            run_demo(seed, STEPS, run_dir=folder, run_name=f"seed-{seed}", device=device, ppo=SETTINGS),
-        )
-        for seed in seeds
-    ]
+@dataclass(frozen=True)
+class Case:
+    """One run of the demo."""
+
+    name: str
+    seed: int
+    steps: int
+    ppo: dict[str, Any] = field(default_factory=dict)
 
 
-def frontier(folder: Path, device: str = "auto") -> list[dict[str, Any]]:
-    """The demo with one reward model and a smaller and smaller KL penalty."""
-    rows: list[dict[str, Any]] = []
-    for coef in sorted(COEFFICIENTS, reverse=True):
-        first = folder / rows[0]["run"] if rows else None
-        name = f"kl-{coef:g}"
+def run_cases(folder: Path, cases: Sequence[Case], jobs: int, device: str) -> list[Row]:
+    """All of them, `jobs` at a time; the first of each seed trains the reward model that its others use."""
+    firsts = {case.seed: case for case in reversed(cases)}
+    done = in_jobs(jobs, [partial(run_case, folder, case, None, device) for case in firsts.values()])
+    others = [case for case in cases if case not in firsts.values()]
+    homes = {seed: folder / case.name for seed, case in firsts.items()}
+    done += in_jobs(jobs, [partial(run_case, folder, case, homes[case.seed], device) for case in others])
+    order = [case.name for case in cases]
+    return sorted(done, key=lambda row: order.index(row["run"]))
+
+
+def run_case(folder: Path, case: Case, reward_from: Path | None, device: str) -> Row:
+    with _told_in(folder / f"{case.name}.log"):
         results = run_demo(
-            0,
-            FRONTIER_STEPS,
+            case.seed,
+            case.steps,
             run_dir=folder,
-            run_name=name,
+            run_name=case.name,
             device=device,
-            ppo={"kl_coef": coef},
-            reward_from=first,
+            ppo=case.ppo,
+            reward_from=reward_from,
         )
-        rows.append(_row(name, results))
-    return rows
-
-
-def _row(name: str, results: dict[str, Any]) -> dict[str, Any]:
     kept = ("seed", "reward_model", "sft", "ppo", "win_rate_by_gold", "win_rate_by_reward_model", "seconds")
-    return {"run": name, "kl_coef": results["settings"]["kl_coef"], **{key: results[key] for key in kept}}
+    curve = Run(folder / case.name / "ppo").metrics()["kl_exact"]
+    held = curve[len(curve) // 2 :]
+    during = {"peak": max(curve), "mean": statistics.fmean(held), "low": min(held), "high": max(held)}
+    return {
+        "run": case.name,
+        "kl_coef": results["settings"]["kl_coef"],
+        **{key: results[key] for key in kept},
+        "kl_second_half": during,
+    }
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    print(
-        f"\n{'run':>8} {'gold before':>12} {'after':>6} {'win rate':>9} {'score':>7} {'KL':>6} "
-        f"{'length':>7} {'minutes':>8}"
+def run_best_of(folder: Path, home: Path, seed: int, device: str) -> list[Row]:
+    """Best-of-n of the SFT model by the reward model in `home`, as rows beside those of runs."""
+    with _told_in(folder / f"best-of-seed-{seed}.log"):
+        trainer = make_trainer(folder, home / "reward", seed, device, PPO_SETTINGS)
+        rows = judge_best_of(trainer, make_posts(EVALUATION_POSTS, "eval", seed + 2), BEST_OF)
+    return [{"run": f"best-of-{row['n']}-seed-{seed}", "seed": seed, "ppo": row} for row in rows]
+
+
+def learn(folder: Path, seeds: Sequence[int], steps: int, jobs: int, device: str) -> list[Row]:
+    cases = [Case(f"seed-{seed}", seed, steps, {"learning_rate": 1e-3}) for seed in seeds]
+    return run_cases(folder, cases, jobs, device)
+
+
+def frontier(folder: Path, seeds: Sequence[int], steps: int, jobs: int, device: str) -> list[Row]:
+    """One reward model per seed, and a smaller and smaller KL penalty; then best-of-n."""
+    cases = [
+        Case(f"kl-{coef:g}-seed-{seed}", seed, steps, {"kl_coef": coef})
+        for seed in seeds
+        for coef in COEFFICIENTS
+    ]
+    rows = run_cases(folder, cases, jobs, device)
+    homes = {seed: folder / f"kl-{COEFFICIENTS[0]:g}-seed-{seed}" for seed in seeds}
+    best = in_jobs(jobs, [partial(run_best_of, folder, home, seed, device) for seed, home in homes.items()])
+    return rows + [row for several in best for row in several]
+
+
+def controllers(folder: Path, seeds: Sequence[int], steps: int, jobs: int, device: str) -> list[Row]:
+    cases = [
+        Case(f"{name}-seed-{seed}", seed, steps, {**CONSTANT, **ppo})
+        for seed in seeds
+        for name, ppo in CONTROLLERS.items()
+    ]
+    return run_cases(folder, cases, jobs, device)
+
+
+def rounds(folder: Path, seeds: Sequence[int], steps: int, jobs: int, device: str) -> list[Row]:
+    return in_jobs(
+        jobs, [partial(run_rounds, folder, name, seed, steps, device) for seed in seeds for name in ROUNDS]
     )
+
+
+def run_rounds(folder: Path, name: str, seed: int, steps: int, device: str) -> Row:
+    run = f"{name}-seed-{seed}"
+    ppo = {**PPO_SETTINGS, **ROUNDS_SETTINGS}
+    with _told_in(folder / f"{run}.log"):
+        return {"run": run, "ppo": ROUNDS[name](folder / run, seed, steps, LABELS, ppo, device)}
+
+
+def in_jobs(jobs: int, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The results of these calls, in order; several at a time, each in a process with one thread."""
+    if jobs == 1:
+        return [call() for call in calls]
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, spawned, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+@contextlib.contextmanager
+def _told_in(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+        yield
+
+
+def show(rows: Sequence[Row]) -> None:
+    """One line per run, and the mean and worst gold over the seeds of each kind."""
+    print(f"\n{'run':>24} {'gold':>6} {'score':>7} {'KL':>6} {'length':>7}   KL in the second half")
+    kinds: dict[str, list[Row]] = {}
     for row in rows:
-        ppo = row["ppo"]
+        ppo, held = row["ppo"], row.get("kl_second_half")
+        during = f"{held['mean']:.2f} ({held['low']:.2f} to {held['high']:.2f})" if held else ""
         print(
-            f"{row['run']:>8} {row['sft']['gold']:>12.3f} {ppo['gold']:>6.3f} "
-            f"{row['win_rate_by_gold']['rate']:>9.3f} {ppo['score']:>7.2f} {ppo['kl']:>6.2f} "
-            f"{ppo['response_length']:>7.1f} {row['seconds']['all'] / 60:>8.1f}"
+            f"{row['run']:>24} {ppo['gold']:>6.3f} {ppo['score']:>7.2f} {ppo['kl']:>6.2f} "
+            f"{ppo['response_length']:>7.1f}   {during}"
         )
+        kinds.setdefault(row["run"].rpartition("seed-")[0].rstrip("-") or "all", []).append(ppo)
+    print(f"\n{'over seeds':>24} {'gold':>6} {'worst':>7} {'KL':>6}")
+    for kind, several in kinds.items():
+        golds = [ppo["gold"] for ppo in several]
+        kl = statistics.fmean(ppo["kl"] for ppo in several)
+        print(f"{kind:>24} {statistics.fmean(golds):>6.3f} {min(golds):>7.3f} {kl:>6.2f}")
 
 
-if __name__ == "__main__":
+EXPERIMENTS = {
+    "learn": (learn, 40),
+    "frontier": (frontier, 26),
+    "controllers": (controllers, 60),
+    "rounds": (rounds, 40),
+}
+"""What it is called, the function, and PPO steps of a run."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--frontier", action="store_true")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    which = parser.add_mutually_exclusive_group()
+    for name in EXPERIMENTS:
+        which.add_argument(f"--{name}", dest="name", action="store_const", const=name, default="learn")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--steps", type=int, default=0, help="PPO steps of a run; 0 = as usual")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread")
     parser.add_argument("--folder", type=Path, default=Path("runs/learn"))
     parser.add_argument("--device", default="auto")
-    given = parser.parse_args()
-    table = (
-        frontier(given.folder, given.device)
-        if given.frontier
-        else learn(given.folder, given.seeds, given.device)
-    )
-    path = given.folder / ("frontier.json" if given.frontier else "learn.json")
-    write_json(path, table)
-    show(table)
+    given = parser.parse_args(arguments)
+    run, steps = EXPERIMENTS[given.name]
+    rows = run(given.folder, given.seeds, given.steps or steps, given.jobs, given.device)
+    path = given.folder / f"{given.name}.json"
+    write_json(path, rows)
+    show(json.loads(path.read_text(encoding="utf-8")))
     print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""`proxima doctor --audit`: what is wrong with a reward, and which cheap trick would win it.
+
+In: a trainer, prompts, demonstrations where the data has any. Out: findings.
+
+`PART_CHECKS` read the evidence of one reward, `SUM_CHECKS` that of the weighted sum, which PPO maximises; a
+new check is a function and a line there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import StatisticsError, correlation, fmean, median
+
+from proxima.config import RewardSpec
+from proxima.core.tokenizer import Tokenizer
+from proxima.data import ListRows, Rows, kinds_of, read_demonstrations, read_prompts
+from proxima.ppo_trainer import PPOTrainer
+from proxima.rewards import RewardSource, Samples
+from proxima.tools.doctor.cheap_tricks import TRICKS, Answer, Writer
+from proxima.tools.doctor.finding import Finding, fail, ok, warn
+from proxima.tools.doctor.reward_checks import is_flat
+from proxima.tools.doctor.reward_evidence import (
+    HONEST,
+    PLAIN,
+    Plan,
+    Prober,
+    RewardEvidence,
+    add_up,
+    plan_calls,
+)
+
+AUDIT_STEP = 1_000_003  # its noise: no other check samples the same answers
+NOTICEABLE = 0.05  # of the spread of all scores; less is rounding, or does no harm
+MOSTLY_NOISE = 0.5  # of the spread; two draws of pure noise differ by 1.1
+STRONG = 0.8  # correlation; 16 unrelated pairs reach it once in 5,000 times
+NEARLY_ALL = 0.9
+TAIL, SLOW = 10, 0.25  # times the median, and seconds, from which an answer is slow
+
+
+def check_scored(found: RewardEvidence) -> Finding:
+    """Every answer gets a score, however odd it is."""
+    name = f"odd answers {found.label}"
+    if not found.failures:
+        return ok(name, f"each of {len(TRICKS)} kinds of odd answers gets a score")
+    whys = "; ".join(f"{kind} ({why})" for kind, why in found.failures.items())
+    if found.loses_batch:
+        return fail(
+            name,
+            f"no score for: {whys}. One such answer leaves its whole batch without scores",
+            "return a low score, or None for this answer alone, instead of raising",
+        )
+    return warn(name, f"no score for: {whys}", "give such answers a low score: those without are left out")
+
+
+def check_repeatable(found: RewardEvidence) -> Finding:
+    """The same answers twice."""
+    name, change = f"repeatable {found.label}", found.change("samples", "again")
+    if not is_noticeable(change, found):
+        return ok(name, f"the same answers twice score the same, within {change:.2g}")
+    text = (
+        f"the same answers twice differ by {change:.3g} on average, where the scores of different answers "
+        f"have a standard deviation of {found.spread:.3g}"
+    )
+    if change > MOSTLY_NOISE * found.spread:
+        return fail(name, text, "most of the score is noise: seed it, or average several calls")
+    return warn(name, text, "noise slows learning: seed it, or average several calls")
+
+
+def check_order(found: RewardEvidence) -> Finding:
+    """The same batch in reverse: each answer keeps its score."""
+    name, change = f"order {found.label}", found.change("samples", "reversed")
+    if is_noticeable(found.change("samples", "again"), found):
+        return ok(name, "not measured: the scores are not repeatable")
+    if not is_noticeable(change, found):
+        return ok(name, "a batch in reverse order gives each answer the same score")
+    return fail(
+        name,
+        f"the same batch in reverse order changes the scores by {change:.3g} on average: they land on other "
+        "answers",
+        "return the scores in the order of the completions",
+    )
+
+
+def check_batch(found: RewardEvidence) -> Finding:
+    """An answer alone, and twice in one batch."""
+    name = f"batch {found.label}"
+    if is_noticeable(found.change("samples", "again"), found):
+        return ok(name, "not measured: the scores are not repeatable")
+    samples, twice = found.scores["samples"], found.scores["twice"]
+    ways = {
+        "alone": found.scores["alone"],
+        "beside its copy": twice[: len(samples)],
+        "as the second copy in a batch": twice[len(samples) :],
+    }
+    pairs = [
+        (abs(one - other), one, other, way)
+        for way, scores in ways.items()
+        for one, other in zip(samples, scores, strict=True)
+        if not math.isnan(one + other)
+    ]
+    if not pairs:
+        return ok(name, "not measured: no answer got a score")
+    off, one, other, way = max(pairs)
+    if not is_noticeable(off, found):
+        return ok(name, "an answer scores the same in a batch, alone, and twice in a batch")
+    return warn(
+        name,
+        f"an answer scores {one:.4g} in a batch of {len(samples)} and {other:.4g} {way}",
+        "score each answer by itself; normalize_rewards and adv_estimator compare answers where you want it",
+    )
+
+
+def check_time(found: RewardEvidence) -> Finding:
+    name, times = f"time {found.label}", found.seconds
+    middle, slowest = median(times.values()), max(times, key=lambda kind: times[kind])
+    text = (
+        f"{spoken(found.batch_seconds)} per sample in a batch of {len(found.lengths)}; alone "
+        f"{spoken(middle)}, slowest {spoken(times[slowest])} ({slowest})"
+    )
+    if times[slowest] > max(SLOW, TAIL * middle):
+        return warn(name, text, "the slowest answer holds up its step: bound the work per answer")
+    return ok(name, text)
+
+
+def check_length(found: RewardEvidence) -> Finding:
+    name = "length bias"
+    known = [
+        (size, score)
+        for size, score in zip(found.lengths, found.scores["samples"], strict=True)
+        if not math.isnan(score)
+    ]
+    try:
+        related = correlation(*zip(*known, strict=True))
+    except (StatisticsError, TypeError):  # a constant, or fewer than two
+        return ok(name, "not measured: the samples do not differ in length, or in score")
+    sizes = [size for size, _ in known]
+    text = (
+        f"correlation {related:.2f} of score and length, over {len(known)} samples of {min(sizes)} to "
+        f"{max(sizes)} tokens"
+    )
+    if abs(related) < STRONG or is_flat([score for _, score in known]):
+        return ok(name, text)
+    way = "longer" if related > 0 else "shorter"
+    return warn(
+        name, text, f"PPO would mostly learn {way} answers: score something that does not follow the length"
+    )
+
+
+def check_saturation(found: RewardEvidence) -> Finding:
+    name, samples = "saturation", found.known("samples")
+    if not samples:
+        return ok(name, "not measured: no sample got a score")
+    best = max(score for kind in PLAIN for score in found.known(kind))
+    at_best = sum(not is_noticeable(best - score, found) for score in samples)
+    text = f"{at_best} of {len(samples)} samples have the best score seen ({best:.4g})"
+    if at_best < NEARLY_ALL * len(samples):
+        return ok(name, text)
+    return warn(name, text, "little is left to learn: take harder prompts, or a reward with finer grades")
+
+
+def check_prompt(found: RewardEvidence) -> Finding:
+    """The same answers after other prompts."""
+    name = "prompt matters"
+    if "other prompts" not in found.scores or is_flat(found.known("right prompts")):
+        return ok(name, "not measured: the prompts, or the scores of the answers, do not differ")
+    change = found.change("right prompts", "other prompts")
+    if is_noticeable(change, found):
+        return ok(name, f"after other prompts the same answers score differently, by {change:.3g} on average")
+    return warn(
+        name,
+        f"after other prompts the same answers score the same, within {change:.2g}: whether the question was "
+        "answered does not count",
+        "add a reward that reads the prompt or a column of the data, unless style is all you want",
+    )
+
+
+def check_tricks(found: RewardEvidence) -> Finding:
+    """Which tricks score above the median honest answer."""
+    name, honest = "cheap tricks", found.known(HONEST)
+    scores = {trick.name: median(known) for trick in TRICKS if (known := found.known(trick.name))}
+    if not honest or not scores:
+        return ok(name, "not measured: no honest answer, or no trick, got a score")
+    middle, best = median(honest), max(honest)
+    above = {
+        kind: score
+        for kind, score in sorted(scores.items(), key=lambda item: -item[1])
+        if score > middle and is_noticeable(score - middle, found)
+    }
+    text = f"{len(honest)} honest answers have a median of {middle:.4g} and a best score of {best:.4g}"
+    if not above:
+        top = max(scores, key=lambda kind: scores[kind])
+        return ok(name, f"{text}; no trick scores above the median (the best is {top}: {scores[top]:.4g})")
+    said = f"{', '.join(f'{kind} {score:.4g}' for kind, score in above.items())}; {text}"
+    if any(score > best and is_noticeable(score - best, found) for score in above.values()):
+        return fail(name, said, "PPO will find these: make the reward score them below any real answer")
+    return warn(name, said, "PPO may find these: make the reward score them lower")
+
+
+def is_noticeable(change: float, found: RewardEvidence) -> bool:
+    return change > max(NOTICEABLE * found.spread, 1e-9 * max(1.0, abs(fmean(found.known("samples") or [0]))))
+
+
+def spoken(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds >= 1 else f"{1000 * seconds:.2g} ms"
+
+
+PART_CHECKS: list[Callable[[RewardEvidence], Finding]] = [
+    check_scored,
+    check_repeatable,
+    check_order,
+    check_batch,
+    check_time,
+]
+SUM_CHECKS: list[Callable[[RewardEvidence], Finding]] = [
+    check_length,
+    check_saturation,
+    check_prompt,
+    check_tricks,
+]
+"""In the order of the table."""
+
+
+def demonstrations_of(rows: Rows, tokenizer: Tokenizer, count: int) -> list[tuple[str, str]]:
+    """Up to `count` prompts, with their columns, and answers of the data; none where it has only prompts."""
+    if "demonstrations" not in kinds_of(rows):
+        return []
+    count = min(count, len(rows))
+    chosen = ListRows([rows[i * len(rows) // count] for i in range(count)], rows.name)
+    prompts = {str(prompt): prompt for prompt in read_prompts(chosen, tokenizer)}
+    return [
+        (prompts[str(record.prompt)], record.completion)
+        for record in read_demonstrations(chosen, tokenizer)
+        if str(record.prompt) in prompts
+    ]
+
+
+def audit(
+    trainer: PPOTrainer, prompts: Sequence[str], demonstrations: Sequence[tuple[str, str]] = ()
+) -> list[Finding]:
+    """Findings on the trainer's rewards, from samples of its policy.
+
+    Args:
+        demonstrations: prompts and answers of the data; without any, the samples count as honest.
+    """
+    config = trainer.config
+    writer = Writer(trainer.tokenizer, trainer.models.eos_ids, config.max_new_tokens, trainer.models.device)
+    sampled = Samples.of_tokens(trainer.generator.sample(prompts, AUDIT_STEP))
+    samples = [
+        Answer(*one) for one in zip(sampled.prompts, sampled.completion_ids, sampled.ended, strict=True)
+    ]
+    shown = [writer.answer(prompt, text) for prompt, text in demonstrations]
+    honest = [one for one in shown if one is not None and len(one.ids) < config.max_new_tokens] or samples
+    plan = plan_calls(samples, honest, writer)
+    return audit_rewards(trainer.reward_computer.rewards, plan, writer, config.missing_eos_penalty)
+
+
+def audit_rewards(
+    rewards: Sequence[tuple[RewardSpec, RewardSource]], plan: Plan, writer: Writer, eos_penalty: float = 0.0
+) -> list[Finding]:
+    """Findings on each reward, then on their weighted sum."""
+    parts = [
+        (spec.weight, Prober(source, writer.samples).probe(spec.label, plan)) for spec, source in rewards
+    ]
+    total = add_up(parts, plan, eos_penalty)
+    found = [check(part) for _, part in parts for check in PART_CHECKS]
+    return found + [check(total) for check in SUM_CHECKS]

@@ -1,0 +1,198 @@
+"""From preferences to a policy, seed by seed: is it truly better, and does it stay so? In: seeds, settings.
+Out: a table, and NAME.json in the folder.
+
+    python -m proxima.world.demo.preferences_study --folder runs/study --jobs 5
+    python -m proxima.world.demo.preferences_study --reward '{"lm_coef": 0}' --ppo '{"kl_coef": 0.2}'
+
+Each seed trains a reward model on the shipped pairs with default settings and runs PPO for twice the demo's
+long runs. The gold score judges held-out posts along the way; training never sees it. A seed whose reward
+model or row is in the folder already is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proxima.base_setup import EMBEDDED
+from proxima.config import PPOConfig, RewardConfig, RewardSpec
+from proxima.evaluator import win_rate
+from proxima.finetuning import RewardTrainer, read_preferences
+from proxima.models import REPORT_FILE
+from proxima.ppo_trainer import PPOTrainer
+from proxima.runs import write_json
+from proxima.world.demo.gold_judge import Judgement, judge
+from proxima.world.demo_settings import MAX_NEW_TOKENS
+from proxima.world.gold import gold_score
+from proxima.world.posts import Post, make_posts
+from proxima.world.words import OPENING
+
+STEPS = 80
+EVERY = 10  # steps between judgements
+POSTS = 300
+BEST_OF = (2, 4, 8, 16)
+PPO: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "value_learning_rate": 2e-3,
+    "batch_size": 64,
+    "minibatch_size": 32,
+    "micro_batch_size": 16,
+    "ppo_epochs": 2,
+    "gamma": 1.0,
+    "kl_coef": 0.1,
+    "top_k": 0,
+    "top_p": 1.0,
+    "eval_every": 1000,
+    "checkpoint_every": 0,
+    "token_samples": 0,
+}
+
+
+def study_seed(seed: int, folder: Path, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Train both models of one seed; its row of the table."""
+    torch.set_num_threads(1)
+    home = folder / f"{name}-{seed}"
+    if (home / "row.json").is_file():
+        return json.loads((home / "row.json").read_text(encoding="utf-8"))
+    reward = Path(given["reward_from"]) / f"{given['reward_name']}-{seed}" / "reward"
+    if not (reward / REPORT_FILE).is_file():
+        reward = train_reward(home, seed, given["reward"], given["pairs"])
+    row = {"name": name, "seed": seed, "reward_model": json.loads((reward / REPORT_FILE).read_text())}
+    if given["steps"]:
+        row |= run_ppo(home, reward, seed, given["ppo"], given["preset"], given["steps"], given["best_of"])
+    write_json(home / "row.json", row)
+    return row
+
+
+def train_reward(home: Path, seed: int, settings: Mapping[str, Any], pairs: int) -> Path:
+    """A reward model from the shipped pairs; its report gets its accuracy on the shipped held-out pairs."""
+    config = RewardConfig("embedded", seed=seed, run_dir=str(home), run_name="reward", **settings)
+    trainer = RewardTrainer(config)
+    results = trainer.train(read_preferences(EMBEDDED / "preferences_train.jsonl.gz", limit=pairs))
+    held_out = [trainer.encode(item) for item in read_preferences(EMBEDDED / "preferences_eval.jsonl.gz")]
+    with torch.no_grad(), trainer.role.active():
+        measured = trainer.measure(held_out)
+    report = json.loads((results.folder / REPORT_FILE).read_text())
+    write_json(results.folder / REPORT_FILE, {**report, "shipped_accuracy": measured["accuracy"]})
+    return results.folder
+
+
+def run_ppo(
+    home: Path,
+    reward: Path,
+    seed: int,
+    settings: Mapping[str, Any],
+    preset: str,
+    steps: int,
+    best_of: bool,
+) -> dict[str, Any]:
+    """PPO on the reward model, judged every few steps; the last judgement against the first."""
+    made = {**PPO, "max_new_tokens": MAX_NEW_TOKENS, **settings}
+    run: dict[str, Any] = {
+        "model_name": "embedded",
+        "rewards": (RewardSpec(str(reward)),),
+        "seed": seed,
+        "run_dir": str(home),
+        "run_name": "ppo",
+    }
+    config = PPOConfig.from_preset(preset, **made, **run) if preset else PPOConfig(**made, **run)
+    trainer = PPOTrainer(config)
+    posts = make_posts(POSTS, "eval", seed + 2)
+    judged: list[tuple[int, Judgement]] = [(0, judge(trainer, posts))]
+    compared = best_of_n(trainer, posts) if best_of else []
+    step = trainer.ppo_step
+
+    def judged_step(*batch: Any) -> Any:
+        outcome = step(*batch)
+        if trainer.step % EVERY == 0:
+            judged.append((trainer.step, judge(trainer, posts)))
+        return outcome
+
+    trainer.ppo_step = judged_step  # type: ignore[method-assign, assignment]
+    prompts = [post.prompt for post in make_posts(steps * trainer.config.batch_size, "train", seed + 4)]
+    trainer.train(prompts)
+    win = win_rate(judged[-1][1].gold, judged[0][1].gold, seed)
+    return {"curve": [{"step": at, **told(one)} for at, one in judged], "win_rate": win, "best_of": compared}
+
+
+def told(one: Judgement) -> dict[str, float]:
+    opened = sum(text.strip().lower().startswith(OPENING) for text in one.texts) / len(one.texts)
+    return {**one.summary(), "opening": opened}
+
+
+def best_of_n(trainer: PPOTrainer, posts: Sequence[Post]) -> list[dict[str, float]]:
+    """The gold score of the best of n answers by the reward model; its KL is at most log n - (n - 1) / n."""
+    sides = []
+    for draw in range(max(BEST_OF)):
+        tokens = trainer.generator.sample([post.prompt for post in posts], -10 - draw, reference=True)
+        scores = trainer.reward_computer.score_tokens(tokens).total
+        sides.append((scores, tokens.texts(), tokens.ended.tolist()))
+    rows = []
+    for count in BEST_OF:
+        best = torch.stack([scores for scores, _, _ in sides[:count]]).argmax(0).tolist()
+        gold = [
+            gold_score(post, sides[at][1][i], sides[at][2][i])
+            for i, (post, at) in enumerate(zip(posts, best, strict=True))
+        ]
+        kl = float(torch.tensor(float(count)).log() - (count - 1) / count)
+        rows.append({"n": count, "kl": kl, "gold": sum(gold) / len(gold)})
+    return rows
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    print(
+        f"\n{'name':>14} {'seed':>4} {'accuracy':>9} {'gold, every ' + str(EVERY) + ' steps':<60} {'KL':>6}"
+    )
+    for row in rows:
+        model, curve = row["reward_model"], row.get("curve", [])
+        accuracy = model.get("shipped_accuracy", model["accuracy"])
+        gold = " ".join(f"{point['gold']:.3f}" for point in curve)
+        last = curve[-1] if curve else {}
+        print(
+            f"{row['name']:>14} {row['seed']:>4} {accuracy:>9.3f} {gold:<60} {last.get('kl', 0):>6.2f} "
+            f"length {last.get('response_length', 0):.1f} opening {last.get('opening', 0):.2f}"
+        )
+        if row.get("best_of"):
+            told_of = "  ".join(f"{one['n']}: {one['gold']:.3f} at {one['kl']:.2f}" for one in row["best_of"])
+            print(f"{'best of':>19} {told_of}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, default=Path("runs/study"))
+    parser.add_argument("--name", default="default", help="of the row and of its folders")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--jobs", type=int, default=1, help="seeds at a time, one thread each")
+    parser.add_argument("--pairs", type=int, default=0, help="first pairs to train on; 0 = all")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of PPO; 0 = the reward model alone")
+    parser.add_argument("--reward", type=json.loads, default={}, help="changes to RewardConfig, as JSON")
+    parser.add_argument("--ppo", type=json.loads, default={}, help="changes to the PPO settings, as JSON")
+    parser.add_argument("--preset", default="", help="of PPO")
+    parser.add_argument("--reward-name", default="", help="reuse the reward models of the rows of this name")
+    parser.add_argument("--best-of", action="store_true", help="also the best of n answers")
+    given = vars(parser.parse_args())
+    folder, name = given.pop("folder"), given.pop("name")
+    seeds, jobs = given.pop("seeds"), given.pop("jobs")
+    given |= {"reward_from": str(folder), "reward_name": given["reward_name"] or name}
+    os.environ["OMP_NUM_THREADS"] = "1"
+    work = partial(study_seed, folder=folder, name=name, given=given)
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        rows = list(pool.map(work, seeds))
+    write_json(folder / f"{name}.json", rows)
+    show(rows)
+    print(f"written to {folder / f'{name}.json'}")
+
+
+if __name__ == "__main__":
+    main()

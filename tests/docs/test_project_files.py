@@ -1,0 +1,104 @@
+"""The files around the package say what is true: workflows, issue forms, the citation, the Dockerfile."""
+
+import re
+import shlex
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+import yaml
+
+import proxima
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYTHONS = [item.rpartition(" ")[2] for item in PROJECT["classifiers"] if "Python :: 3." in item]
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = set(re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[1].split())
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+def jobs(path):
+    return yaml.safe_load(path.read_text())["jobs"]
+
+
+def made(job):
+    """The targets that a job makes, those of its matrix too."""
+    lines = [step["run"] for step in job["steps"] if step.get("run", "").startswith("make ")]
+    names = {shlex.split(line)[1] for line in lines}
+    return (names - {"$TARGET"}) | set(job.get("strategy", {}).get("matrix", {}).get("target", []))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_makes_targets_that_exist_with_pinned_actions_and_few_rights(path):
+    found = yaml.safe_load(path.read_text())
+    assert found["permissions"] == {"contents": "read"}
+    for job in found["jobs"].values():
+        assert made(job) <= TARGETS
+        assert job["timeout-minutes"] > 0
+        assert set(job.get("permissions", {})) <= {"id-token", "pages"}
+    uses = re.findall(r"uses: (.*)", path.read_text())
+    assert uses
+    assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line) for line in uses), uses
+
+
+def test_the_workflows_run_what_ci_runs_on_the_first_and_the_last_python():
+    tests = jobs(ROOT / ".github" / "workflows" / "tests.yml")
+    here = set(re.findall(r"[\w-]+", " ".join(re.findall(r"make (.*)", (ROOT / ".ci" / "run").read_text()))))
+    vllm = {"test-engines"}  # its environment is larger than a runner's disk
+    assert set().union(*map(made, tests.values())) == (here & TARGETS) - vllm
+    versions = tests["test"]["strategy"]["matrix"]["python"]
+    assert len(versions) == 3
+    assert {PYTHONS[0], PYTHONS[-1]} < set(versions) < set(PYTHONS)
+    assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
+
+
+def test_a_release_is_the_distribution_under_its_version():
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    assert f"pypi.org/project/{PROJECT['name']}/" in text
+    assert re.search(
+        rf'^version = "{PROJECT["version"]}"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == PROJECT["version"] == proxima.__version__
+    assert citation["license"] == PROJECT["license"]
+
+
+def test_the_issue_forms_ask_for_what_a_run_folder_has():
+    forms = {
+        path.stem: yaml.safe_load(path.read_text())
+        for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")
+    }
+    assert set(forms) == {"bug", "idea", "config"}
+    for form in (forms["bug"], forms["idea"]):
+        asked = [item["id"] for item in form["body"] if item["type"] != "markdown"]
+        assert len(set(asked)) == len(asked) > 0
+    [run] = [item for item in forms["bug"]["body"] if item.get("id") == "run"]
+    files = re.findall(r"`(\w+\.\w+)`", run["attributes"]["description"])
+    assert {"config.yaml", "environment.json", "metrics.jsonl"} <= set(files)
+    writer = (ROOT / "src" / "proxima" / "runs" / "run_writer.py").read_text()
+    assert all(name in writer for name in files if name != "report.html")
+
+
+def test_targets_and_files_that_contributing_and_security_name_exist():
+    for name in ("CONTRIBUTING.md", "SECURITY.md"):
+        text = (ROOT / name).read_text()
+        assert set(re.findall(r"`make ([\w-]+)`", text)) <= TARGETS
+        for path in re.findall(r"`([\w./-]+\.(?:py|toml|md))`|\]\(([\w./-]+)\)", text):
+            assert (ROOT / "".join(path)).is_file(), path
+
+
+def test_the_images_are_made_of_files_that_docker_is_given_and_run_as_nobody_special():
+    given = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    for line in re.findall(r"^COPY (.*)$", DOCKERFILE, re.MULTILINE):
+        for name in line.split()[:-1]:
+            assert (ROOT / name).exists()
+            assert any(fnmatch(name, kept) for kept in given), name
+    images = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[2:]
+    assert [image.split()[2] for image in images] == ["cpu", "gpu"]
+    for image in images:
+        assert "--constraint constraints.txt ." in image
+        assert re.findall(r"^USER (.*)$", image, re.MULTILINE) == ["1000"]
+        assert 'ENTRYPOINT ["proxima"]' in image

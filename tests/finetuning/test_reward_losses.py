@@ -1,0 +1,211 @@
+"""The terms of a reward model's loss against slow oracles in plain Python, and what they do in training."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from proxima.config import RewardConfig
+from proxima.finetuning import Preference, Rating, RatingTrainer, RewardTrainer
+from proxima.finetuning.reward_defaults import with_defaults
+from proxima.finetuning.reward_losses import mean_by_answer, preference_loss, score_penalty
+
+PREFERENCES = [Preference(f"prompt {i}", " yes" + "!" * (i % 3), " no" + "!" * (i % 4)) for i in range(24)]
+
+
+def log_sigmoid(x: float) -> float:
+    return -math.log1p(math.exp(-x)) if x > 0 else x - math.log1p(math.exp(x))
+
+
+def oracle(difference: float, margin: float, tie: bool, smoothing: float) -> float:
+    if tie:
+        return -(log_sigmoid(difference) + log_sigmoid(-difference)) / 2
+    d = difference - margin
+    return -(1 - smoothing) * log_sigmoid(d) - smoothing * log_sigmoid(-d)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
+def test_the_preference_loss_is_its_formula(smoothing):
+    rng = random.Random(0)
+    rows = [(rng.gauss(0, 3), rng.choice([0.0, 0.5, 2.0]), rng.random() < 0.3) for _ in range(50)]
+    columns = list(zip(*rows, strict=True))
+    differences = torch.tensor(columns[0], dtype=torch.float64, requires_grad=True)
+    found = preference_loss(
+        differences, torch.tensor(columns[1], dtype=torch.float64), torch.tensor(columns[2]), smoothing
+    )
+    assert found.tolist() == pytest.approx([oracle(*row, smoothing) for row in rows], abs=1e-12)
+    assert torch.autograd.gradcheck(
+        lambda given: preference_loss(
+            given, torch.tensor(columns[1], dtype=torch.float64), torch.tensor(columns[2]), smoothing
+        ),
+        differences,
+    )
+
+
+def test_without_smoothing_margin_and_ties_it_is_bradley_terry():
+    differences = torch.linspace(-5, 5, 11, dtype=torch.float64)
+    nothing = torch.zeros(11, dtype=torch.float64)
+    found = preference_loss(differences, nothing, nothing.bool())
+    assert torch.equal(found, -torch.nn.functional.logsigmoid(differences))
+
+
+def test_a_tie_is_least_where_scores_are_equal_and_smoothing_where_the_odds_are_its_own():
+    at = torch.linspace(-4, 4, 801, dtype=torch.float64)
+    nothing = torch.zeros_like(at)
+    tied = preference_loss(at, nothing, torch.ones_like(at).bool())
+    assert float(at[tied.argmin()]) == pytest.approx(0, abs=1e-9)
+    smoothed = preference_loss(at, nothing, nothing.bool(), 0.2)
+    assert float(at[smoothed.argmin()]) == pytest.approx(math.log(4), abs=0.01)
+
+
+def test_the_mean_by_answer_and_the_score_penalty_by_hand():
+    losses = torch.tensor([1.0, 2.0, 6.0, 5.0, 10.0], dtype=torch.float64)
+    assert mean_by_answer(losses, torch.tensor([3, 2])).tolist() == [3.0, 7.5]
+    scores = torch.tensor([[1.0, -3.0], [0.0, 2.0]], dtype=torch.float64)
+    assert score_penalty(scores).tolist() == [5.0, 2.0]
+
+
+@pytest.fixture
+def training(tiny, tmp_path):
+    def make(**settings) -> RewardConfig:
+        base = {
+            "model_name": tiny,
+            "learning_rate": 1e-2,
+            "epochs": 1,
+            "batch_size": 8,
+            "lora_dropout": 0.0,
+            "eval_every": 5,
+            "run_dir": str(tmp_path),
+        }
+        return RewardConfig(**{**base, **settings})
+
+    return make
+
+
+@pytest.mark.parametrize("micro", [24, 5])
+def test_the_loss_of_a_batch_is_the_sum_of_its_terms_by_separate_passes(training, micro):
+    """The one pass that reads scores and tokens gives what `transformers` gives, one answer at a time."""
+    config = training(lm_coef=0.3, score_penalty=0.05, label_smoothing=0.1, micro_batch_size=micro)
+    trainer = RewardTrainer(config)
+    trainer.role.head.bias.data += 0.7  # so that the penalty shows
+    data = [*PREFERENCES[:4], Preference("p", " a", " bb", margin=0.5), Preference("p", " c", " d", tie=True)]
+    expected = 0.0
+    with torch.no_grad(), trainer.role.active():
+        rows = [trainer.encode(item) for item in data]
+        for row in rows:
+            scores = []
+            for is_chosen, (prompt, response) in enumerate((row.rejected, row.chosen)):
+                output = trainer.backbone.network(
+                    torch.tensor([prompt + response]), output_hidden_states=True
+                )
+                scores.append(float(trainer.role.head(output.hidden_states[-1][0, -1].float())))
+                if is_chosen and not row.tie:
+                    logs = output.logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+                    own = [-float(logs[i, token]) for i, token in enumerate(response)]
+                    expected += 0.3 * sum(own) / len(own)
+            expected += oracle(scores[1] - scores[0], row.margin, row.tie, 0.1)
+            expected += 0.05 * (scores[0] ** 2 + scores[1] ** 2) / 2
+        found = sum(float(trainer.loss(rows[i : i + micro])) for i in range(0, len(rows), micro))
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("lm_coef", 0.0), ("score_penalty", 0.5), ("label_smoothing", 0.2), ("epochs", 2)]
+)
+def test_every_setting_of_reward_training_changes_the_outcome(training, name, value):
+    def outcome(**settings):
+        return RewardTrainer(training(**settings)).train(PREFERENCES).metrics[-1]["train_loss"]
+
+    assert outcome(**{name: value}) != outcome()
+
+
+def test_a_rating_models_language_loss_is_on_answers_above_the_mean(training):
+    ratings = [Rating(f"q{i}", " good" if i % 2 else " bad", float(i % 2)) for i in range(20)]
+    losses = {}
+    for coef in (0.0, 1.0):
+        trainer = RatingTrainer(training(lm_coef=coef))
+        trainer.prepare(ratings, ratings)
+        with torch.no_grad(), trainer.role.active():
+            losses[coef] = [float(trainer.loss([trainer.encode(item)])) for item in ratings[:2]]
+    assert losses[1.0][0] == pytest.approx(losses[0.0][0], rel=1e-5)
+    assert losses[1.0][1] > losses[0.0][1] + 1
+
+
+# --- defaults by rule ---
+
+
+def test_defaults_follow_from_size_and_data_and_what_is_given_stays():
+    small = with_defaults(RewardConfig(), 1_000_000, 5000)
+    usual = with_defaults(RewardConfig(), 600_000_000, 5000)
+    large = with_defaults(RewardConfig(), 70_000_000_000, 10**6)
+    assert usual.learning_rate == 1e-4
+    assert small.learning_rate > 10 * usual.learning_rate
+    assert large.learning_rate == 2e-5
+    assert (small.epochs, large.epochs) == (4, 1)
+    assert with_defaults(RewardConfig(), 1_000_000, 20).epochs == 6
+    full = with_defaults(RewardConfig(lora_r=0), 600_000_000, 5000)
+    assert full.learning_rate == 1e-5
+    assert with_defaults(RewardConfig(lora_r=0), 1_000_000, 5000).learning_rate == pytest.approx(
+        9e-4, rel=0.1
+    )
+    given = with_defaults(RewardConfig(learning_rate=3e-4, epochs=2), 10**6, 5000)
+    assert (given.learning_rate, given.epochs) == (3e-4, 2)
+
+
+@pytest.mark.parametrize(("epochs", "reason"), [(0, "has not improved in epoch 3"), (4, "all epochs done")])
+def test_training_ends_after_an_epoch_that_improved_nothing(training, monkeypatch, epochs, reason):
+    losses = iter([0.9, 0.5, 0.6, 0.7, 0.4])  # at the end of each epoch, and once more for the report
+    trainer = RewardTrainer(training(epochs=epochs, eval_every=3))
+    monkeypatch.setattr(trainer, "measure", lambda rows: {"validation_loss": next(losses), "accuracy": 0.5})
+    results = trainer.train(PREFERENCES)
+    assert reason in results.stop_reason
+    assert results.best["validation_loss"] == 0.5
+    assert results.best["epoch"] == 2
+
+
+# --- the unit of the scores ---
+
+
+@pytest.mark.parametrize("way", [{}, {"lora_r": 0, "learning_rate": 3e-3}], ids=["lora", "full"])
+def test_saved_scores_have_mean_0_and_unit_variance_over_samples_of_the_start(training, way, tiny):
+    import json
+
+    from proxima.config import PPOConfig
+    from proxima.models import REPORT_FILE, has_unit
+    from proxima.ppo_trainer import PPOTrainer
+
+    results = RewardTrainer(training(**way)).train(PREFERENCES)
+    unit = json.loads((results.folder / REPORT_FILE).read_text())["unit"]
+    assert has_unit(str(results.folder))
+    assert unit["samples"] == 23  # one per training prompt; one pair is held out
+    assert (unit["model"], unit["temperature"], unit["seed"]) == (tiny, 1.0, 0)
+    config = PPOConfig(
+        tiny,
+        rewards=str(results.folder),
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=unit["max_new_tokens"],
+    )
+    ppo = PPOTrainer(config)
+    assert ppo.reward_computer.lacking_units() == []
+    rng = random.Random(1)
+    prompts = [rng.choice(PREFERENCES).prompt for _ in range(200)]
+    scores = ppo.reward_computer.score_tokens(ppo.generator.sample(prompts, 7, reference=True)).total
+    assert abs(float(scores.mean())) < 0.8  # 23 samples measured it, 200 others are scored
+    assert 0.4 < float(scores.std()) < 2.5
+
+
+def test_constant_scores_are_refused_in_one_line(training, monkeypatch):
+    trainer = RewardTrainer(training())
+    monkeypatch.setattr(trainer, "all_scores", lambda rows: torch.full((len(rows),), 0.25))
+    with pytest.raises(ValueError, match=r"scores all 23 sampled answers 0\.25: there is nothing to learn"):
+        trainer.train(PREFERENCES)
+
+
+def test_pairs_that_are_all_ties_are_refused(training):
+    ties = [Preference(item.prompt, item.chosen, item.rejected, tie=True) for item in PREFERENCES]
+    with pytest.raises(ValueError, match="all 23 pairs are ties"):
+        RewardTrainer(training()).train(ties)
+    with pytest.raises(ValueError, match="all 24 held-out pairs are ties"):
+        RewardTrainer(training()).train(PREFERENCES, ties)

@@ -1,0 +1,358 @@
+"""The audit of rewards: every planted fault is named by the check that should name it, and good rewards pass."""
+
+import json
+import math
+import random
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from proxima.cli import main
+from proxima.config import RewardSpec
+from proxima.core.types import Prompt
+from proxima.rewards.reward_sources import _open_without_model
+from proxima.tools.doctor import examine
+from proxima.tools.doctor.audit_checks import audit_rewards
+from proxima.tools.doctor.cheap_tricks import TRICKS, Writer
+from proxima.tools.doctor.reward_evidence import plan_calls
+from proxima.world.demonstrations import write_summary
+from proxima.world.gold import gold_score, named_values
+from proxima.world.posts import facts_of, make_posts
+from proxima.world.tiny_models import byte_tokenizer
+
+ROOM = 400  # bytes
+STYLES = ("faithful", "partial", "unfinished", "rambling")
+
+
+@pytest.fixture(scope="module")
+def writer():
+    tokenizer = byte_tokenizer()
+    return Writer(tokenizer, (tokenizer.eos_token_id,), ROOM)
+
+
+@pytest.fixture(scope="module")
+def plan(writer):
+    """Samples of mixed quality and faithful demonstrations, of the embedded world's posts."""
+    rng = random.Random(0)
+    posts = make_posts(16, "train", seed=5)
+    prompts = [
+        Prompt(post.prompt, {"reference": write_summary(post, rng, "faithful"), "who": post.facts["who"]})
+        for post in posts
+    ]
+    answers = [
+        [
+            writer.answer(prompt, write_summary(post, rng, style or STYLES[i % len(STYLES)]))
+            for i, (post, prompt) in enumerate(zip(posts, prompts, strict=True))
+        ]
+        for style in (None, "faithful")
+    ]
+    return plan_calls(*answers, writer)
+
+
+@pytest.fixture
+def audited(plan, writer):
+    """The findings on these rewards, by name."""
+
+    def run(*rewards, penalty=0.0):
+        specs = [RewardSpec.of(reward) for reward in rewards]
+        found = audit_rewards([(spec, _open_without_model(spec)) for spec in specs], plan, writer, penalty)
+        assert len({item.name for item in found}) == len(found)
+        return {item.name: item for item in found}
+
+    return run
+
+
+def levels(findings):
+    return {name: item.level for name, item in findings.items() if item.level != "ok"}
+
+
+# --- good ---
+
+
+def gold(prompts, completions, ended):
+    rows = zip(prompts, completions, ended, strict=True)
+    return [gold_score(facts_of(prompt), text, end) for prompt, text, end in rows]
+
+
+def names_the_person(prompts, completions, who, ended):
+    """A check with two grades: the right person and no other, in a sentence that is finished."""
+    rows = zip(completions, who, ended, strict=True)
+    return [
+        float(named_values(text)["who"] == {person} and end and text.rstrip().endswith((".", "?")))
+        for text, person, end in rows
+    ]
+
+
+def overlap(prompts, completions, reference):
+    """F1 of the words of answer and reference."""
+    scores = []
+    for text, wanted in zip(completions, reference, strict=True):
+        left, right = text.split(), wanted.split()
+        common = len(set(left) & set(right))
+        scores.append(2 * common / (len(left) + len(right)))
+    return scores
+
+
+async def slowly_gold(prompts, completions, ended):
+    return gold(prompts, completions, ended)
+
+
+class GoldHandler(BaseHTTPRequestHandler):
+    """Gold scores over HTTP, as docs/rewards.md shows."""
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        scores = gold(asked["prompts"], asked["completions"], [True] * len(asked["prompts"]))
+        body = json.dumps({"rewards": scores}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *given):
+        pass
+
+
+@pytest.fixture
+def url():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), GoldHandler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/score"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        (gold,),
+        (names_the_person,),
+        (overlap,),
+        (slowly_gold,),
+        (gold, "0.2*repetition,n=8", "0.2*ends_with_eos"),
+    ],
+    ids=["gold", "check", "overlap", "coroutine", "mix"],
+)
+def test_good_rewards_pass(audited, rewards):
+    assert levels(audited(*rewards)) == {}
+
+
+def test_a_good_reward_behind_a_url_passes(audited, url):
+    assert levels(audited(url, penalty=0.5)) == {}
+
+
+# --- bad ---
+
+
+def noise(prompts, completions):
+    return [random.random() for _ in completions]
+
+
+def noisy_gold(prompts, completions, ended):
+    return [score + random.gauss(0, 0.1) for score in gold(prompts, completions, ended)]
+
+
+class Novelty:
+    """A bonus for what was not seen before, which the reward remembers."""
+
+    __name__ = "novelty"
+
+    def __init__(self):
+        self.seen = set()
+
+    def __call__(self, prompts, completions, ended):
+        new = [text not in self.seen for text in completions]
+        self.seen.update(completions)
+        return [score + one for score, one in zip(gold(prompts, completions, ended), new, strict=True)]
+
+
+def ranked(prompts, completions, ended):
+    scores = gold(prompts, completions, ended)
+    return [score / (max(scores) or 1) for score in scores]
+
+
+def without_copies(prompts, completions, ended):
+    scores = gold(prompts, completions, ended)
+    return [0.0 if text in completions[:i] else scores[i] for i, text in enumerate(completions)]
+
+
+def in_another_order(prompts, completions, ended):
+    return sorted(gold(prompts, completions, ended))
+
+
+def longer(prompts, completions):
+    return [float(len(text)) for text in completions]
+
+
+def shorter(prompts, completions):
+    return [1 / (1 + len(text)) for text in completions]
+
+
+def easy(prompts, completions):
+    return [float(len(text) > 3) for text in completions]
+
+
+def style(prompts, completions):
+    """Variety of words; the prompt does not count."""
+    return [len(set(text.split())) / (1 + len(text.split())) for text in completions]
+
+
+def flattered(prompts, completions, ended):
+    return [
+        score + sum(text.count(word) for word in ("wonderful", "brilliant", "Thank"))
+        for score, text in zip(gold(prompts, completions, ended), completions, strict=True)
+    ]
+
+
+def formatted(prompts, completions):
+    return [float("**" in text) + float("<answer>" in text) for text in completions]
+
+
+def copied(prompts, completions):
+    """Share of the prompt's words in the answer: all of them, in a copy."""
+    return [
+        len(set(prompt.split()) & set(text.split())) / len(set(prompt.split()))
+        for prompt, text in zip(prompts, completions, strict=True)
+    ]
+
+
+def loud(prompts, completions, ended):
+    return [
+        score + sum(map(str.isupper, text)) / (1 + len(text))
+        for score, text in zip(gold(prompts, completions, ended), completions, strict=True)
+    ]
+
+
+def divides(prompts, completions, ended):
+    return [
+        score / len(text.split()) * 10
+        for score, text in zip(gold(prompts, completions, ended), completions, strict=True)
+    ]
+
+
+def english_only(prompts, completions, ended):
+    return [
+        score if text.isascii() else None
+        for score, text in zip(gold(prompts, completions, ended), completions, strict=True)
+    ]
+
+
+def slow_on_long(prompts, completions, ended):
+    time.sleep(0.4 if max(map(len, completions)) > 350 else 0)
+    return gold(prompts, completions, ended)
+
+
+@pytest.mark.parametrize(
+    ("reward", "name", "level", "text"),
+    [
+        (noise, "repeatable noise", "fail", "the same answers twice differ by"),
+        (noisy_gold, "repeatable noisy_gold", "warn", "the same answers twice differ by 0."),
+        (Novelty(), "repeatable novelty", "fail", "the same answers twice differ by 1 "),
+        (ranked, "batch ranked", "warn", "in a batch of 16 and 1 alone"),
+        (without_copies, "batch without_copies", "warn", "and 0 as the second copy in a batch"),
+        (in_another_order, "order in_another_order", "fail", "they land on other answers"),
+        (longer, "length bias", "warn", "correlation 1.00"),
+        (longer, "cheap tricks", "fail", "very long 399"),
+        (shorter, "cheap tricks", "fail", "empty 1"),
+        (easy, "saturation", "warn", "16 of 16 samples have the best score seen (1)"),
+        (style, "prompt matters", "warn", "whether the question was answered does not count"),
+        (flattered, "cheap tricks", "fail", "flattery 3"),
+        (formatted, "cheap tricks", "fail", "an empty template 2;"),
+        (copied, "cheap tricks", "fail", "the prompt copied 1"),
+        (loud, "cheap tricks", "fail", "all capitals"),
+        (divides, "odd answers divides", "fail", "ZeroDivisionError"),
+        (english_only, "odd answers english_only", "warn", "other languages (not a finite number but None)"),
+        (slow_on_long, "time slow_on_long", "warn", "(very long)"),
+    ],
+)
+def test_planted_faults_are_named(audited, reward, name, level, text):
+    found = audited(reward)[name]
+    assert (found.level, found.advice != "") == (level, True)
+    assert text in found.text
+
+
+def test_a_fault_of_one_part_is_named_by_its_label_and_tricks_by_what_the_sum_gives(audited):
+    found = audited(gold, "3*length_band,low=50,high=390", divides)
+    assert found["odd answers gold"].level == "ok"
+    assert found["odd answers divides"].level == "fail"
+    assert audited("length_band,low=50,high=300")["prompt matters"].level == "warn"
+
+
+def test_the_eos_penalty_counts_against_cut_answers(audited):
+    def short(prompts, completions):
+        return [-abs(len(text) - 30) / 30 for text in completions]
+
+    assert "cut in half" in audited(short)["cheap tricks"].text.split(";")[0]
+    assert "cut in half" not in audited(short, penalty=10.0)["cheap tricks"].text.split(";")[0]
+
+
+def test_tricks_stay_within_what_the_policy_can_write(plan, writer):
+    assert {trick.name for trick in TRICKS} <= set(plan)
+    for name, answers in plan.items():
+        assert answers, name
+        assert all(0 < len(answer.ids) <= ROOM for answer in answers)
+        assert all((answer.ids[-1] in writer.eos_ids) == answer.ended for answer in answers)
+    assert all(answer.ids == list(writer.eos_ids) for answer in plan["empty"])
+    assert all(len(answer.ids) == ROOM for answer in plan["very long"])
+    assert not any(answer.ended for answer in plan["cut in half"])
+
+
+def test_what_cannot_be_measured_is_said(audited):
+    found = audited(lambda prompts, completions: [math.nan] * len(completions))
+    assert found["cheap tricks"].text.startswith("not measured")
+    found = audited(lambda prompts, completions: [2.0] * len(completions))
+    assert found["prompt matters"].text.startswith("not measured")
+    assert found["length bias"].text.startswith("not measured")
+
+
+# --- the command ---
+
+
+def test_the_doctor_audits_a_model_with_the_demonstrations_of_the_data(make_config, tiny, tmp_path):
+    folder = tmp_path / "classifier"
+    network = AutoModelForSequenceClassification.from_pretrained(tiny, num_labels=1)
+    torch.nn.init.normal_(network.score.weight)
+    network.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
+    rows = [{"prompt": f"Prompt {i}:", "completion": f" answer {i}", "who": str(i)} for i in range(1, 9)] + [
+        {"prompt": "Too long:", "completion": " x" * 99, "who": "0"}
+    ]
+    data = tmp_path / "shown.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def reads_the_column(prompts, completions, who):
+        return [float(person in text) for person, text in zip(who, completions, strict=True)]
+
+    config = make_config(rewards=(str(folder), RewardSpec(reads_the_column, 5.0)), max_new_tokens=24)
+    found = {item.name: item for item in examine(config, str(data), samples=9, audits=True)}
+    assert all(found[f"{check} classifier"].level == "ok" for check in ("odd answers", "repeatable", "order"))
+    assert found["batch classifier"].level == "ok"
+    assert (
+        found["cheap tricks"].text.startswith("8 honest answers")
+        or "; 8 honest" in found["cheap tricks"].text
+    )
+    assert found["prompt matters"].level == "ok"
+    assert "cheap tricks" not in {item.name for item in examine(config, str(data), samples=2)}
+
+
+def test_the_command_exits_with_1_where_a_trick_beats_every_honest_answer(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "audit_reward.py").write_text(
+        "def blanks(prompts, texts):\n    return [float(text.count(' ')) for text in texts]\n"
+    )
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": post.prompt}) + "\n" for post in make_posts(4, "train", seed=1))
+    )
+    flags = "--model-name embedded --data prompts.jsonl --rewards audit_reward:blanks --max-new-tokens 32"
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", *flags.split(), "--batch-size", "4", "--minibatch-size", "4", "--audit"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 1
+    assert "fail cheap tricks" in out
+    assert "warn prompt matters" in out
