@@ -36,18 +36,19 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 WARM = {"value_epochs": 6, "critic_warmup_steps": 2}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "kl_0.2": {"kl_coef": 0.2},
-    "kl_0.2_lam_1": {"kl_coef": 0.2, "lam": 1.0, **WARM},
+    "lam_1": {"lam": 1.0, **WARM},
+    "lam_0.95": WARM,
+    "lam_0.8": {"lam": 0.8, **WARM},
+    "lam_0.5": {"lam": 0.5, **WARM},
+    "kl_0.05": {"kl_coef": 0.05, "lam": 0.8, **WARM},
+    "kl_0.2": {"kl_coef": 0.2, "lam": 0.8, **WARM},
     "kl_0.2_lam_0.95": {"kl_coef": 0.2, **WARM},
-    "kl_0.2_lam_0.8": {"kl_coef": 0.2, "lam": 0.8, **WARM},
-    "kl_0.2_lam_0.5": {"kl_coef": 0.2, "lam": 0.5, **WARM},
-    "kl_0.3_lam_0.8": {"kl_coef": 0.3, "lam": 0.8, **WARM},
-    "kl_0.1_lam_0.8": {"lam": 0.8, **WARM},
-    "value_from_reward": {"kl_coef": 0.2, "lam": 0.8, "value_model": "./reward", **WARM},
-    "large_minibatches": {"kl_coef": 0.2, "lam": 0.8, "minibatch_size": 64, **WARM},
-    "one_epoch": {"kl_coef": 0.2, "lam": 0.8, "ppo_epochs": 1, **WARM},
-    "clip_higher": {"kl_coef": 0.2, "lam": 0.8, "clip_epsilon_high": 0.28, **WARM},
-    "kl_loss": {"kl_coef": 0.0, "kl_loss_coef": 0.2, "lam": 0.8, **WARM},
+    "value_from_reward": {"lam": 0.8, "value_model": "./reward", **WARM},
+    "large_minibatches": {"lam": 0.8, "minibatch_size": 64, **WARM},
+    "one_epoch": {"lam": 0.8, "ppo_epochs": 1, **WARM},
+    "clip_higher": {"lam": 0.8, "clip_epsilon_high": 0.28, **WARM},
+    "kl_loss": {"kl_coef": 0.0, "kl_loss_coef": 0.1, "lam": 0.8, **WARM},
+    "kl_budget": {"kl_controller": "budget", "kl_target": 1.5, "lam": 0.8, **WARM},
     "kl_0.2_rloo": groups_of(4, "rloo", kl_coef=0.2),
 }
 
