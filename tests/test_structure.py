@@ -33,6 +33,7 @@ LEVELS = [
         "advantage",
         "training",
         "runs.metrics",
+        "runs.value_calibration",
         "runs.evidence",
         "runs.guards",
     },
@@ -60,6 +61,7 @@ FORMULAS = (
     "advantage",
     "training",
     "runs.metrics",
+    "runs.value_calibration",
     "runs.evidence",
     "runs.guards",
 )

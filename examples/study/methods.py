@@ -34,19 +34,22 @@ METHODS: dict[str, dict[str, Any]] = {
     "preset_sao": preset("sao"),
     "preset_grpo": preset("grpo"),
 }
+WARM = {"value_epochs": 6, "critic_warmup_steps": 2}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "kl_0.2": {"kl_coef": 0.2},
-    "lam_1": {"lam": 1.0},
-    "lam_0.9": {"lam": 0.9, "value_epochs": 4},
-    "value_epochs": {"value_epochs": 6},
-    "value_from_reward": {"value_model": "./reward", "critic_warmup_steps": 2, "value_epochs": 4},
-    "large_minibatches": {"minibatch_size": 64, "ppo_epochs": 4, "value_epochs": 6},
-    "kl_0.2_value_epochs": {"kl_coef": 0.2, "value_epochs": 6, "clip_epsilon_high": 0.28},
-    "kl_0.2_large_minibatches": {"kl_coef": 0.2, "minibatch_size": 64, "ppo_epochs": 4, "value_epochs": 6},
-    "kl_0.2_groups": {"kl_coef": 0.2, "num_generations": 4, "value_epochs": 4},
+    "lam_1": {"lam": 1.0, **WARM},
+    "lam_0.95": WARM,
+    "lam_0.8": {"lam": 0.8, **WARM},
+    "lam_0.5": {"lam": 0.5, **WARM},
+    "kl_0.05": {"kl_coef": 0.05, "lam": 0.8, **WARM},
+    "kl_0.2": {"kl_coef": 0.2, "lam": 0.8, **WARM},
+    "kl_0.2_lam_0.95": {"kl_coef": 0.2, **WARM},
+    "value_from_reward": {"lam": 0.8, "value_model": "./reward", **WARM},
+    "large_minibatches": {"lam": 0.8, "minibatch_size": 64, **WARM},
+    "one_epoch": {"lam": 0.8, "ppo_epochs": 1, **WARM},
+    "clip_higher": {"lam": 0.8, "clip_epsilon_high": 0.28, **WARM},
+    "kl_loss": {"kl_coef": 0.0, "kl_loss_coef": 0.1, "lam": 0.8, **WARM},
+    "kl_budget": {"kl_controller": "budget", "kl_target": 1.5, "lam": 0.8, **WARM},
     "kl_0.2_rloo": groups_of(4, "rloo", kl_coef=0.2),
-    "kl_loss": {"kl_coef": 0.0, "kl_loss_coef": 0.2},
-    "kl_both": {"kl_coef": 0.1, "kl_loss_coef": 0.1, "value_epochs": 6},
 }
 
 

@@ -128,6 +128,24 @@ def test_settings_that_contradict_each_other_are_refused_in_one_line(settings, s
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "idle"),
+    [
+        ({"adv_estimator": "reinforce_plus_plus", "lam": 0.8, "gamma": 0.9}, ["gamma", "lam"]),
+        ({"adv_estimator": "reinforce_plus_plus", "lam": 1.0, "gamma": 1.0}, []),
+        ({"lam_alpha": 1.5, "lam": 0.8, "gamma": 0.9}, ["lam"]),
+        ({"importance_low": 0.9}, ["importance_low"]),
+        ({"importance_low": 0.9, "importance_mode": "mask"}, []),
+        ({"kl_loss": "k3"}, ["kl_loss"]),
+        ({"kl_loss": "k3", "kl_loss_coef": 0.1}, []),
+    ],
+)
+def test_settings_without_effect_are_named(settings, idle):
+    found = PPOConfig(**settings).idle_settings
+    assert list(found) == idle
+    assert all("has no effect" in what and remedy for what, remedy in found.values())
+
+
 # --- cut responses
 # ----------------------------------------------------------------------------------------------------------
 

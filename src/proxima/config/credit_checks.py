@@ -66,6 +66,24 @@ def check_credit(config: PPOConfig) -> None:
         )
 
 
+def idle_credit(config: PPOConfig) -> dict[str, tuple[str, str]]:
+    """Settings that do nothing beside the others: what is wrong, and what to do."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    unread: dict[str, str] = {}
+    if not config.has_critic:  # undiscounted, as a gamma and a lambda of 1 would be
+        reader = f"adv_estimator {config.adv_estimator}"
+        unread = {name: reader for name in ("gamma", "lam") if getattr(config, name) != 1}
+    elif config.lam_alpha:
+        unread = {"lam": f"lam_alpha ({config.lam_alpha:g}), which replaces it"}
+    if config.importance_mode == "truncate":
+        unread["importance_low"] = "importance_mode truncate"
+    return {
+        name: (f"{name} ({getattr(config, name):g}) has no effect with {reader}", f"leave {name} out")
+        for name, reader in unread.items()
+        if getattr(config, name) != defaults[name]
+    }
+
+
 def _refuse_critic_settings(config: PPOConfig) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     moved = [name for name in OF_THE_CRITIC if getattr(config, name) != defaults[name]]

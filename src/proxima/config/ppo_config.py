@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from proxima.config.credit_checks import WITHOUT_CRITIC, check_credit
+from proxima.config.credit_checks import WITHOUT_CRITIC, check_credit, idle_credit
 from proxima.config.presets import preset_values
 from proxima.config.reward_spec import RewardSpec
 from proxima.config.setting_checks import check_folder_name, check_labels, check_trackers, check_urls
@@ -356,7 +356,7 @@ class PPOConfig(Settings):
 
         Not refused: old runs must load.
         """
-        found = {}
+        found = idle_credit(self)
         if self.kl_controller == "adaptive" and self.kl_coef == 0:
             what = (
                 "kl_controller adaptive multiplies kl_coef, and 0 stays 0: there is no KL penalty at any "

@@ -12,13 +12,15 @@ from typing import Any, Literal
 Preset = Literal["", "stable", "fast", "sao", "grpo"]
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # PPO with what was learned since 2022: undiscounted scores, a value model that is ready before the policy
-    # moves and learns on when `kl_stop` ends the policy's update (VC-PPO), room for unlikely tokens (DAPO)
+    # PPO with what was learned since 2022: undiscounted scores; lambda by the length of a response, and
+    # another one for the value model, which learns first and learns on when `kl_stop` ends the policy's
+    # update (VC-PPO, VAPO, SAO); room for unlikely tokens (DAPO)
     "stable": {
         "gamma": 1.0,
+        "lam_alpha": 1.5,
         "clip_epsilon_high": 0.28,
-        "value_epochs": 4,
-        "critic_warmup_until": 0.3,
+        "value_epochs": 6,
+        "critic_warmup_steps": 2,
         "kl_stop": 0.1,
     },
     # no value model: the smallest step that still compares responses to one prompt

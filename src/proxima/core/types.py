@@ -81,20 +81,25 @@ class KeptSet:
 class Tokens:
     """What was read and written: prompts padded on the left, responses on the right.
 
-    Masks decide, never the pad id.
+    Masks decide, never the pad id. Between tokens that the policy chose there may be others, `observed`: an
+    environment's words, say. They are holes of `mask`, are read like a prompt and have no numbers of their
+    own; `mask` and `observed` together fill each row from its first column on.
     """
 
     prompts: list[str]  # B texts, as the model saw them
     prompt_ids: Tensor  # (B, P) int64
     prompt_mask: Tensor  # (B, P) bool
     response_ids: Tensor  # (B, R) int64
-    mask: Tensor  # (B, R) bool, True = real response token (EOS included)
+    mask: Tensor  # (B, R) bool, True = response token that the policy chose (EOS included)
     ended: Tensor  # (B,) bool, True = the last real token is an EOS
     truncated: Tensor  # (B,) bool, True = the prompt was cut on the left to fit the context
     keys: Tensor  # (B,) int64, the sequence's identity: its sample and its place in a shuffle follow from it
     tokenizer: Tokenizer  # decodes the ids
     kept: KeptSet | None = None  # None = sampled from the whole vocabulary
     sampled_logprobs: Tensor | None = None  # (B, R) float32, by the arithmetic of whatever sampled them
+    observed: Tensor | None = (
+        None  # (B, R) bool, response tokens that it did not choose; None = there are none
+    )
 
     @cached_property
     def prompt_sizes(self) -> Tensor:
@@ -103,8 +108,19 @@ class Tokens:
 
     @cached_property
     def sizes(self) -> Tensor:
-        """(B,) response tokens, on the CPU; asking for it waits for the device once."""
-        return self.mask.sum(1).cpu()
+        """(B,) response tokens, observed ones included, on the CPU; asking for it waits for the device
+        once."""
+        return self.read.sum(1).cpu()
+
+    @property
+    def read(self) -> Tensor:
+        """(B, R) bool, True = response token, chosen or observed."""
+        return self.mask if self.observed is None else self.mask | self.observed
+
+    @cached_property
+    def holes(self) -> Tensor | None:
+        """`mask` on the CPU where it has holes; None where `sizes` say it all."""
+        return None if self.observed is None else self.mask.cpu()
 
     @property
     def longest(self) -> int:
@@ -117,19 +133,16 @@ class Tokens:
 
     @property
     def input_mask(self) -> Tensor:
-        return torch.cat([self.prompt_mask, self.mask], 1)  # (B, T)
+        return torch.cat([self.prompt_mask, self.read], 1)  # (B, T)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Tokens:
         """Apply a function to every tensor (to a device, to a row selection, to disk)."""
         names = ("prompt_ids", "prompt_mask", "response_ids", "mask", "ended", "truncated", "keys")
         changed: dict[str, Any] = {name: function(getattr(self, name)) for name in names}
-        sampled = None if self.sampled_logprobs is None else function(self.sampled_logprobs)
-        return replace(
-            self,
-            **changed,
-            kept=None if self.kept is None else self.kept.map(function),
-            sampled_logprobs=sampled,
-        )
+        for name in ("sampled_logprobs", "observed"):
+            column = getattr(self, name)
+            changed[name] = None if column is None else function(column)
+        return replace(self, **changed, kept=None if self.kept is None else self.kept.map(function))
 
     def select(self, rows: Tensor) -> Tokens:
         """Some rows, with the columns that only they leave empty cut away."""
@@ -151,6 +164,7 @@ class Tokens:
             sampled_logprobs=None
             if chosen.sampled_logprobs is None
             else chosen.sampled_logprobs[:, :responses],
+            observed=None if chosen.observed is None else chosen.observed[:, :responses],
         )
         decoded = {special: [texts[row] for row in rows.tolist()] for special, texts in self._decoded.items()}
         selected.__dict__.update(prompt_sizes=prompt_sizes, sizes=sizes, _decoded=decoded)
@@ -176,6 +190,10 @@ class Tokens:
         sampled = [
             pad_to(part.sampled_logprobs, responses) for part in parts if part.sampled_logprobs is not None
         ]
+        observed = [
+            pad_to(torch.zeros_like(part.mask) if part.observed is None else part.observed, responses)
+            for part in parts
+        ]
         return Tokens(
             prompts=[text for part in parts for text in part.prompts],
             prompt_ids=torch.cat([pad_to(part.prompt_ids, prompts, left=True) for part in parts]),
@@ -187,13 +205,14 @@ class Tokens:
             keys=torch.cat([part.keys for part in parts]),
             kept=kept,
             sampled_logprobs=torch.cat(sampled) if len(sampled) == len(parts) else None,
+            observed=None if all(part.observed is None for part in parts) else torch.cat(observed),
             tokenizer=parts[0].tokenizer,
         )
 
     @cached_property
     def response_rows(self) -> list[list[int]]:
-        """The response ids of each sequence as a plain list, without padding."""
-        ids, mask = self.response_ids.cpu(), self.mask.cpu()
+        """The response ids of each sequence as a plain list, observed ones included, without padding."""
+        ids, mask = self.response_ids.cpu(), self.read.cpu()
         return [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
 
     def texts(self, special: bool = False) -> list[str]:

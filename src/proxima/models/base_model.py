@@ -63,8 +63,10 @@ class BaseModel:
         yield
 
     def response_hidden(self, tokens: Tokens) -> Tensor:
-        """Hidden states (M, D) that predict each response token, sequence by sequence, without padding."""
-        layout = pack(tokens.prompt_sizes, tokens.sizes, tokens.prompt_ids.shape[1], self.device)
+        """Hidden states (M, D) that predict each chosen response token, sequence by sequence, without
+        padding."""
+        sizes = (tokens.prompt_sizes, tokens.sizes, tokens.prompt_ids.shape[1])
+        layout = pack(*sizes, self.device, chosen=tokens.holes)
         return self.backbone.hidden(tokens.input_ids, layout, self.adapter)
 
     def response_logits(self, tokens: Tokens) -> Tensor:

@@ -19,9 +19,9 @@ CHUNK = 1024  # response tokens whose logits are in memory at once
 
 
 def unpack(flat: Tensor, tokens: Tokens) -> Tensor:
-    """(M, ...) numbers of response tokens, as (B, R, ...), 0 on padding."""
+    """(M, ...) numbers of chosen response tokens, as (B, R, ...), 0 on padding and holes."""
     rows, width = tokens.mask.shape
-    place = cells(tokens.sizes, width, flat.device)
+    place = cells(tokens.sizes, width, flat.device, tokens.holes)
     return (
         flat.new_zeros(rows * width, *flat.shape[1:]).index_copy(0, place, flat).unflatten(0, (rows, width))
     )
@@ -29,7 +29,7 @@ def unpack(flat: Tensor, tokens: Tokens) -> Tensor:
 
 def flatten_column(column: Tensor, tokens: Tokens) -> Tensor:
     """(B, R) numbers as (M,): the inverse of `unpack`."""
-    return column.flatten()[cells(tokens.sizes, tokens.mask.shape[1], column.device)]
+    return column.flatten()[cells(tokens.sizes, tokens.mask.shape[1], column.device, tokens.holes)]
 
 
 def by_chunks(
@@ -39,7 +39,7 @@ def by_chunks(
 
     With gradients, logits are recomputed in the backward pass: at most one chunk of them is in memory.
     """
-    place = cells(tokens.sizes, tokens.mask.shape[1], hidden[0].device)
+    place = cells(tokens.sizes, tokens.mask.shape[1], hidden[0].device, tokens.holes)
     ids = tokens.response_ids.flatten()[place]
     kept = (
         None if tokens.kept is None else tokens.kept.map(lambda part: part.flatten(0, 1)[place].unsqueeze(1))

@@ -89,7 +89,11 @@ def records(
     """One record per sequence: texts, ids, and every number of every token."""
     tokens = pairs.tokens
     columns = {name: pairs.columns[own].cpu() for name, own in COLUMNS.items() if own in pairs.columns}
-    mask, ended, texts = pairs.mask.cpu(), tokens.ended.tolist(), tokens.texts()
+    read, ended, texts = tokens.read.cpu(), tokens.ended.tolist(), tokens.texts()
+    if tokens.holes is not None:  # what the policy did not choose has no numbers
+        columns = {
+            name: column.float().masked_fill(~tokens.holes, math.nan) for name, column in columns.items()
+        }
     rows = []
     for i, prompt in enumerate(tokens.prompts):
         own = tokens.response_rows[i]
@@ -105,7 +109,7 @@ def records(
                 "ids": own,
                 "tokens": pieces(own, tokens.tokenizer.decode),
                 "columns": {
-                    name: [rounded(x) for x in column[i][mask[i]].tolist()]
+                    name: [rounded(x) for x in column[i][read[i]].tolist()]
                     for name, column in columns.items()
                 },
             }
@@ -117,7 +121,8 @@ def sample_row(record: Record) -> Record:
     """A record as a line of the small table."""
     names = ("kind", "prompt", "turns", "text", "reward", "rewards", "ended")
     shown = {name: record[name] for name in names if name in record}
-    return {**shown, "length": len(record["ids"]), "kl": rounded(math.fsum(record["columns"]["kl"]))}
+    kl = math.fsum(number for number in record["columns"]["kl"] if not math.isnan(number))
+    return {**shown, "length": len(record["ids"]), "kl": rounded(kl)}
 
 
 def rounded(number: float) -> float | int:

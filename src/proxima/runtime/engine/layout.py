@@ -36,7 +36,12 @@ class Layout:
 
 
 def pack(
-    prompts: Tensor, responses: Tensor | None, width: int, device: torch.device, read_last: bool = False
+    prompts: Tensor,
+    responses: Tensor | None,
+    width: int,
+    device: torch.device,
+    read_last: bool = False,
+    chosen: Tensor | None = None,
 ) -> Layout:
     """Prompts padded on the left to `width`, responses on the right; the position before each response token
     is read.
@@ -45,6 +50,7 @@ def pack(
         prompts: (B,) lengths, on the CPU, so that nothing here waits for the device.
         responses: the same; None for prompts alone.
         read_last: read the last token of each sequence instead.
+        chosen: (B, R) bool, on the CPU: read before these response tokens alone; None = before all.
     """
     lengths = prompts if responses is None else prompts + responses
     columns = width if responses is None else width + int(responses.max())
@@ -53,7 +59,7 @@ def pack(
     if responses is None or read_last:
         read = starts[1:] - 1
     else:
-        which, step, _ = _ragged(responses)
+        which, step = _response_cells(responses, chosen)
         read = starts[which] + prompts[which] - 1 + step
     return _placed(source, rows, positions, starts, read, lengths, device)
 
@@ -68,10 +74,20 @@ def pack_mask(mask: Tensor) -> Layout:
     )
 
 
-def cells(responses: Tensor, width: int, device: torch.device) -> Tensor:
-    """(M,) indices of the response tokens in the flattened (B, width) response columns."""
-    which, step, _ = _ragged(responses)
+def cells(responses: Tensor, width: int, device: torch.device, chosen: Tensor | None = None) -> Tensor:
+    """(M,) indices of the response tokens, or of the chosen ones, in the flattened (B, width) response
+    columns."""
+    which, step = _response_cells(responses, chosen)
     return _send(which * width + step, device)
+
+
+def _response_cells(responses: Tensor, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Row and column (M,) of each response token that is read."""
+    if chosen is not None:
+        which, step = chosen.nonzero(as_tuple=True)
+    else:
+        which, step, _ = _ragged(responses)
+    return which, step
 
 
 def cut(lengths: Sequence[int], tokens: int, rows: float = math.inf) -> list[list[int]]:

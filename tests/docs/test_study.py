@@ -1,0 +1,73 @@
+"""examples/study: every method is one that PPO takes, all get as many responses, and what is finished is
+neither run again nor lost from the table."""
+
+import json
+import subprocess
+from argparse import Namespace
+from statistics import fmean
+
+import pytest
+
+from examples.study import run
+from examples.study.methods import METHODS, RESPONSES, VARIANTS, settings_of
+from proxima.config import PRESETS, PPOConfig
+
+
+@pytest.mark.parametrize("method", [*METHODS, *VARIANTS])
+def test_every_method_gets_as_many_responses_per_step(method):
+    config = PPOConfig("embedded", **settings_of(method))
+    assert config.batch_size * config.num_generations == RESPONSES
+    assert not {"lam", "gamma"} & {*config.idle_settings} or config.lam_alpha
+
+
+def test_every_preset_is_in_the_study():
+    assert {f"preset_{name}" for name in PRESETS} <= {*METHODS}
+    for name, values in PRESETS.items():
+        chosen = settings_of(f"preset_{name}")
+        assert {key: chosen[key] for key in values} == values
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """Two seeds of two methods; the third seed of one is missing."""
+    for method, shift in (("ppo_2022", 0.0), ("rloo", 0.1)):
+        for seed in (0, 1):
+            folder = tmp_path / f"seed-{seed}" / method
+            folder.mkdir(parents=True)
+            judged = {"gold": 0.8 + shift + 0.02 * seed, "kl": 2.0, "response_length": 18.0, "seconds": 90.0}
+            (folder / run.JUDGED).write_text(json.dumps(judged))
+            (tmp_path / f"seed-{seed}" / "reward.json").write_text("{}")
+    return tmp_path
+
+
+def test_the_table_has_means_intervals_and_the_worst_seed(finished):
+    rows = run.table(finished, ["ppo_2022", "rloo", "grpo"], [0, 1, 2]).splitlines()
+    assert len(rows) == 4, "a method without runs has no row"
+    cells = [cell.strip() for cell in rows[3].strip("|").split("|")]
+    half = 12.706205 * 0.01  # t(0.975, 1) * s / sqrt(2), s = 0.02 / sqrt(2)
+    assert cells[:2] == ["`rloo`", "2"]
+    assert cells[2] == f"{fmean([0.9, 0.92]):.3f} ({0.91 - half:.3f} to {0.91 + half:.3f})"
+    assert cells[3:5] == ["0.900", "2.00 (2.00 to 2.00)"]
+
+
+def test_what_is_finished_is_not_run_again_and_what_failed_is_named(finished, monkeypatch):
+    started = []
+
+    def fail(command, **_):
+        started.append(command[-1])
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(run.subprocess, "run", fail)
+    given = Namespace(
+        folder=finished, jobs=2, seeds=[0, 1], methods=["ppo_2022", "rloo"], steps=1, preferences=1
+    )
+    run.run_all(given)
+    assert started == []
+    (finished / "seed-1" / "rloo" / run.JUDGED).unlink()
+    with pytest.raises(SystemExit, match="seed-1/rloo"):
+        run.run_all(given)
+    assert started == ["rloo"]
+    (finished / "seed-1" / "reward.json").unlink()
+    with pytest.raises(SystemExit, match="seed-1/reward, seed-1/rloo"):
+        run.run_all(given)
+    assert started == ["rloo", "reward"], "without its reward model a method is not started"
