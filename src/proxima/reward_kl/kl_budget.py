@@ -19,8 +19,10 @@ Where the numbers come from:
   1 / SMOOTHING steps.
 - the lag. Measured while the KL rises for the first time, as it depends on learning rates and batches: the
   area between the curve and its peak, over the peak, is the mean residence time; the KL, quadratic in how far
-  the policy moved, changes twice as fast. Until the KL reaches the target or stops rising, a KL below the
-  target says only that the policy needs time: there is no integral part yet.
+  the policy moved, changes twice as fast. Until the KL reaches the target, or rises more slowly than linearly
+  for DELAY steps, a KL below the target says only that the policy needs time: there is no integral part yet.
+A policy whose rewards saturate needs less penalty than the normal case: it approaches the target from below,
+over several lags. A budget is a limit, so this is the better side to err on.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ DELAY = 3.0  # steps
 SHORTEST_LAG = 2 * DELAY
 SMOOTHING = 1 / 3
 RANGE = 100.0
-RISING = 1.5  # times its mean so far: below that, a KL grows more slowly than the square root of time
+RISING = 2.0  # times its mean so far: below that, a KL has grown more slowly than linearly
 
 
 @dataclass
@@ -47,6 +49,7 @@ class KLBudget:
     steps: int = 0
     total: float = 0.0
     peak: float = 0.0
+    slow_steps: int = 0  # in a row
 
     @property
     def has_begun(self) -> bool:
@@ -99,5 +102,6 @@ class KLBudget:
         if self.peak > 0:
             residence = self.steps - self.total / self.peak
             self.lag = max(SHORTEST_LAG, residence / 2)
-        has_stalled = self.steps > SHORTEST_LAG and self.kl * self.steps < RISING * self.total
-        self.rising = self.kl < self.target and not has_stalled
+        is_slow = self.kl * self.steps < RISING * self.total
+        self.slow_steps = self.slow_steps + 1 if is_slow else 0
+        self.rising = self.kl < self.target and self.slow_steps < DELAY
