@@ -124,7 +124,7 @@ def kl_budget(spread: float, target: float, kls: list[float]) -> list[float]:
             rising = smooth[-1] < target and slow < 3
         move = 0.0 if n == 1 else errors[-1] - errors[-2]
         if not rising:
-            move += errors[-1] / lag
+            move += max(math.log(smooth[-1] / target), -2.0) / lag if smooth[-1] else -2.0 / lag
         log_coef = clip(log_coef + move * lag / (lag + 3), math.log(centre / 100), math.log(centre * 100))
         coefs.append(math.exp(log_coef))
     return coefs

@@ -6,12 +6,14 @@ A PI controller in velocity form on the log of the coefficient: it is never nega
 the whole memory of past errors, so nothing winds up at a bound. With x = smoothed KL / target:
 
     error = x - 1 below the target, log x above
-    coef <- coef * exp(gain * (error - last error + error / lag)),  gain = lag / (lag + DELAY)
+    coef <- coef * exp(gain * (error - last error + log x / lag)),  gain = lag / (lag + DELAY)
 
 Where the numbers come from:
 - the start. The optimum of E[reward] - coef * KL has the KL spread^2 / (2 coef^2) where the rewards under the
   reference are normal; so coef = spread / sqrt(2 target), whatever the rewards' scale. The proportional part
   adds to it as the KL rises from 0 to the target. Bounds are a factor of RANGE around it.
+- the errors. KL against coefficient is a power law, so the integral part has log x, from LOWEST up; the
+  proportional part must begin at a KL of 0.
 - the gain. Lambda tuning for a first-order lag with dead time: the closed loop is as fast as the open one.
   d log KL / d log coef is between 0 and -2 (the normal case); with 1 the worst case still has a gain margin
   of pi / 4 * (lag + DELAY) / DELAY >= 2.3, as lag >= 2 * DELAY.
@@ -34,6 +36,7 @@ DELAY = 3.0  # steps
 SHORTEST_LAG = 2 * DELAY
 SMOOTHING = 1 / 3
 RANGE = 100.0
+LOWEST = -2.0
 RISING = 2.0  # times its mean so far: below that, a KL has grown more slowly than linearly
 
 
@@ -77,7 +80,7 @@ class KLBudget:
         change = 0.0 if math.isnan(last) else error - self._error(last)
         if self.rising:
             self._measure_lag()
-        integral = 0.0 if self.rising else error / self.lag
+        integral = 0.0 if self.rising else self._log_error() / self.lag
         moved = coef * math.exp(self.gain * (change + integral))
         return min(max(moved, self.centre / RANGE), self.centre * RANGE)
 
@@ -94,6 +97,9 @@ class KLBudget:
     def _error(self, kl: float) -> float:
         share = max(kl, 0.0) / self.target
         return share - 1 if share < 1 else math.log(share)
+
+    def _log_error(self) -> float:
+        return max(math.log(self.kl / self.target), LOWEST) if self.kl > 0 else LOWEST
 
     def _measure_lag(self) -> None:
         self.steps += 1
