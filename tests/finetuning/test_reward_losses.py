@@ -239,12 +239,12 @@ def test_saved_scores_have_mean_0_and_unit_variance_over_samples_of_the_start(tr
     import json
 
     from proxima.config import PPOConfig
-    from proxima.models import REPORT_FILE, has_unit
+    from proxima.models import REPORT_FILE, saved_unit
     from proxima.ppo_trainer import PPOTrainer
 
     results = RewardTrainer(training(**way)).train(PREFERENCES)
     unit = json.loads((results.folder / REPORT_FILE).read_text())["unit"]
-    assert has_unit(str(results.folder))
+    assert saved_unit(results.folder) is not None
     assert unit["samples"] == 23  # one per training prompt; one pair is held out
     assert (unit["model"], unit["temperature"], unit["seed"]) == (tiny, 1.0, 0)
     config = PPOConfig(

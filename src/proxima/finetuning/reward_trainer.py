@@ -28,7 +28,7 @@ from proxima.finetuning.own_samples import OwnSamples, sample_answers
 from proxima.finetuning.reward_defaults import with_defaults
 from proxima.finetuning.reward_losses import mean_by_answer, preference_loss, score_penalty
 from proxima.finetuning.reward_report import HeldOutPairs, PairFacts, lines, report
-from proxima.models import REPORT_FILE, RewardModel, ScoreUnit, scalar_head
+from proxima.models import REPORT_FILE, RewardModel, ScoreUnit, saved_unit, scalar_head
 from proxima.runs import write_json
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,12 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         size = self.backbone.hidden_size
         head = scalar_head(size, (size + 1) ** -0.5, self.backbone.device, self.config.ensemble)
         return RewardModel(self.backbone, adapter, head, "training")
+
+    def continue_from(self, folder: str | Path) -> None:
+        """Start from a trained reward model; without its unit, so that scores are logits of choices again."""
+        self.role.load(folder)
+        unit = saved_unit(folder) or ScoreUnit()
+        self._rescale([ScoreUnit(-unit.mean / unit.deviation, 1 / unit.deviation)] * self.config.ensemble)
 
     @abstractmethod
     def answers(self, encoded: Any) -> Sequence[Row]:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
         ClassifierReward,
         RewardModel,
         doubted,
-        has_unit,
         pick_row,
         reward_warning,
+        saved_unit,
         token_head,
     )
     from proxima.models.score_unit import ScoreUnit

@@ -15,6 +15,7 @@ from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens
 from proxima.models.backbone import Backbone
 from proxima.models.base_model import BaseModel
+from proxima.models.score_unit import ScoreUnit
 from proxima.runtime.engine import pack, pack_mask
 
 if TYPE_CHECKING:
@@ -40,12 +41,13 @@ def reward_warning(folder: str) -> str:
     return ""
 
 
-def has_unit(folder: str) -> bool:
-    """Whether the scores of the reward model in a folder have mean 0 and unit variance, as it records."""
+def saved_unit(folder: str | Path) -> ScoreUnit | None:
+    """The unit that the scores of the reward model in a folder have been given, as it records."""
     try:
-        return "unit" in json.loads(read_file(Path(folder) / REPORT_FILE))
-    except (OSError, ValueError, TypeError):
-        return False
+        unit = json.loads(read_file(Path(folder) / REPORT_FILE))["unit"]
+        return ScoreUnit(float(unit["mean"]), float(unit["deviation"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 class RewardModel(BaseModel):

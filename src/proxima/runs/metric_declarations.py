@@ -375,6 +375,16 @@ METRICS = [
         otherwise="Rising: the policy repeats itself. Add the reward `repetition` (docs/rewards.md) or "
         "raise `kl_coef`.",
     ),
+    Metric(
+        "validation/common_opening",
+        title="Most common opening",
+        unit="fraction",
+        group="responses",
+        meaning="Share of the validation responses that begin with the same word, the most common one.",
+        healthy="Steady.",
+        otherwise="Rising with the reward: an opening that the reward likes, whatever follows it. Look at "
+        "the samples, ask `judges`, and raise `kl_coef` or set `kl_controller` to budget.",
+    ),
     # Policy update
     Metric(
         "policy_loss",
