@@ -59,6 +59,7 @@ from proxima.models import (
     scalar_head,
     token_head,
 )
+from proxima.runtime import forked_random_state
 from proxima.runtime.distributed import Lockstep, Processes, init_distributed, make_mesh
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def build_models(config: PPOConfig, tokenizer: Tokenizer) -> ModelSet:
         config = replace(config, device="cpu", dtype=dtype)
     base = Backbone(load_network(config, config.model_name, device))
     _check_vocabulary(config, base, tokenizer)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with forked_random_state(device):
         torch.manual_seed(config.seed)
         sft = _reference(config, base)
         reward = load_reward(config, base)

@@ -38,6 +38,7 @@ from proxima.core.tokenizer import Tokenizer
 from proxima.finetuning.encoded_examples import Encoded
 from proxima.models import Backbone, BaseModel
 from proxima.runs import make_run_folder
+from proxima.runtime import forked_random_state
 from proxima.training import learning_rate_factor
 
 Example = TypeVar("Example")
@@ -85,7 +86,7 @@ class FinetuningTrainer(ABC, Generic[Example]):
             network = load_network(loaded, config.model_name, device)
         self.backbone = Backbone(network.to(device))
         self.skipped = 0
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with forked_random_state(device):
             torch.manual_seed(config.seed)
             self.role = self.make_role()
         if device.type == "cuda":  # a captured graph cannot hold weights that `transformers` trains
@@ -149,7 +150,7 @@ class FinetuningTrainer(ABC, Generic[Example]):
         results.folder = self._folder()
         with _removed_if_empty(results.folder):
             self.settle(train_rows, validation_rows)
-            with torch.random.fork_rng(devices=[self.role.device] if self.role.device.type == "cuda" else []):
+            with forked_random_state(self.role.device):
                 torch.manual_seed(self.config.seed)
                 self._fit(train_rows, validation_rows, results)
             self.finish(validation_rows)
