@@ -26,6 +26,7 @@ from proxima.config import FinetuningConfig
 from proxima.evaluator.win_rates import SAMPLES
 from proxima.finetuning import RewardTrainer
 from proxima.finetuning.reward_trainer import calibration_error
+from tools.peer.judged_answers import scores
 from tools.peer.preference_pairs import FOLDS, Pair, load_pairs, read_pairs, write_pairs
 
 SIDES = ("ours", "trl")
@@ -158,7 +159,8 @@ def train_trl(args: argparse.Namespace) -> tuple[list[float], float]:
     if args.fold == 0:
         merged.save_pretrained(args.out / "reward")
         tokenizer.save_pretrained(args.out / "reward")
-    return trl_margins(merged, held_out, tokenizer.pad_token_id), seconds
+    both = [scores(merged, held_out[name], tokenizer.pad_token_id) for name in ("chosen_ids", "rejected_ids")]
+    return (both[0] - both[1]).tolist(), seconds
 
 
 def encoded(args: argparse.Namespace, pairs: list[Pair]) -> dict[str, list[list[int]]]:
@@ -175,23 +177,6 @@ def encoded(args: argparse.Namespace, pairs: list[Pair]) -> dict[str, list[list[
         "chosen_ids": [ids(pair.prompt, pair.chosen) for pair in pairs],
         "rejected_ids": [ids(pair.prompt, pair.rejected) for pair in pairs],
     }
-
-
-@torch.no_grad()
-def trl_margins(model: Any, rows: dict[str, list[list[int]]], pad: int) -> list[float]:
-    """Scores by the classifier's own forward pass, in float32."""
-
-    def scores(part: list[list[int]]) -> torch.Tensor:
-        table = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in part], True, pad)
-        mask = torch.tensor([[i < len(row) for i in range(table.shape[1])] for row in part])
-        logits = model(input_ids=table.to(model.device), attention_mask=mask.long().to(model.device)).logits
-        return logits.float().squeeze(-1).cpu()
-
-    count = len(rows["chosen_ids"])
-    found = []
-    for i in range(0, count, 32):
-        found.append(scores(rows["chosen_ids"][i : i + 32]) - scores(rows["rejected_ids"][i : i + 32]))
-    return torch.cat(found).tolist()
 
 
 def run_all(args: argparse.Namespace) -> None:
