@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from proxima.base_setup import load_network, merge_adapter, pick_device, pick_dtype
-from proxima.config import PPOConfig
+from proxima.config import PPOConfig, RewardSpec
 from proxima.core.encoding import encode_prompts
 from proxima.evaluator.win_rates import win_rate
 from proxima.models import Backbone
@@ -109,7 +109,7 @@ def load_classifier(args: argparse.Namespace, device: torch.device) -> Any:
 def train_ours(args: argparse.Namespace, tokenizer: Any, prompts: list[str]) -> tuple[Any, dict[str, Any]]:
     config = PPOConfig(
         str(args.out / "base"),
-        rewards=(str(args.out / "reward"),),
+        rewards=(RewardSpec(str(args.out / "reward")),),
         value_model=str(args.out / "reward"),
         learning_rate=args.rate,
         value_learning_rate=args.rate,

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from proxima.base_setup import load_network, load_tokenizer, pick_device
+from proxima.base_setup.tokenizer_setup import read_tokenizer
 from proxima.config import FinetuningConfig
 from proxima.evaluator.win_rates import SAMPLES
 from proxima.finetuning import RewardTrainer
@@ -69,10 +70,9 @@ def prepare(args: argparse.Namespace) -> None:
     """The base as a folder that `transformers` reads, with a pad token that is not EOS, and the pairs."""
     config = FinetuningConfig(args.model, dtype="float32")
     network = load_network(config, args.model, torch.device("cpu"))
-    tokenizer = load_tokenizer(args.model)
-    if tokenizer.pad_token_id >= network.get_input_embeddings().num_embeddings:  # TRL embeds it
+    tokenizer: Any = read_tokenizer(args.model)
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):  # TRL never trains an EOS that pads
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
-    assert tokenizer.pad_token_id != tokenizer.eos_token_id
     network.save_pretrained(args.out / "base")
     tokenizer.save_pretrained(args.out / "base")
     counts = {"instruct": args.instruct, "hh": args.hh}
