@@ -203,6 +203,7 @@ def trl_trainer(args: argparse.Namespace, tokenizer: Any, prompts: list[str]) ->
         num_sample_generations=0,
         gradient_checkpointing=False,
         bf16=cuda,
+        tf32=True if cuda else None,
         use_cpu=not cuda,
         save_strategy="no",
         report_to="none",
@@ -214,7 +215,7 @@ def trl_trainer(args: argparse.Namespace, tokenizer: Any, prompts: list[str]) ->
         model=policy,
         ref_model=None,
         reward_model=load_classifier(args, device),
-        value_model=load_classifier(args, device),
+        value_model=load_classifier(args, device).float(),  # trained in full: bfloat16 would lose its steps
         train_dataset=data,
         eval_dataset=data,
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),

@@ -154,6 +154,7 @@ def train_trl(args: argparse.Namespace) -> tuple[list[float], float]:
     )
     started = time.perf_counter()
     trainer.train()
+    trainer.save_model()  # ours saves too, and centres the scores
     seconds = time.perf_counter() - started
     merged = trainer.model.merge_and_unload().eval()
     if args.fold == 0:
