@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tools.peer.judged_answers import log_probabilities, sample
 from tools.peer.preference_pairs import FOLDS, INSTRUCT, is_dialogue, read_pairs, split
 from tools.peer.reward_models import by_fold, by_prompt, measures
+from tools.peer.side_by_side import run_together
 
 TALK = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHow are you?\n\nHuman: Fine: thanks\n\nAssistant:"
 
@@ -87,3 +88,10 @@ def test_log_probabilities_do_not_depend_on_padding(tiny):
         start = len(prompts[i]) - 1
         by_hand = sum(float(logits[start + j, token]) for j, token in enumerate(answers[i]))
         assert float(both[i]) == pytest.approx(by_hand, abs=1e-3)
+
+
+def test_jobs_run_together_and_a_failure_is_told_once_all_have_ended(tmp_path):
+    jobs = {tmp_path / "a.log": ["--help"], tmp_path / "b.log": ["--wrong"]}
+    with pytest.raises(SystemExit, match=r"failed: b\.log; the first ends with"):
+        run_together("timeit", jobs)
+    assert "timeit" in (tmp_path / "a.log").read_text()

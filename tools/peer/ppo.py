@@ -12,8 +12,6 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +27,7 @@ from proxima.models import Backbone
 from proxima.ppo_trainer import PPOTrainer
 from tools.peer.judged_answers import judge
 from tools.peer.preference_pairs import load_pairs
+from tools.peer.side_by_side import run_together
 
 SIDES = ("ours", "trl")
 HELD_OUT = 128
@@ -230,16 +229,9 @@ def run_all(args: argparse.Namespace) -> None:
 
 def finish(args: argparse.Namespace, jobs: list[tuple[str, int]]) -> None:
     given = {name: value for name, value in vars(args).items() if name not in ("do", "seed")}
-    started = []
-    for side, seed in jobs:
-        flags = [f"--{name}={value}" for name, value in {**given, "seed": seed}.items()]
-        with (args.out / f"ppo-{side}-{seed}.log").open("w") as log:
-            command = [sys.executable, "-m", "tools.peer.ppo", side, *flags]
-            started.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
-    for (side, seed), job in zip(jobs, started, strict=True):
-        if job.wait():
-            log_text = (args.out / f"ppo-{side}-{seed}.log").read_text()
-            raise SystemExit(f"{side}, seed {seed}, failed: {log_text[-2000:]}")
+    flags = [f"--{name}={value}" for name, value in given.items()]
+    commands = {args.out / f"ppo-{side}-{seed}.log": [side, *flags, f"--seed={seed}"] for side, seed in jobs}
+    run_together("tools.peer.ppo", commands)
 
 
 def report(out: Path) -> None:

@@ -13,8 +13,6 @@ import json
 import math
 import random
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from proxima.finetuning import RewardTrainer
 from proxima.finetuning.reward_trainer import calibration_error
 from tools.peer.judged_answers import scores
 from tools.peer.preference_pairs import FOLDS, Pair, load_pairs, read_pairs, write_pairs
+from tools.peer.side_by_side import run_together
 
 SIDES = ("ours", "trl")
 T_OF_4 = 2.776  # 97.5 % point of Student's t with four degrees of freedom: five folds
@@ -189,17 +188,10 @@ def run_all(args: argparse.Namespace) -> None:
 
 
 def finish(args: argparse.Namespace, jobs: list[tuple[str, int]]) -> None:
-    started = []
-    for side, fold in jobs:
-        given = {"out": args.out, "fold": fold, "epochs": args.epochs, "batch": args.batch, "rate": args.rate}
-        flags = [f"--{name}={value}" for name, value in {**given, "max-length": args.max_length}.items()]
-        with (args.out / f"{side}-{fold}.log").open("w") as log:
-            command = [sys.executable, "-m", "tools.peer.reward_models", side, *flags]
-            started.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
-    for (side, fold), job in zip(jobs, started, strict=True):
-        if job.wait():
-            log_text = (args.out / f"{side}-{fold}.log").read_text()
-            raise SystemExit(f"{side}, fold {fold}, failed: {log_text[-2000:]}")
+    given = {"out": args.out, "epochs": args.epochs, "batch": args.batch, "rate": args.rate}
+    flags = [f"--{name}={value}" for name, value in {**given, "max-length": args.max_length}.items()]
+    commands = {args.out / f"{side}-{fold}.log": [side, *flags, f"--fold={fold}"] for side, fold in jobs}
+    run_together("tools.peer.reward_models", commands)
 
 
 def report(out: Path) -> None:
