@@ -46,5 +46,5 @@ def test_the_tree_is_the_one_on_disk():
 def test_the_tests_have_the_rooms_of_the_package():
     rooms = {path.name for path in (ROOT / "src" / "proxima").iterdir() if any(path.glob("*.py"))}
     folders = {path.name for path in (ROOT / "tests").iterdir() if any(path.glob("*.py"))}
-    suites = {"docs", "families", "gpu", "engines", "install"}
+    suites = {"docs", "families", "gpu", "engines", "install", "peer"}
     assert folders - suites == rooms

@@ -59,6 +59,17 @@ def test_the_table_says_how_the_peer_differs(result):
     assert "10.0 times as long. It trains its value model in full" in table(result, peer)
 
 
+def test_a_case_with_groups_is_timed_without_a_value_model():
+    case = Case("test", "tiny", batch=2, prompt=(6, 6), response=(3, 3), epochs=1, generations=3)
+    found = run_case(case, MACHINE, steps=1)
+    assert (found["response_tokens"], case.settings["minibatch_size"]) == (18, 6)
+    assert (found["floor"]["value"], found["floor"]["reward"]) == (0, 0)
+    peer = {"version": "1.12.0", "seconds": found["seconds"], "generate": 1.0, "peak_gib": None}
+    shown = table(found, peer)
+    assert "batch 2 x 3" in shown
+    assert shown.endswith("1.0 times as long.")
+
+
 def test_floors_grow_with_what_is_done():
     def step(**changes):
         case = Case(**{"size": "0.6B", **changes})
@@ -68,6 +79,10 @@ def test_floors_grow_with_what_is_done():
     assert step(batch=128)["update"] == pytest.approx(2 * plain["update"])
     assert step(epochs=8)["update"] == pytest.approx(2 * plain["update"])
     assert step(prompt=(1024, 1024))["generate"] > plain["generate"]
+    grouped = step(batch=8, generations=8)  # the same responses to fewer prompts
+    assert grouped["generate"] < plain["generate"]
+    assert grouped["score"] == pytest.approx(plain["score"])
+    assert grouped["update"] < plain["update"]
     assert plain["step"] == pytest.approx(sum(plain[name] for name in bench.PHASES))
 
 

@@ -41,11 +41,42 @@ class Case:
     """Optimiser steps per epoch."""
     top_k: int = 0
     top_p: float = 1.0
+    generations: int = 1
+    """Responses per prompt; above 1 the step is GRPO's, with a function as the reward and no value model."""
+
+    @property
+    def responses(self) -> int:
+        """In one step."""
+        return self.batch * self.generations
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of `PPOConfig`."""
+        given: dict[str, Any] = {
+            "batch_size": self.batch,
+            "max_new_tokens": self.response[1],
+            "minibatch_size": -(-self.responses // self.minibatches),
+            "ppo_epochs": self.epochs,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "rewards": (),
+        }
+        if self.generations > 1:
+            given |= {"adv_estimator": "grpo", "num_generations": self.generations, "rewards": (even_words,)}
+            given |= {"whiten_advantages": False, "kl_coef": 0.0}
+        return given
 
     @property
     def even(self) -> bool:
         """Whether all prompts have one length, and all responses too."""
         return self.prompt[0] == self.prompt[1] and self.response[0] == self.response[1]
+
+
+def even_words(prompts: list[str], texts: list[str]) -> list[float]:
+    """A reward that differs between responses of random words such as `t12`: the share of even numbers."""
+    return [
+        sum(word[-1:] in set("02468") for word in text.split()) / max(1, len(text.split())) for text in texts
+    ]
 
 
 CASES = {
@@ -56,6 +87,7 @@ CASES = {
         Case("large batch", batch=256, minibatches=4),
         Case("mixed prompts", prompt=(64, 512)),
         Case("mixed responses", response=(8, 256)),
+        Case("grpo", batch=8, response=(256, 256), epochs=1, generations=8),
         Case("embedded", size="embedded", batch=64, prompt=(60, 60), response=(40, 40)),
         Case("small", size="tiny", batch=32, prompt=(128, 128), response=(53, 53)),
     )
@@ -91,18 +123,7 @@ def measured(
         model = Path(folder or home) / case.size
         if not (model / "config.json").is_file():
             make_random_model(model, case.size, device)
-        config = PPOConfig(
-            str(model),
-            batch_size=case.batch,
-            max_new_tokens=case.response[1],
-            minibatch_size=-(-case.batch // case.minibatches),
-            ppo_epochs=case.epochs,
-            top_k=case.top_k,
-            top_p=case.top_p,
-            run_dir=home,
-            rewards=(),
-            **settings,
-        )
+        config = PPOConfig(str(model), run_dir=home, **case.settings, **settings)
         trainer = PPOTrainer(config)
         if case.response[0] != case.response[1]:  # otherwise no response ends early
             trainer.models.eos_ids = _eos_ids(case)
@@ -129,7 +150,7 @@ def _timed(trainer: PPOTrainer, case: Case, machine: Machine, steps: int) -> dic
     phases = {name: median(result[f"seconds/{name}"] for result in results) for name in PHASES}
     seconds = median(result["seconds"] for result in results)
     tokens = median(result["tokens"] for result in results)
-    floor = floors(case, SHAPES[case.size], tokens / case.batch, machine)
+    floor = floors(case, SHAPES[case.size], tokens / case.responses, machine)
     return {
         "seconds": seconds,
         "phases": phases,

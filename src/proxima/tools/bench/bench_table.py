@@ -10,7 +10,7 @@ ROWS = ("generate", "score", "reward", "value", "update")
 def table(result: dict[str, Any], peer: dict[str, Any] | None = None) -> str:
     """Seconds of each phase next to its floor, then the other counts, then the peer."""
     lines = [
-        f"{result['name']}: {result['size']}, batch {result['batch']}, prompts {_range(result['prompt'])}, "
+        f"{result['name']}: {result['size']}, batch {_batch(result)}, prompts {_range(result['prompt'])}, "
         f"responses {_range(result['response'])}, {result['epochs']} epochs, {result['minibatches']} "
         "optimiser steps each",
         f"  {'':16}{'seconds':>9}{'floor':>9}{'ratio':>7}",
@@ -18,7 +18,8 @@ def table(result: dict[str, Any], peer: dict[str, Any] | None = None) -> str:
     floor = result["floor"]
     for name in ROWS:
         seconds = result["phases"][name]
-        lines.append(f"  {name:16}{seconds:>9.3f}{floor[name]:>9.3f}{seconds / floor[name]:>7.1f}")
+        ratio = f"{seconds / floor[name]:>7.1f}" if floor[name] else ""
+        lines.append(f"  {name:16}{seconds:>9.3f}{floor[name]:>9.3f}{ratio}")
     lines.append(
         f"  {'whole step':16}{result['seconds']:>9.3f}{floor['step']:>9.3f}{result['ratio_to_floor']:>7.1f}"
     )
@@ -39,10 +40,15 @@ def table(result: dict[str, Any], peer: dict[str, Any] | None = None) -> str:
         allocated = f", allocated {peer['peak_gib']:.1f} GiB" if peer["peak_gib"] else ""
         lines.append(
             f"  TRL {peer['version']}: {peer['seconds']:.2f} s per step (generate {peer['generate']:.2f} s"
-            f"{allocated}): {peer['seconds'] / result['seconds']:.1f} times as long. It trains its value "
-            "model in full, Proxima with LoRA."
+            f"{allocated}): {peer['seconds'] / result['seconds']:.1f} times as long."
+            + (" It trains its value model in full, Proxima with LoRA." if result["generations"] == 1 else "")
         )
     return "\n".join(lines)
+
+
+def _batch(result: dict[str, Any]) -> str:
+    """`64`, or `8 x 8` where prompts have several responses."""
+    return str(result["batch"]) + (f" x {result['generations']}" if result["generations"] > 1 else "")
 
 
 def _range(bounds: tuple[int, int]) -> str:

@@ -59,27 +59,28 @@ def floors(case: Any, shape: dict[str, Any], response: float, machine: Machine) 
     body = shape["num_hidden_layers"] * layer
     head = shape["vocab_size"] * shape["hidden_size"]
     prompt = sum(case.prompt) / 2
-    tokens = case.batch * (prompt + response)
-    written = case.batch * response
+    tokens = case.responses * (prompt + response)
+    written = case.responses * response
 
-    def attention(length: float) -> float:
-        return 2 * case.batch * length**2 * heads * shape["num_hidden_layers"]  # causal: half of 4 B T T D
+    def attention(rows: int, length: float) -> float:
+        return 2 * rows * length**2 * heads * shape["num_hidden_layers"]  # causal: half of 4 B T T D
 
-    one_pass = 2 * body * tokens + attention(prompt + response)
-    prefill = 2 * body * case.batch * prompt + attention(prompt)
+    one_pass = 2 * body * tokens + attention(case.responses, prompt + response)
+    prefill = 2 * body * case.batch * prompt + attention(case.batch, prompt)
     cache = 2 * shape["num_hidden_layers"] * cached * size
-    step_bytes = size * (body + head) + case.batch * (prompt + response / 2) * cache
-    step_flops = 2 * case.batch * (body + head)
+    step_bytes = size * (body + head) + case.responses * (prompt + response / 2) * cache
+    step_flops = 2 * case.responses * (body + head)
     decode = max(step_bytes / machine.bandwidth, step_flops / machine.flops)
     policy_and_reference = 2 * one_pass + 4 * head * written
-    # policy and value model; forward, and backward to the inputs
-    train = 2 * (2 * one_pass) + 2 * 2 * head * written
+    critic = one_pass if case.generations == 1 else 0.0  # groups need neither reward nor value model
+    # forward, and backward to the inputs
+    train = 2 * (one_pass + critic) + 2 * 2 * head * written
     seconds = {
         "generate": prefill / machine.flops + response * decode,
         "decode_step": decode,
         "score": policy_and_reference / machine.flops,
-        "reward": one_pass / machine.flops,
-        "value": one_pass / machine.flops,
+        "reward": critic / machine.flops,
+        "value": critic / machine.flops,
         "update": case.epochs * train / machine.flops,
     }
     return {**seconds, "step": sum(value for name, value in seconds.items() if name != "decode_step")}

@@ -39,7 +39,8 @@ def run_peer(case: Case, steps: int = 3) -> dict[str, Any]:
         "response": case.response[1],
         "epochs": case.epochs,
         "steps": steps,
-        "micro": min(case.batch, 16),
+        "micro": min(case.responses, 16),
+        "generations": case.generations,
         "threads": torch.get_num_threads(),
     }
     script = Path(__file__).parent / "trl_step.py"

@@ -1,8 +1,9 @@
-"""Times PPO steps of TRL 1.12 on random weights; `trl_peer.py` runs it in TRL's own environment. In: JSON.
-Out: one line of JSON.
+"""Times PPO or GRPO steps of TRL 1.12 on random weights; `trl_peer.py` runs it in TRL's own environment. In:
+JSON. Out: one line of JSON.
 
 The job is that of a Proxima step: a LoRA policy, a value model, a reward model, KL to the base. TRL trains
-its value model in full; it has no other way.
+its value model in full; it has no other way. With several responses per prompt it is GRPO: a function as the
+reward, no KL, advantages scaled by the group, loss over all tokens.
 """
 
 import json
@@ -23,11 +24,13 @@ def main(given: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(given["threads"])
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
-    trainer = make_trainer(given, device)
+    grpo = given["generations"] > 1
+    trainer = make_group_trainer(given, device) if grpo else make_trainer(given, device)
     clock = StepClock(trainer, device)
     trainer.train()
-    steps = [later[0] - earlier[0] for earlier, later in pairwise(clock.marks)]
-    generates = [later[1] - earlier[1] for earlier, later in pairwise(clock.marks)]
+    marks = clock.marks[: given["steps"] + 1]  # GRPO logs once more, at the end
+    steps = [later[0] - earlier[0] for earlier, later in pairwise(marks)]
+    generates = [later[1] - earlier[1] for earlier, later in pairwise(marks)]
     middle = len(steps) // 2
     return {
         "version": trl.__version__,
@@ -48,9 +51,11 @@ class StepClock:
         self.device = device
         self.generating = 0.0
         self.marks: list[tuple[float, float]] = []
-        self.generate = inside.batch_generation
+        owner: Any = trainer if hasattr(trainer, "_generate_single_turn") else inside
+        name = "batch_generation" if owner is inside else "_generate_single_turn"
+        self.generate = getattr(owner, name)
         self.log = trainer.log
-        inside.batch_generation = self.timed
+        setattr(owner, name, self.timed)
         trainer.log = self.marked
 
     def now(self) -> float:
@@ -98,6 +103,61 @@ def make_trainer(given: dict[str, Any], device: str) -> Any:
         train_dataset=data,
         eval_dataset=data,
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
+    )
+
+
+def make_group_trainer(given: dict[str, Any], device: str) -> Any:
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from trl import GRPOTrainer
+
+    special = {"tie_word_embeddings": True, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    shape = {**given["shape"], **special}
+    with torch.device(device):
+        policy = Qwen3ForCausalLM(Qwen3Config(**shape))
+    size = (given["batch"] * (given["steps"] + 2), given["prompt"])
+    rows = torch.randint(3, shape["vocab_size"], size, generator=torch.Generator().manual_seed(0))
+    texts = [" ".join(f"w{token}" for token in row) for row in rows.tolist()]
+    return GRPOTrainer(
+        model=policy.to(torch.bfloat16 if device == "cuda" else torch.float32),
+        reward_funcs=even_words,
+        args=make_group_settings(given, device),
+        train_dataset=Dataset.from_dict({"prompt": texts}),
+        processing_class=make_tokenizer(shape["vocab_size"]),
+        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
+    )
+
+
+def even_words(completions: list[str], **columns: Any) -> list[float]:
+    """The share of even numbers among the words, as in `bench_case.py`."""
+    words = [text.split() for text in completions]
+    return [sum(word[-1:] in set("02468") for word in row) / max(1, len(row)) for row in words]
+
+
+def make_group_settings(given: dict[str, Any], device: str) -> Any:
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=given["micro"],
+        gradient_accumulation_steps=given["batch"] * given["generations"] // given["micro"],
+        num_generations=given["generations"],
+        num_iterations=given["epochs"],
+        max_steps=given["steps"] + 1,
+        max_completion_length=given["response"],
+        temperature=1.0,
+        beta=0.0,
+        loss_type="dapo",
+        scale_rewards="group",
+        learning_rate=1e-5,
+        logging_steps=1,
+        report_to="none",
+        save_strategy="no",
+        bf16=device == "cuda",
+        use_cpu=device == "cpu",
+        gradient_checkpointing=False,
     )
 
 
