@@ -61,7 +61,7 @@ def test_a_tie_is_least_where_scores_are_equal_and_smoothing_where_the_odds_are_
 
 def test_the_mean_by_answer_and_the_score_penalty_by_hand():
     losses = torch.tensor([1.0, 2.0, 6.0, 5.0, 10.0], dtype=torch.float64)
-    assert mean_by_answer(losses, torch.tensor([3, 2])).tolist() == [3.0, 7.5]
+    assert mean_by_answer(losses, torch.tensor([3, 0, 2])).tolist() == [3.0, 0.0, 7.5]
     scores = torch.tensor([[1.0, -3.0], [0.0, 2.0]], dtype=torch.float64)
     assert score_penalty(scores).tolist() == [5.0, 2.0]
 
@@ -90,6 +90,7 @@ def test_the_loss_of_a_batch_is_the_sum_of_its_terms_by_separate_passes(training
     trainer = RewardTrainer(config)
     trainer.role.head.bias.data += 0.7  # so that the penalty shows
     data = [*PREFERENCES[:4], Preference("p", " a", " bb", margin=0.5), Preference("p", " c", " d", tie=True)]
+    data.append(Preference("p", "", " e", chosen_ended=False))  # an answer without a token
     expected = 0.0
     with torch.no_grad(), trainer.role.active():
         rows = [trainer.encode(item) for item in data]
@@ -103,7 +104,7 @@ def test_the_loss_of_a_batch_is_the_sum_of_its_terms_by_separate_passes(training
                 if is_chosen and not row.tie:
                     logs = output.logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
                     own = [-float(logs[i, token]) for i, token in enumerate(response)]
-                    expected += 0.3 * sum(own) / len(own)
+                    expected += 0.3 * sum(own) / max(len(own), 1)
             expected += oracle(scores[1] - scores[0], row.margin, row.tie, 0.1)
             expected += 0.05 * (scores[0] ** 2 + scores[1] ** 2) / 2
         found = sum(float(trainer.loss(rows[i : i + micro])) for i in range(0, len(rows), micro))
