@@ -277,3 +277,22 @@ def test_pairs_that_are_all_ties_are_refused(training):
         RewardTrainer(training()).train(ties)
     with pytest.raises(ValueError, match="all held-out pairs are ties"):
         RewardTrainer(training()).train(PREFERENCES, ties)
+
+
+# --- settings of earlier versions ---
+
+
+def test_settings_files_from_before_these_settings_still_load(training, tmp_path):
+    from proxima.config import FinetuningConfig, saved_settings
+
+    old = tmp_path / "finetuning.yaml"
+    FinetuningConfig(learning_rate=3e-4, epochs=2).to_yaml(old)
+    assert saved_settings(old) == FinetuningConfig(learning_rate=3e-4, epochs=2)
+    taken = RewardConfig.from_yaml(old)
+    assert (taken.learning_rate, taken.epochs, taken.lm_coef) == (3e-4, 2, 0.3)
+    trainer = RewardTrainer(FinetuningConfig(training().model_name, learning_rate=3e-4))
+    assert (trainer.config.epochs, trainer.config.lm_coef, trainer.config.score_penalty) == (1, 0.0, 0.0)
+    folder = RewardTrainer(training(epochs=0)).train(PREFERENCES).folder
+    written = saved_settings(folder / "finetuning.yaml")
+    assert isinstance(written, RewardConfig)
+    assert written.epochs == 6  # what the rule gave
