@@ -163,8 +163,9 @@ def test_defaults_follow_from_size_and_data_and_what_is_given_stays():
     assert usual.learning_rate == 1e-4
     assert small.learning_rate > 10 * usual.learning_rate
     assert large.learning_rate == 2e-5
-    assert (small.epochs, large.epochs) == (4, 1)
-    assert with_defaults(RewardConfig(), 1_000_000, 20).epochs == 6
+    assert (small.epochs, usual.epochs, large.epochs) == (4, 3, 1)
+    assert with_defaults(RewardConfig(), 1_000_000, 12_000).epochs == 3
+    assert with_defaults(RewardConfig(), 600_000_000, 12_000).epochs == 2
     full = with_defaults(RewardConfig(lora_r=0), 600_000_000, 5000)
     assert full.learning_rate == 1e-5
     assert with_defaults(RewardConfig(lora_r=0), 1_000_000, 5000).learning_rate == pytest.approx(
@@ -295,4 +296,4 @@ def test_settings_files_from_before_these_settings_still_load(training, tmp_path
     folder = RewardTrainer(training(epochs=0)).train(PREFERENCES).folder
     written = saved_settings(folder / "finetuning.yaml")
     assert isinstance(written, RewardConfig)
-    assert written.epochs == 6  # what the rule gave
+    assert written.epochs == 4  # what the rule gave
