@@ -61,7 +61,7 @@ def test_a_tie_is_least_where_scores_are_equal_and_smoothing_where_the_odds_are_
 
 def test_the_mean_by_answer_and_the_score_penalty_by_hand():
     losses = torch.tensor([1.0, 2.0, 6.0, 5.0, 10.0], dtype=torch.float64)
-    assert mean_by_answer(losses, torch.tensor([3, 2])).tolist() == [3.0, 7.5]
+    assert mean_by_answer(losses, torch.tensor([3, 0, 2])).tolist() == [3.0, 0.0, 7.5]
     scores = torch.tensor([[1.0, -3.0], [0.0, 2.0]], dtype=torch.float64)
     assert score_penalty(scores).tolist() == [5.0, 2.0]
 
@@ -90,6 +90,7 @@ def test_the_loss_of_a_batch_is_the_sum_of_its_terms_by_separate_passes(training
     trainer = RewardTrainer(config)
     trainer.role.head.bias.data += 0.7  # so that the penalty shows
     data = [*PREFERENCES[:4], Preference("p", " a", " bb", margin=0.5), Preference("p", " c", " d", tie=True)]
+    data.append(Preference("p", "", " e", chosen_ended=False))  # an answer without a token
     expected = 0.0
     with torch.no_grad(), trainer.role.active():
         rows = [trainer.encode(item) for item in data]
@@ -103,7 +104,7 @@ def test_the_loss_of_a_batch_is_the_sum_of_its_terms_by_separate_passes(training
                 if is_chosen and not row.tie:
                     logs = output.logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
                     own = [-float(logs[i, token]) for i, token in enumerate(response)]
-                    expected += 0.3 * sum(own) / len(own)
+                    expected += 0.3 * sum(own) / max(len(own), 1)
             expected += oracle(scores[1] - scores[0], row.margin, row.tie, 0.1)
             expected += 0.05 * (scores[0] ** 2 + scores[1] ** 2) / 2
         found = sum(float(trainer.loss(rows[i : i + micro])) for i in range(0, len(rows), micro))
@@ -162,8 +163,9 @@ def test_defaults_follow_from_size_and_data_and_what_is_given_stays():
     assert usual.learning_rate == 1e-4
     assert small.learning_rate > 10 * usual.learning_rate
     assert large.learning_rate == 2e-5
-    assert (small.epochs, large.epochs) == (4, 1)
-    assert with_defaults(RewardConfig(), 1_000_000, 20).epochs == 6
+    assert (small.epochs, usual.epochs, large.epochs) == (4, 3, 1)
+    assert with_defaults(RewardConfig(), 1_000_000, 12_000).epochs == 3
+    assert with_defaults(RewardConfig(), 600_000_000, 12_000).epochs == 2
     full = with_defaults(RewardConfig(lora_r=0), 600_000_000, 5000)
     assert full.learning_rate == 1e-5
     assert with_defaults(RewardConfig(lora_r=0), 1_000_000, 5000).learning_rate == pytest.approx(
@@ -276,3 +278,22 @@ def test_pairs_that_are_all_ties_are_refused(training):
         RewardTrainer(training()).train(ties)
     with pytest.raises(ValueError, match="all held-out pairs are ties"):
         RewardTrainer(training()).train(PREFERENCES, ties)
+
+
+# --- settings of earlier versions ---
+
+
+def test_settings_files_from_before_these_settings_still_load(training, tmp_path):
+    from proxima.config import FinetuningConfig, saved_settings
+
+    old = tmp_path / "finetuning.yaml"
+    FinetuningConfig(learning_rate=3e-4, epochs=2).to_yaml(old)
+    assert saved_settings(old) == FinetuningConfig(learning_rate=3e-4, epochs=2)
+    taken = RewardConfig.from_yaml(old)
+    assert (taken.learning_rate, taken.epochs, taken.lm_coef) == (3e-4, 2, 0.3)
+    trainer = RewardTrainer(FinetuningConfig(training().model_name, learning_rate=3e-4))
+    assert (trainer.config.epochs, trainer.config.lm_coef, trainer.config.score_penalty) == (1, 0.0, 0.0)
+    folder = RewardTrainer(training(epochs=0)).train(PREFERENCES).folder
+    written = saved_settings(folder / "finetuning.yaml")
+    assert isinstance(written, RewardConfig)
+    assert written.epochs == 4  # what the rule gave

@@ -172,6 +172,7 @@ def test_what_was_not_written_keeps_trls_defaults(old):
         "missing_eos_penalty": 0.0,
         "max_grad_norm": 0.0,
         "whiten_advantages": True,
+        "reward_units": "raw",
         "lr_schedule": "linear",
         "epochs": 3,
         "seed": 42,

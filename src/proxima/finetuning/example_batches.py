@@ -45,7 +45,7 @@ def token_losses(backbone: Backbone, hidden: Tensor, ids: Tensor, adapter: str |
 
     recompute = torch.is_grad_enabled() and len(ids) > CHUNK
     parts = []
-    for start in range(0, len(ids), CHUNK):
+    for start in range(0, max(len(ids), 1), CHUNK):
         part = hidden[start : start + CHUNK], ids[start : start + CHUNK]
         parts.append(checkpoint(losses, *part, use_reentrant=False) if recompute else losses(*part))
     return torch.cat(parts)

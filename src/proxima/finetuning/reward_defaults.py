@@ -4,7 +4,7 @@ learning rate and the number of epochs.
     learning rate = at_600m * (6e8 / parameters) ** power, within bounds
 
 A LoRA adapter trains with 1e-4 on a model of 0.6 B parameters and with 1.8e-3 on one of 1 M; all weights with
-1e-5 and 9e-4. Small models need, and bear, larger steps.
+1e-5 and 9e-4. Small models need, and bear, larger steps and more passes over few examples.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from proxima.config import RewardConfig
 
 PARAMETERS = 6e8  # of the model that the rates at 600 M are for
-EXAMPLES = 20_000  # examples that training sees, over all epochs, where the data has fewer
-MOST_EPOCHS = 6
+SMALL = 5e7  # parameters up to which a model learns from more passes before it overfits
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,18 @@ class Rate:
         return float(f"{min(max(rate, self.least), self.most):.1e}")
 
 
+@dataclass(frozen=True)
+class Passes:
+    """How often training sees the data: until it has seen `examples`, within `most` epochs."""
+
+    examples: int
+    most: int
+
+    def of(self, count: int) -> int:
+        return min(self.most, math.ceil(self.examples / count))
+
+
+SMALL_MODEL, MODEL = Passes(36_000, 4), Passes(20_000, 3)
 ADAPTER = Rate(1e-4, 0.45, 2e-5, 2e-3)
 ALL_WEIGHTS = Rate(1e-5, 0.7, 2e-6, 1e-3)
 
@@ -45,5 +56,5 @@ def with_defaults(config: RewardConfig, parameters: int, examples: int) -> Rewar
         examples: to train on.
     """
     rate = (ADAPTER if config.lora_r else ALL_WEIGHTS).of(parameters)
-    epochs = min(MOST_EPOCHS, max(1, math.ceil(EXAMPLES / examples)))
+    epochs = (SMALL_MODEL if parameters <= SMALL else MODEL).of(examples)
     return replace(config, learning_rate=config.learning_rate or rate, epochs=config.epochs or epochs)

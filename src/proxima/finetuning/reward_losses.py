@@ -29,9 +29,9 @@ def preference_loss(differences: Tensor, margins: Tensor, ties: Tensor, smoothin
 
 
 def mean_by_answer(losses: Tensor, sizes: Tensor) -> Tensor:
-    """The mean (B,) of per-token losses (M,) over each answer of `sizes` (B,) tokens."""
+    """The mean (B,) of per-token losses (M,) over each answer of `sizes` (B,) tokens; 0 where it has none."""
     owner = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
-    return losses.new_zeros(len(sizes)).index_add(0, owner, losses) / sizes
+    return losses.new_zeros(len(sizes)).index_add(0, owner, losses) / sizes.clamp(min=1)
 
 
 def score_penalty(scores: Tensor) -> Tensor:

@@ -220,7 +220,7 @@ class RewardTrainer(ScoreTrainer[Preference]):
         facts.check()
         if all(item.tie for item in held_out):
             raise ValueError("all held-out pairs are ties; hold out more, or give --validation")
-        self.longer_wins = 2 * facts.longer >= facts.decided
+        self.longer_wins = 2 * facts.longer >= facts.differ
 
     def settle(self, rows: Sequence[RowPair], held_out: Sequence[RowPair]) -> None:
         super().settle(rows, held_out)
@@ -235,16 +235,7 @@ class RewardTrainer(ScoreTrainer[Preference]):
     def finish(self, held_out: Sequence[RowPair]) -> None:
         """Report on the held-out pairs while scores are still the logits of choices; then the unit."""
         pairs = held_out[:]
-        prompts = [pair.chosen[0] for pair in pairs]
-        swapped = [
-            pair._replace(chosen=(prompt, pair.chosen[1]), rejected=(prompt, pair.rejected[1]))
-            for pair, prompt in zip(pairs, prompts[1:] + prompts[:1], strict=True)
-        ]
-        fits = torch.tensor([self.length(pair) <= self.config.max_length for pair in swapped])
-        margins = self.all_margins(pairs)
-        elsewhere = torch.full_like(margins, torch.nan)
-        if fits.any():
-            elsewhere[fits] = self.all_margins([swapped[i] for i in fits.nonzero().flatten().tolist()])
+        margins, elsewhere = self.all_margins(pairs), self.margins_elsewhere(pairs)
         decided = torch.tensor([not pair.tie for pair in pairs])
         lengths = torch.tensor([[len(row[1]) for row in self.answers(pair)] for pair in pairs])
         self.held_out_report = report(
@@ -257,6 +248,20 @@ class RewardTrainer(ScoreTrainer[Preference]):
             )
         )
         super().finish(held_out)
+
+    def margins_elsewhere(self, pairs: Sequence[RowPair]) -> Tensor:
+        """Margins (B,) of the answers after the next pair's prompt; nan where that is the same or too
+        long."""
+        prompts = [pair.chosen[0] for pair in pairs]
+        found = torch.full((len(pairs),), torch.nan)
+        there: dict[int, RowPair] = {}
+        for i, (pair, prompt) in enumerate(zip(pairs, prompts[1:] + prompts[:1], strict=True)):
+            moved = pair._replace(chosen=(prompt, pair.chosen[1]), rejected=(prompt, pair.rejected[1]))
+            if prompt != pair.chosen[0] and self.length(moved) <= self.config.max_length:
+                there[i] = moved
+        if there:
+            found[list(there)] = self.all_margins(list(there.values()))
+        return found
 
     def report(self, results: FinetuningResults) -> dict[str, Any]:
         return {**super().report(results), "held_out": self.held_out_report}

@@ -98,7 +98,9 @@ def check_reward_scale(scores: Sequence[float], config: PPOConfig, first: int | 
         ]
     if first is not None and first < len(scores):
         findings.append(sparse(good, config))
-    tamed = config.normalize_rewards or config.clip_rewards
+    models_alone = not any(spec.is_function or spec.is_http for spec in config.rewards)
+    in_units = models_alone and config.reward_units == "standard"  # measured before the first step
+    tamed = config.normalize_rewards or config.clip_rewards or in_units
     if max(abs(mean), deviation) > HUGE and not tamed:
         advice = (
             "set normalize_rewards, or rescale the reward: the KL penalty and the value model expect "

@@ -40,6 +40,7 @@ def numbers(old: OldRun, new: Migration) -> None:
         "value_target": ("lambda_return", "TRL: returns = advantages + values"),
         "whiten_advantages": (True, "TRL always whitened them"),
         "max_grad_norm": (0.0, "TRL's PPO loop never clipped gradients"),
+        "reward_units": ("raw", "TRL took the reward model's scores as they are"),
     }
     for name, (value, why) in fixed.items():
         new.put(name, value, why)

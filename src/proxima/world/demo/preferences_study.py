@@ -40,21 +40,20 @@ STEPS = 80
 EVERY = 10  # steps between judgements
 POSTS = 300
 BEST_OF = (2, 4, 8, 16)
-PPO: dict[str, Any] = {
+SIZES: dict[str, Any] = {  # what a model of 1 M parameters needs, and what is written down
     "learning_rate": 1e-3,
     "value_learning_rate": 2e-3,
     "batch_size": 64,
     "minibatch_size": 32,
     "micro_batch_size": 16,
-    "ppo_epochs": 2,
-    "gamma": 1.0,
-    "kl_coef": 0.1,
     "top_k": 0,
     "top_p": 1.0,
+    "max_new_tokens": MAX_NEW_TOKENS,
     "eval_every": 1000,
     "checkpoint_every": 0,
     "token_samples": 0,
 }
+METHOD: dict[str, Any] = {"ppo_epochs": 2, "gamma": 1.0}  # where no preset says it
 
 
 def study_seed(seed: int, folder: Path, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +67,7 @@ def study_seed(seed: int, folder: Path, name: str, given: Mapping[str, Any]) -> 
         reward = train_reward(home, seed, given["reward"], given["pairs"])
     row = {"name": name, "seed": seed, "reward_model": json.loads((reward / REPORT_FILE).read_text())}
     if given["steps"]:
-        row |= run_ppo(home, reward, seed, given["ppo"], given["preset"], given["steps"], given["best_of"])
+        row |= run_ppo(home, reward, seed, given)
     write_json(home / "row.json", row)
     return row
 
@@ -86,20 +85,14 @@ def train_reward(home: Path, seed: int, settings: Mapping[str, Any], pairs: int)
     return results.folder
 
 
-def run_ppo(
-    home: Path,
-    reward: Path,
-    seed: int,
-    settings: Mapping[str, Any],
-    preset: str,
-    steps: int,
-    best_of: bool,
-) -> dict[str, Any]:
+def run_ppo(home: Path, reward: Path, seed: int, given: Mapping[str, Any]) -> dict[str, Any]:
     """PPO on the reward model, judged every few steps; the last judgement against the first."""
-    made = {**PPO, "max_new_tokens": MAX_NEW_TOKENS, **settings}
+    preset = given["preset"]
+    made = {**SIZES, **({} if preset else METHOD), **given["ppo"]}
+    options = {} if given["doubt"] is None else {"doubt_coef": given["doubt"]}
     run: dict[str, Any] = {
         "model_name": "embedded",
-        "rewards": (RewardSpec(str(reward)),),
+        "rewards": (RewardSpec(str(reward), options=options),),
         "seed": seed,
         "run_dir": str(home),
         "run_name": "ppo",
@@ -108,7 +101,7 @@ def run_ppo(
     trainer = PPOTrainer(config)
     posts = make_posts(POSTS, "eval", seed + 2)
     judged: list[tuple[int, Judgement]] = [(0, judge(trainer, posts))]
-    compared = best_of_n(trainer, posts) if best_of else []
+    compared = best_of_n(trainer, posts) if given["best_of"] else []
     step = trainer.ppo_step
 
     def judged_step(*batch: Any) -> Any:
@@ -118,8 +111,9 @@ def run_ppo(
         return outcome
 
     trainer.ppo_step = judged_step  # type: ignore[method-assign, assignment]
-    prompts = [post.prompt for post in make_posts(steps * trainer.config.batch_size, "train", seed + 4)]
-    trainer.train(prompts)
+    count = given["steps"] * trainer.config.batch_size
+    prompts = [post.prompt for post in make_posts(count, "train", seed + 4)]
+    trainer.train(prompts, resume=True)  # begins again where it was killed
     win = win_rate(judged[-1][1].gold, judged[0][1].gold, seed)
     return {"curve": [{"step": at, **told(one)} for at, one in judged], "win_rate": win, "best_of": compared}
 
@@ -180,6 +174,7 @@ def main() -> None:
     parser.add_argument("--ppo", type=json.loads, default={}, help="changes to the PPO settings, as JSON")
     parser.add_argument("--preset", default="", help="of PPO")
     parser.add_argument("--reward-name", default="", help="reuse the reward models of the rows of this name")
+    parser.add_argument("--doubt", type=float, help="doubt_coef of an ensemble")
     parser.add_argument("--best-of", action="store_true", help="also the best of n answers")
     given = vars(parser.parse_args())
     folder, name = given.pop("folder"), given.pop("name")
