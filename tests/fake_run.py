@@ -192,3 +192,55 @@ def write_run(
         }
         (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
     return folder
+
+
+OUTCOMES = ("good", "gamed", "collapsed", "declined", "stuck", "too short")
+
+
+def outcome_at(outcome: str, step: int, steps: int, judges: bool) -> dict[str, float]:
+    """What changes of `metrics_at` and `validation_at` in a run that ended like this. Half way, a gamed run turns
+    to what the reward likes and judges do not."""
+    done, late = step / steps, max(0.0, 2 * step / steps - 1)
+    wave = 0.02 * math.sin(step * 1.7)
+    rise = {"stuck": 0.0, "declined": done - 1.6 * late}.get(outcome, done)
+    quality = {"gamed": min(done, 0.5) - 0.8 * late, "stuck": 0.0, "declined": done - 1.5 * late}.get(
+        outcome, done
+    )
+    gamed = late if outcome == "gamed" else 0.0
+    collapsed = late if outcome == "collapsed" else 0.0
+    held_out = {
+        "validation/reward": rise + wave,
+        "validation/reward_low": rise + wave - 0.06,
+        "validation/reward_high": rise + wave + 0.06,
+        "validation/kl": 6 * done,
+        "validation/response_length": 20 * (1 + gamed),
+        "validation/distinct_2": 0.8 - 0.1 * gamed - 0.6 * collapsed,
+        "validation/repetition": 0.01,
+        "validation/common_opening": 0.2 + 0.6 * gamed + 0.75 * collapsed,
+        "validation/eos_rate": 0.95,
+    }
+    if judges:
+        rate = 0.5 + 0.4 * quality + wave / 4
+        held_out |= {
+            "validation/win_rate/gold": rate,
+            "validation/win_rate_low/gold": rate - 0.04,
+            "validation/win_rate_high/gold": rate + 0.04,
+        }
+    return {"avg_reward": rise + 2 * wave, "entropy": 1.2 - 0.4 * done - 0.6 * collapsed, **held_out}
+
+
+def write_outcome(
+    folder: Path, outcome: str, steps: int = 60, judges: bool = True, evaluated: bool = True
+) -> Path:
+    """A run folder that ended like one of `OUTCOMES`, with an evaluation every fifth step."""
+    steps = 6 if outcome == "too short" else steps
+    write_run(folder, steps, samples=False)
+    with (folder / "metrics.jsonl").open("w", encoding="utf-8") as file:
+        for step in range(0 if evaluated else 1, steps + 1):
+            made = outcome_at(outcome, step, steps, judges)
+            held_out = {key: number for key, number in made.items() if key.startswith("validation/")}
+            trained = {key: number for key, number in made.items() if key not in held_out}
+            line = {**metrics_at(step, steps), **trained} if step else {"step": 0}
+            at_evaluation = evaluated and (step % 5 == 0 or step == steps)
+            file.write(json.dumps({**line, **(held_out if at_evaluation else {})}) + "\n")
+    return folder

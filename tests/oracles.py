@@ -112,7 +112,7 @@ def kl_budget(spread: float, target: float, kls: list[float]) -> list[float]:
     rises for the first time."""
     centre = spread / math.sqrt(2 * target)
     smooth: list[float] = []
-    log_coef, lag, rising = math.log(centre) - 6 / 9, 6.0, True
+    log_coef, lag, rising, slow = math.log(centre) - 6 / 9, 6.0, True, 0
     coefs = [math.exp(log_coef)]
     for n, kl in enumerate(kls, 1):
         smooth.append(kl if n == 1 else smooth[-1] + (kl - smooth[-1]) / 3)
@@ -120,10 +120,11 @@ def kl_budget(spread: float, target: float, kls: list[float]) -> list[float]:
         if rising:
             area = math.fsum(1 - x / max(smooth) for x in smooth) if max(smooth) else n
             lag = max(6.0, area / 2)
-            rising = smooth[-1] < target and (n <= 6 or smooth[-1] >= 1.5 * math.fsum(smooth) / n)
+            slow = slow + 1 if smooth[-1] < 2 * math.fsum(smooth) / n else 0
+            rising = smooth[-1] < target and slow < 3
         move = 0.0 if n == 1 else errors[-1] - errors[-2]
         if not rising:
-            move += errors[-1] / lag
+            move += max(math.log(smooth[-1] / target), -2.0) / lag if smooth[-1] else -2.0 / lag
         log_coef = clip(log_coef + move * lag / (lag + 3), math.log(centre / 100), math.log(centre * 100))
         coefs.append(math.exp(log_coef))
     return coefs

@@ -24,7 +24,7 @@ from proxima.evaluator.finished_run import open_run
 from proxima.evaluator.win_rates import preferences
 from proxima.runs import write_json
 
-BEFORE, SFT, BY_ROUGE, BY_REWARD = "before SFT", "after SFT", "PPO, ROUGE-L", "PPO, reward model"
+BEFORE, SFT, BY_ROUGE, BY_REWARD = "before SFT", "after SFT", "PPO (ROUGE-L)", "PPO (reward model)"
 MODELS = BEFORE, SFT, BY_ROUGE, BY_REWARD
 PERSON, COPY = "the person", "first sentence"
 RUNS = {BY_ROUGE: "ppo-rouge", BY_REWARD: "ppo-reward"}

@@ -10,7 +10,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PLACES = ("README.md", "Makefile", "main.py", "mkdocs.yml", "docs", "src", "tests", "tools", "examples")
+PLACES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    ".github",
+    "Dockerfile",
+    "Makefile",
+    "main.py",
+    "mkdocs.yml",
+    "docs",
+    "src",
+    "tests",
+    "tools",
+    "examples",
+)
 KINDS = (".md", ".py", ".js", ".html", ".yaml", ".yml", ".sh", ".svg")
 ALLOWED = {
     ("src/proxima/evaluator/evaluator.py", "verdicts"),

@@ -53,6 +53,37 @@ def test_every_row_has_its_evidence_and_every_yes_of_ours_names_a_file():
             assert re.match(r"`(src|tests|docs)/", here), number
 
 
+def test_the_second_table_has_its_evidence_too():
+    table = rows("Five more projects")
+    found = dict(
+        re.findall(
+            r"^- ([A-Z])\. (.*?)(?=^- [A-Z]\. |\Z)", section("Five more projects"), re.DOTALL | re.MULTILINE
+        )
+    )
+    assert [row[0] for row in table] == list(found)
+    for letter, _, ours, *theirs in table:
+        assert len(theirs) == 5
+        assert {ours, *theirs} <= ANSWERS
+        assert found[letter].startswith("Here: ") or ours == "no"
+
+
+def test_where_another_project_is_better_the_page_says_what_to_do():
+    told = {row for cells in rows("What the others do better") for row in cells[0].split(", ")}
+    behind = {
+        row[0]
+        for row in rows("The table") + rows("Five more projects")
+        if row[2] in ("no", "partial") and "yes" in row[3:]
+    }
+    assert behind <= told, behind - told
+
+
+def test_the_two_tables_agree_where_they_ask_the_same():
+    first = {row[1]: row[2] for row in rows("The table")}
+    same = [row for row in rows("Five more projects") if row[1] in first]
+    assert len(same) >= 8
+    assert all(row[2] == first[row[1]] for row in same)
+
+
 def test_the_short_table_is_a_part_of_the_long_one():
     long = {row[1]: row[2:] for row in rows("The table")}
     short = rows("In short")

@@ -178,12 +178,12 @@ def test_a_win_rate_over_seeds_counts_each_post_once():
         return {**dict.fromkeys(evaluate.DECODING, models), evaluate.PERSON: side([1, 1, 1], [2, 2, -2])}
 
     seeds = [seed([0.6, 0.5, 0.4]), seed([0.6, 0.6, 0.4])]
-    found = evaluate.win_rates(seeds)["greedy"]["PPO, ROUGE-L against after SFT"]
+    found = evaluate.win_rates(seeds)["greedy"]["PPO (ROUGE-L) against after SFT"]
     assert found["rouge_l"]["seeds"] == pytest.approx([1.5 / 3, 2 / 3])
     assert found["rouge_l"]["rate"] == pytest.approx((1 + 0.75 + 0) / 3)
     assert found["rouge_l"]["prompts"] == 3
     assert found["reward_model"]["rate"] == found["reward_model"]["seeds"][0] == 0.5  # one post has no score
-    person = evaluate.win_rates(seeds)["sampled"]["PPO, ROUGE-L against the person"]
+    person = evaluate.win_rates(seeds)["sampled"]["PPO (ROUGE-L) against the person"]
     assert set(person) == {"reward_model"}
     assert person["reward_model"]["rate"] == pytest.approx(1 / 3)
 

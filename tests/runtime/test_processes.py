@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from proxima.runtime.distributed.process_group import Processes
 from tests import processes_runs
@@ -494,3 +495,22 @@ def test_a_guard_that_goes_back_takes_all_processes_with_it(folder, forked, one_
     one_process("--run-name", "one", *more)
     left, right = ((folder / "runs" / name / "warnings.jsonl").read_text() for name in ("one", "guarded"))
     assert left.count("\n") == right.count("\n") == 4
+
+
+@pytest.mark.long
+def test_reward_models_have_one_unit_for_all_processes(folder, forked, one_process, tiny):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        network = AutoModelForSequenceClassification.from_pretrained(tiny, num_labels=1)
+        torch.nn.init.normal_(network.score.weight, std=2.0)
+    network.save_pretrained(folder / "judge")
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder / "judge")
+    one_process("--run-name", "one", "--rewards", "./judge")
+    done = forked(torchrun(2, *train("--run-name", "two", "--rewards", "./judge")), folder)
+    assert done.returncode == 0, done.stderr
+    left, right = (
+        json.loads((folder / "runs" / name / "results.json").read_text())["units"] for name in ("one", "two")
+    )
+    assert left["judge"] == pytest.approx(right["judge"], rel=1e-4)
+    assert left["judge"][1] > 0
+    check_same_metrics(metrics(folder, "one"), metrics(folder, "two"), 1e-3)

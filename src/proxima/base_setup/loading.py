@@ -16,7 +16,13 @@ from transformers.utils import logging as progress
 from proxima.base_setup.gguf_files import SMOLLM2, is_gguf, smollm2_path
 from proxima.base_setup.gguf_networks import load_gguf_config, load_gguf_network
 from proxima.core.hub import hub_or_cache
-from proxima.runtime import thread_wait_problem
+from proxima.runtime import (
+    default_device,
+    default_dtype,
+    is_out_of_memory,
+    noise_problem,
+    thread_wait_problem,
+)
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -53,9 +59,9 @@ def explain_loading(what: str, name: str) -> Iterator[None]:
     with hub_or_cache(model_path(name)) as problem:
         try:
             yield
-        except (MemoryError, torch.cuda.OutOfMemoryError):
-            raise
         except Exception as error:  # for damaged files and odd settings the libraries raise anything
+            if is_out_of_memory(error):
+                raise
             raise ValueError(explanation(what, name, error, problem)) from error
 
 
@@ -86,16 +92,19 @@ def explanation(what: str, name: str, error: Exception, problem: str) -> str:
 
 def pick_device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return default_device()
     try:
-        return torch.empty(0, device=name).device
+        device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    if device.type == "mps" and (problem := noise_problem(device)):
+        raise ValueError(f"device {name!r} cannot be used here: {problem}; use --device cpu")
+    return device
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        return default_dtype(device)
     return getattr(torch, name)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from proxima.config import PPOConfig
 from proxima.core.types import Tokens
+from proxima.runtime import free_cached_memory, is_out_of_memory
 from proxima.runtime.engine import cut
 
 log = logging.getLogger(__name__)
@@ -57,12 +58,13 @@ class MicroBatches:
         while True:
             try:
                 return work()
-            except torch.cuda.OutOfMemoryError:
-                if not self.may_halve or self.size <= 1 or self.tokens <= longest:
+            except RuntimeError as error:
+                least = not self.may_halve or self.size <= 1 or self.tokens <= longest
+                if least or not is_out_of_memory(error):
                     raise
                 self.size = max(1, self.size // 2)
                 self.tokens = max(longest, self.tokens // 2)
-            torch.cuda.empty_cache()
+            free_cached_memory()
             log.warning(
                 "out of GPU memory: micro-batches are now %d sequences, %d tokens", self.size, self.tokens
             )

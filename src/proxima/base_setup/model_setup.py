@@ -59,6 +59,7 @@ from proxima.models import (
     scalar_head,
     token_head,
 )
+from proxima.runtime import forked_random_state
 from proxima.runtime.distributed import Lockstep, Processes, init_distributed, make_mesh
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def build_models(config: PPOConfig, tokenizer: Tokenizer) -> ModelSet:
         config = replace(config, device="cpu", dtype=dtype)
     base = Backbone(load_network(config, config.model_name, device))
     _check_vocabulary(config, base, tokenizer)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with forked_random_state(device):
         torch.manual_seed(config.seed)
         sft = _reference(config, base)
         reward = load_reward(config, base)
@@ -170,7 +171,7 @@ def load_reward(config: PPOConfig, base: Backbone, name: str = "reward") -> Rewa
         raise ValueError(f"only one reward model trained by proxima can be used in a run, got {folders}")
     if not folders:
         return RewardModel(base, None, head, "untrained")
-    load_head(head, folders[0])
+    head = load_head(head, folders[0])
     if is_adapter(folders[0]):
         return RewardModel(base, load_adapter(base, name, folders[0]), head, folders[0])
     return RewardModel(Backbone(load_network(config, folders[0], base.device)), None, head, folders[0])
@@ -201,9 +202,9 @@ def _value(
         return value
     start = reward.adapter or sft.adapter
     if reward.source != "untrained":
-        head.load_state_dict(reward.head.state_dict())  # type: ignore[union-attr]
+        head.load_state_dict(_one_head(reward.head.state_dict()))  # type: ignore[union-attr]
     if is_adapter(config.value_model):
-        load_head(head, config.value_model)
+        head = load_head(head, config.value_model, single=True)
         if config.lora_r == 0:
             return ValueModel(_trainable_copy(config, config.value_model), None, head)
         return ValueModel(base, load_adapter(base, "value", config.value_model), head)
@@ -229,7 +230,7 @@ def _value_checkpoint(config: PPOConfig, base: Backbone, tokenizer: Tokenizer) -
     head = scalar_head(backbone.hidden_size, 0.0, base.device)
     score = getattr(network, "score", None)
     if has_head(name):
-        load_head(head, name)
+        head = load_head(head, name, single=True)
     elif isinstance(score, torch.nn.Linear) and "score.weight" not in missing:
         head.load_state_dict(pick_row(score, 0).state_dict())
     need = base.network.get_input_embeddings().num_embeddings
@@ -271,8 +272,13 @@ def has_head(folder: str) -> bool:
     return is_adapter(folder) or (Path(folder) / HEAD_FILE).is_file()
 
 
-def load_head(head: torch.nn.Linear, folder: str) -> None:
-    """Load a scalar head from a saved role's folder."""
+def load_head(head: torch.nn.Linear, folder: str, single: bool = False) -> torch.nn.Linear:
+    """The head, or the heads of an ensemble, from a saved role's folder.
+
+    Args:
+        head: of the right size, to load one head into.
+        single: where there are several, their mean.
+    """
     path = Path(folder) / HEAD_FILE
     if not path.is_file():
         raise ValueError(
@@ -280,7 +286,23 @@ def load_head(head: torch.nn.Linear, folder: str) -> None:
             f"{_head_remedy(folder)}"
         )
     with explain_loading("head", folder):
-        head.load_state_dict(load_file(path, device=str(head.weight.device)))
+        saved = load_file(path, device=str(head.weight.device))
+        if single:
+            saved = _one_head(saved)
+        elif (count := len(saved["bias"])) > 1:
+            # `skip_init` draws no random numbers
+            head = torch.nn.utils.skip_init(
+                torch.nn.Linear, head.in_features, count, device=head.weight.device
+            )
+        head.load_state_dict(saved)
+    return head
+
+
+def _one_head(saved: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The mean of the heads of an ensemble; a single head as it is."""
+    if len(saved["bias"]) == 1:
+        return saved
+    return {name: tensor.mean(0, keepdim=True) for name, tensor in saved.items()}
 
 
 def _head_remedy(folder: str) -> str:

@@ -52,6 +52,8 @@ CONFIGS: dict[str, type[Settings]] = {
     "reward_training": RewardConfig,
 }
 KNOWN_ERRORS = (ValueError, OSError, MemoryError, RewardFailure, EngineFailure, ProcessLost)
+SHORT = {"model": "model-name", "from": "from-run", "continue": "continue-from"}
+SHORT_FLAGS = re.compile(rf"^--({'|'.join(SHORT)})(?==|$)")
 GENERAL = "--config FILE.yaml gives every flag a new default; --debug shows tracebacks."
 
 
@@ -228,7 +230,7 @@ def overview() -> str:
 def _with_flags(kind: type[Command], arguments: list[str]) -> list[str]:
     """Leading words with the flags that the command names for them (`proxima eval RUN`), and the other words.
 
-    `--model` is short for `--model-name`.
+    Some flags have a short name (`SHORT`): `--model` is `--model-name`.
     """
     named: list[str] = []
     for flag in kind.words:
@@ -236,7 +238,7 @@ def _with_flags(kind: type[Command], arguments: list[str]) -> list[str]:
             named += [f"--{flag.removesuffix('...')}", arguments.pop(0)]
         while flag.endswith("...") and arguments and not arguments[0].startswith("-"):
             named.append(arguments.pop(0))
-    words = [re.sub(r"^--model(?==|$)", "--model-name", word) for word in arguments]
+    words = [re.sub(SHORT_FLAGS, lambda found: f"--{SHORT[found[1]]}", word) for word in arguments]
     return named + [_present_flag(word, kind) for word in words]
 
 

@@ -31,7 +31,7 @@ class Demo(Command):
     relabel: bool = False
     """Sample answers and ask the simulated annotators now, instead of reading the shipped preferences."""
     device: str = "auto"
-    """`auto` = cuda where there is one, else cpu."""
+    """`auto` = cuda where there is one, else cpu, which suits the small model better than Apple's GPU."""
     engine: Literal["auto", "plain", "vllm"] = "auto"
     """What PPO samples with; `vllm` in this process or, with --engine-urls, on servers (docs/engines.md)."""
     engine_urls: tuple[str, ...] = ()
@@ -40,19 +40,21 @@ class Demo(Command):
     """Folder of all runs; this one is `demo` in it."""
 
     def run(self) -> None:
+        from proxima.runtime import default_device
         from proxima.world.demo import run_demo
 
         if self.steps < 1:
             raise ValueError(f"steps ({self.steps}) must be at least 1")
         if self.preferences < 1:
             raise ValueError(f"preferences ({self.preferences}) must be at least 1")
+        on_mps = self.device == "auto" and default_device().type == "mps"
         ppo = {"engine": self.engine, "engine_urls": self.engine_urls}
         run_demo(
             self.seed,
             self.steps,
             self.relabel,
             self.run_dir,
-            device=self.device,
+            device="cpu" if on_mps else self.device,
             preferences=self.preferences,
             ppo=ppo,
         )

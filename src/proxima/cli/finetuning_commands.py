@@ -72,17 +72,36 @@ class Reward(Command):
     docs/data.md."""
     validation: str = ""
     """Held-out examples; by default a share of the data."""
+    continue_from: str = ""
+    """Folder of a reward model to start from (`--continue` for short): its training goes on, on the new data
+    and the earlier examples together."""
+    earlier: str = ""
+    """With `--continue`, the earlier examples: a file; by default those that the folder says it was trained
+    on; `none` = only the new ones."""
     demonstrations: str = ""
     """Demonstrations that shall score 0 on average; by default answers that the base model samples do."""
+    learning_curve: bool = False
+    """Also train on a quarter and on half of the pairs (in three quarters of the time again), and estimate
+    what more pairs should bring."""
     limit: int = 0
     """Use only the first `limit` rows of the data; 0 = all."""
 
     def run(self) -> None:
         from proxima.base_setup import load_tokenizer
+        from proxima.cli.continued_reward import (
+            Source,
+            check_continued,
+            earlier_sources,
+            note_sources,
+            with_earlier,
+        )
         from proxima.data import kinds_of, open_rows, read_demonstrations, read_preferences, read_ratings
-        from proxima.finetuning import RatingTrainer, RewardTrainer
+        from proxima.finetuning import LearningCurve, RatingTrainer, RewardTrainer
 
         config = self.reward_training
+        if self.continue_from:
+            check_continued(self.continue_from, config)
+        earlier = earlier_sources(self.continue_from, self.earlier)
         rows = open_rows(self.data, self.limit)
         held_out_rows = open_rows(self.validation) if self.validation else None
         centre_rows = open_rows(self.demonstrations) if self.demonstrations else None
@@ -91,17 +110,34 @@ class Reward(Command):
         kinds = kinds_of(rows)
         rated = "ratings" in kinds and "preferences" not in kinds
         if rated:
-            ratings = read_ratings(rows, tokenizer)
+            ratings = with_earlier(
+                read_ratings(rows, tokenizer),
+                earlier,
+                lambda source: read_ratings(open_rows(source.data, source.limit), tokenizer),
+            )
             held_out = read_ratings(held_out_rows, tokenizer) if held_out_rows is not None else None
             trainer = RatingTrainer(config, tokenizer=tokenizer, centre_on=centre)
+            if self.continue_from:
+                trainer.continue_from(self.continue_from)
             results = trainer.train(ratings, held_out)
         else:
-            pairs = read_preferences(rows, tokenizer)
+            pairs = with_earlier(
+                read_preferences(rows, tokenizer),
+                earlier,
+                lambda source: read_preferences(open_rows(source.data, source.limit), tokenizer),
+            )
             held_out_pairs = read_preferences(held_out_rows, tokenizer) if held_out_rows is not None else None
             reward_trainer = RewardTrainer(config, tokenizer=tokenizer, centre_on=centre)
+            if self.continue_from:
+                reward_trainer.continue_from(self.continue_from)
             results = reward_trainer.train(pairs, held_out_pairs)
+        note_sources(results.folder, [Source(self.data, self.limit), *earlier])
         best = results.best
         calibration = "" if rated else f", calibration error {best['calibration_error']:.3f}"
         print(f"trained on {'ratings' if rated else 'preferences'}; stopped: {results.stop_reason}")
         print(f"held-out accuracy {best['accuracy']:.3f}, loss {best['validation_loss']:.4f}{calibration}")
+        if not rated:
+            print("\n".join(reward_trainer.report_lines(results)))
+            if self.learning_curve:
+                print(LearningCurve.measure(config, tokenizer, pairs, held_out_pairs, results))
         print(f"left out as too long: {results.left_out}; use it with --rewards {results.folder}")

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from proxima.pages.label import Item, Store
 
 
+FROM_RUN = ("model_name", "max_new_tokens", "temperature", "top_k", "top_p", "truncate_prompts")
+
+
 @dataclass
 class Label(Command):
     """Let people compare or rate completions on a local web page; export the answers as training data."""
@@ -26,6 +29,9 @@ class Label(Command):
     """The answers, in an SQLite file. An existing one is continued; new items are added to it."""
     data: str = ""
     """Prompts to sample completions for, as for `train`."""
+    from_run: str = ""
+    """Folder of a finished run (`--from` for short), for example runs/NAME: its policy is sampled, with the
+    run's model and sampling settings, on the run's own prompts where `--data` gives no others."""
     pairs: str = ""
     """Ready completions instead: a file with `prompt`, `a`, `b` or `prompt`, `chosen`, `rejected`
     (ratings: `completion`)."""
@@ -59,7 +65,7 @@ class Label(Command):
     seed: int = 0
     """Seed of sampling and, for a new file, of which side is shown first."""
     device: str = "auto"
-    """`auto` = cuda where there is one, else cpu; or any torch device."""
+    """`auto` = cuda where there is one, else mps, else cpu; or any torch device."""
 
     host: str = "127.0.0.1"
     """Address to listen at. The default cannot be reached from other machines; over any other the traffic
@@ -79,6 +85,8 @@ class Label(Command):
         from proxima.pages.label import Store, make_label_app
         from proxima.pages.web import Site, serve
 
+        if self.from_run:
+            self._take_run()
         if not (self.db.exists() or self.data or self.pairs):
             raise ValueError(
                 f"there is no {self.db} yet; give --data PROMPTS (and --model-name) or --pairs FILE for its "
@@ -96,11 +104,31 @@ class Label(Command):
             f"{store.counts()[1]} answers in {self.db}; export them with --db {self.db} --export FILE.jsonl"
         )
 
+    def _take_run(self) -> None:
+        """The flags that a run stands for."""
+        from proxima.evaluator import saved_config
+        from proxima.pages.report import read_data
+        from proxima.runs import Run
+
+        if self.adapter:
+            raise ValueError("--from samples the run's own policy; leave out --adapter, or give --adapter-b")
+        config, policy = saved_config(self.from_run), str(Path(self.from_run) / "policy")
+        for name in FROM_RUN:
+            setattr(self, name, getattr(config, name))
+        if config.lora_r:
+            self.adapter = policy
+        else:
+            self.model_name = policy
+        noted = read_data(Run(self.from_run))
+        self.data = self.data or str(noted.get("data") or "")
+        if not self.data:
+            raise ValueError(f"{self.from_run} does not name its prompts; give --data PROMPTS")
+
     def _export(self, path: Path) -> None:
         from proxima.pages.label import Store, export, in_words, summarize
 
-        if self.data or self.pairs:
-            raise ValueError("--export writes what --db holds and ends; leave out --data and --pairs")
+        if self.data or self.pairs or self.from_run:
+            raise ValueError("--export writes what --db holds and ends; leave out --data, --pairs and --from")
         if not self.db.exists():
             raise ValueError(f"there is no {self.db} to export from; --db names the file")
         store = Store(self.db, self.mode)

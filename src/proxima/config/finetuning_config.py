@@ -63,9 +63,10 @@ class FinetuningConfig(Settings):
     """Stop after this many measurements without improvement; 0 = never. The best weights are kept either
     way."""
     device: str = setting("auto", not_empty=True, changes_results=False, defines_experiment=False)
-    """`auto` = cuda where there is one, else cpu; or any torch device."""
+    """`auto` = cuda where there is one, else mps (Apple; docs/apple.md), else cpu; or any torch device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto")
-    """Type of the frozen weights; auto = bfloat16 on cuda, float32 on cpu. Weights that train are float32."""
+    """Type of the frozen weights; auto = bfloat16 on cuda, float32 on cpu, on mps as a probe says.
+    Weights that train are float32."""
     trust_remote_code: bool = setting(False, changes_results=False, defines_experiment=False)
     """Run Python code that comes with a checkpoint. Off: such checkpoints are refused."""
     seed: int = setting(0, at_least=0, at_most=2**32 - 1, defines_experiment=False)
@@ -98,6 +99,9 @@ class RewardConfig(FinetuningConfig):
     """Weight of the mean squared score, which holds scores near 0; 0 = off."""
     label_smoothing: float = setting(0.0, at_least=0, below=0.5)
     """Share of the pairs that counts as labelled the wrong way round; 0 = none."""
+    ensemble: int = setting(1, at_least=1, at_most=64)
+    """Heads on the one trunk, each trained on another two thirds of the examples. PPO then takes their mean
+    less `doubt_coef`, an option of the reward, times their spread; 1 = a single head on all examples."""
 
 
 def saved_settings(path: Path) -> FinetuningConfig:

@@ -76,9 +76,9 @@ class PPOConfig(Settings):
     """Rewards to add up: ready-made names, `module:function`, URLs, reward-model folders or Hub ids; see
     docs/rewards.md."""
     device: str = setting("auto", not_empty=True, changes_results=False, defines_experiment=False)
-    """`auto` = cuda where there is one, else cpu; or any torch device."""
+    """`auto` = cuda where there is one, else mps (Apple; docs/apple.md), else cpu; or any torch device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto")
-    """Type of the frozen weights; auto = bfloat16 on cuda, float32 on cpu."""
+    """Type of the frozen weights; auto = bfloat16 on cuda, float32 on cpu, on mps as a probe says."""
     trust_remote_code: bool = setting(False, changes_results=False, defines_experiment=False)
     """Run Python code that comes with a checkpoint. Off: such checkpoints are refused."""
     seed: int = setting(0, at_least=0, at_most=2**32 - 1, defines_experiment=False)

@@ -1,4 +1,4 @@
-"""How varied responses are. In: texts. Out: distinct-n over all of them, repetition within each.
+"""How varied responses are. In: texts. Out: distinct-n and common opening over all, repetition within each.
 
 Distinct-n follows Li et al. (2016), repetition is seq-rep-4 of Welleck et al. (2020). Both count words and
 punctuation marks, not tokens, so that models with different tokenizers can be compared.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 REPEATED = 4  # words of an n-gram that counts as repeated when it occurs again
@@ -31,6 +32,12 @@ def repetition(texts: Sequence[str]) -> float:
         ngrams = _ngrams(words(text), REPEATED)
         fractions.append(1 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0)
     return math.fsum(fractions) / len(fractions) if fractions else math.nan
+
+
+def common_opening(texts: Sequence[str]) -> float:
+    """Share of the texts that begin with the most common first word; nan where there is no word."""
+    firsts = Counter(found[0] for text in texts if (found := words(text)))
+    return max(firsts.values()) / len(texts) if firsts else math.nan
 
 
 def _ngrams(items: list[str], size: int) -> list[tuple[str, ...]]:

@@ -17,7 +17,7 @@ import torch
 
 from proxima.core.json_record import Record
 from proxima.core.types import Tokens
-from proxima.evaluator.diversity import distinct, repetition
+from proxima.evaluator.diversity import common_opening, distinct, repetition
 from proxima.evaluator.judges import OWN, compare_answers
 from proxima.evaluator.win_rates import mean_interval, share_won
 from proxima.ppo_trainer import Scores, followed_records
@@ -109,7 +109,8 @@ class _Collected:
         total = torch.cat([item.total for item in self.own])
         by_name = {name: torch.cat([item.by_name[name] for item in self.own]) for name in self.own[0].by_name}
         varied = {f"distinct_{size}": distinct(self.texts, size) for size in (1, 2)} | {
-            "repetition": repetition(self.texts)
+            "repetition": repetition(self.texts),
+            "common_opening": common_opening(self.texts),
         }
         numbers = {**score_metrics(total, by_name), **measured, **varied}
         return Answers(self.texts, {OWN: total.tolist(), **self.judged}, numbers, records)

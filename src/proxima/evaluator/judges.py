@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import torch
-
 from proxima.base_setup import ModelSet, has_head, load_reward
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.tokenizer import Tokenizer
@@ -19,6 +17,7 @@ from proxima.evaluator.pair_judge import PairJudge, as_reward, open_pair_judge
 from proxima.evaluator.win_rates import preferences
 from proxima.ppo_trainer import RewardComputer
 from proxima.rewards import Samples, check_rewards
+from proxima.runtime import forked_random_state
 
 OWN = ""  # the run's own rewards
 
@@ -75,6 +74,6 @@ def _scorer(spec: RewardSpec, models: ModelSet, tokenizer: Tokenizer, config: PP
     alone = replace(config, rewards=(spec,), judges=())
     source = spec.source
     if isinstance(source, str) and has_head(source) and source != models.reward.source:
-        with torch.random.fork_rng(devices=[models.device] if models.device.type == "cuda" else []):
+        with forked_random_state(models.device):
             models = replace(models, reward=load_reward(alone, models.sft.backbone, f"judge {spec.label}"))
     return RewardComputer(models, tokenizer, alone)

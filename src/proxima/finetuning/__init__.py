@@ -15,6 +15,7 @@ from proxima.data import (
     read_ratings,
 )
 from proxima.finetuning.finetuning_trainer import FinetuningResults
+from proxima.finetuning.learning_curve import LearningCurve
 from proxima.finetuning.rating_trainer import RatingTrainer
 from proxima.finetuning.reward_trainer import RewardTrainer
 from proxima.finetuning.sft_trainer import SFTTrainer
@@ -22,6 +23,7 @@ from proxima.finetuning.sft_trainer import SFTTrainer
 __all__ = [
     "Demonstration",
     "FinetuningResults",
+    "LearningCurve",
     "Preference",
     "Rating",
     "RatingTrainer",

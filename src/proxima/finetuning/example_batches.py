@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from proxima.core.encoding import encode_prompts
+from proxima.core.sampling import token_logprobs
 from proxima.core.tokenizer import Tokenizer
+from proxima.models import CHUNK, Backbone
 from proxima.runtime.engine import Layout, pack
 
 
@@ -28,6 +31,24 @@ class ExampleBatch:
     ids: Tensor  # (B, T)
     layout: Layout  # where the real tokens are; it reads out the position before each response token
     response_ids: Tensor  # (M,)
+
+
+def token_losses(backbone: Backbone, hidden: Tensor, ids: Tensor, adapter: str | None) -> Tensor:
+    """-log p (M,) of tokens, from the hidden states (M, D) before them.
+
+    Logits are the largest tensors, so at most `CHUNK` tokens have theirs in memory; with gradients they are
+    recomputed in the backward pass.
+    """
+
+    def losses(states: Tensor, tokens: Tensor) -> Tensor:
+        return -token_logprobs(backbone.head(states, adapter), tokens, None, 1.0)
+
+    recompute = torch.is_grad_enabled() and len(ids) > CHUNK
+    parts = []
+    for start in range(0, len(ids), CHUNK):
+        part = hidden[start : start + CHUNK], ids[start : start + CHUNK]
+        parts.append(checkpoint(losses, *part, use_reentrant=False) if recompute else losses(*part))
+    return torch.cat(parts)
 
 
 def collate(

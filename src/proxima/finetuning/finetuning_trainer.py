@@ -38,6 +38,7 @@ from proxima.core.tokenizer import Tokenizer
 from proxima.finetuning.encoded_examples import Encoded
 from proxima.models import Backbone, BaseModel
 from proxima.runs import make_run_folder
+from proxima.runtime import forked_random_state
 from proxima.training import learning_rate_factor
 
 Example = TypeVar("Example")
@@ -85,7 +86,7 @@ class FinetuningTrainer(ABC, Generic[Example]):
             network = load_network(loaded, config.model_name, device)
         self.backbone = Backbone(network.to(device))
         self.skipped = 0
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with forked_random_state(device):
             torch.manual_seed(config.seed)
             self.role = self.make_role()
         if device.type == "cuda":  # a captured graph cannot hold weights that `transformers` trains
@@ -135,13 +136,10 @@ class FinetuningTrainer(ABC, Generic[Example]):
         weights."""
         if len(examples) < 2:
             raise ValueError(f"{self.name} needs at least 2 examples, got {len(examples)}")
-        order = array("Q", range(len(examples)))
         held_out: Sequence[Example] = examples if validation is None else validation
-        places = array("Q", range(len(held_out)))
-        if validation is None:
-            random.Random(f"validation {self.config.seed}").shuffle(order)
-            cut = max(1, round(self.config.validation_share * len(examples)))
-            order, places = order[cut:], order[:cut]
+        order, places = self.split(len(examples))
+        if validation is not None:
+            order, places = array("Q", range(len(examples))), array("Q", range(len(held_out)))
         results = FinetuningResults()
         self.prepare((examples[i] for i in order), (held_out[i] for i in places))
         train_rows = self._fitting(examples, order)
@@ -151,22 +149,33 @@ class FinetuningTrainer(ABC, Generic[Example]):
             raise ValueError(f"no example fits max_length ({self.config.max_length} tokens); raise it")
         results.folder = self._folder()
         with _removed_if_empty(results.folder):
-            self.settle(train_rows)
-            with torch.random.fork_rng(devices=[self.role.device] if self.role.device.type == "cuda" else []):
+            self.settle(train_rows, validation_rows)
+            with forked_random_state(self.role.device):
                 torch.manual_seed(self.config.seed)
                 self._fit(train_rows, validation_rows, results)
-            self.finish(train_rows)
+            self.finish(validation_rows)
             self.save(results.folder, results)
         return results
+
+    def split(self, count: int) -> tuple[array[int], array[int]]:
+        """Positions of the examples to train on and of those that are held out, where none are given."""
+        order = self.shuffled(count)
+        cut = max(1, round(self.config.validation_share * count))
+        return order[cut:], order[:cut]
+
+    def shuffled(self, count: int) -> array[int]:
+        order = array("Q", range(count))
+        random.Random(f"validation {self.config.seed}").shuffle(order)
+        return order
 
     def prepare(self, examples: Iterable[Example], held_out: Iterable[Example]) -> None:
         """Compute what must be known about the data before training."""
 
-    def settle(self, rows: Sequence[Any]) -> None:
-        """Decide what depends on the encoded training examples."""
+    def settle(self, rows: Sequence[Any], held_out: Sequence[Any]) -> None:
+        """Decide what depends on the encoded examples, before training."""
 
-    def finish(self, rows: Sequence[Any]) -> None:
-        """Change the best weights before they are saved."""
+    def finish(self, held_out: Sequence[Any]) -> None:
+        """Look at the best weights, and change them, before they are saved."""
 
     def save(self, folder: Path, results: FinetuningResults) -> None:
         self.role.save(folder)

@@ -60,13 +60,14 @@ class RatingTrainer(ScoreTrainer[Rating]):
         return [(rating - self.mean) / self.deviation for _, rating in rows]
 
     def squares(self, scores: Tensor, rows: Sequence[Rated]) -> Tensor:
-        """Squared errors (B,)."""
-        return (scores - scores.new_tensor(self.standardised(rows))).square()
+        """Squared errors (B, heads)."""
+        return (scores - scores.new_tensor(self.standardised(rows)).unsqueeze(1)).square()
 
     def loss(self, rows: Sequence[Rated]) -> Tensor:
         is_read = [rating > self.mean for _, rating in rows]
         scores, language = self.scores_and_language_losses([row for row, _ in rows], is_read)
-        return self.squares(scores, rows).sum() + self.config.lm_coef * language.sum()
+        found = (self.shares(rows) * self.squares(scores, rows)).mean(1)
+        return found.sum() + self.config.lm_coef * language.sum()
 
     def measure(self, rows: Sequence[Rated]) -> dict[str, float]:
         parts = []

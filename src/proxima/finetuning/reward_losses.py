@@ -15,12 +15,12 @@ from torch.nn.functional import logsigmoid
 
 
 def preference_loss(differences: Tensor, margins: Tensor, ties: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Loss (B,) of pairs.
+    """Loss of pairs, of the shape of the differences: (B,), or (B, heads).
 
     Args:
-        differences: r(chosen) - r(rejected), (B,).
-        margins: by how much it should be more than 0, (B,); not read for ties.
-        ties: (B,) bool.
+        differences: r(chosen) - r(rejected).
+        margins: by how much it should be more than 0; not read for ties.
+        ties: bool.
         smoothing: share of labels that count as the wrong way round.
     """
     wrong = torch.where(ties, torch.full_like(differences, 0.5), smoothing)

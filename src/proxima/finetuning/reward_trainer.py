@@ -9,6 +9,7 @@ the model it started from, sampled on training prompts, have scores of mean 0 an
 from __future__ import annotations
 
 import logging
+import random
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -19,15 +20,15 @@ import torch
 from torch import Tensor
 
 from proxima.config import FinetuningConfig, RewardConfig
-from proxima.core.sampling import token_logprobs
 from proxima.core.tokenizer import Tokenizer
 from proxima.data import Demonstration, Preference
-from proxima.finetuning.example_batches import collate, encode
+from proxima.finetuning.example_batches import collate, encode, token_losses
 from proxima.finetuning.finetuning_trainer import Example, FinetuningResults, FinetuningTrainer
 from proxima.finetuning.own_samples import OwnSamples, sample_answers
 from proxima.finetuning.reward_defaults import with_defaults
 from proxima.finetuning.reward_losses import mean_by_answer, preference_loss, score_penalty
-from proxima.models import REPORT_FILE, RewardModel, ScoreUnit, scalar_head
+from proxima.finetuning.reward_report import HeldOutPairs, PairFacts, lines, report
+from proxima.models import REPORT_FILE, RewardModel, ScoreUnit, saved_unit, scalar_head
 from proxima.runs import write_json
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class ScoreTrainer(FinetuningTrainer[Example]):
 
     name, judged_by, higher_is_better = "reward", "validation_loss", False
     config: RewardConfig
+    role: RewardModel
 
     def __init__(
         self,
@@ -74,9 +76,14 @@ class ScoreTrainer(FinetuningTrainer[Example]):
     def make_role(self) -> RewardModel:
         adapter = self.adapter("reward")
         size = self.backbone.hidden_size
-        return RewardModel(
-            self.backbone, adapter, scalar_head(size, (size + 1) ** -0.5, self.backbone.device), "training"
-        )
+        head = scalar_head(size, (size + 1) ** -0.5, self.backbone.device, self.config.ensemble)
+        return RewardModel(self.backbone, adapter, head, "training")
+
+    def continue_from(self, folder: str | Path) -> None:
+        """Start from a trained reward model; without its unit, so that scores are logits of choices again."""
+        self.role.load(folder)
+        unit = saved_unit(folder) or ScoreUnit()
+        self._rescale([ScoreUnit(-unit.mean / unit.deviation, 1 / unit.deviation)] * self.config.ensemble)
 
     @abstractmethod
     def answers(self, encoded: Any) -> Sequence[Row]:
@@ -88,7 +95,7 @@ class ScoreTrainer(FinetuningTrainer[Example]):
     def count(self, encoded: Any) -> int:
         return 1
 
-    def settle(self, rows: Sequence[Any]) -> None:
+    def settle(self, rows: Sequence[Any], held_out: Sequence[Any]) -> None:
         """Fill in the settings that are left to rules, and sample the model as it is before training."""
         self.ends_when_stale = not self.config.epochs
         self.config = with_defaults(self.config, self.backbone.network.num_parameters(), len(rows))
@@ -99,9 +106,24 @@ class ScoreTrainer(FinetuningTrainer[Example]):
             self.backbone, self.start_adapter, self.tokenizer, self.config, examples
         )
 
-    def scores(self, rows: Sequence[Row]) -> Tensor:
+    def members(self, rows: Sequence[Row]) -> Tensor:
+        """Scores (B, heads) of answers."""
         batch = collate(rows, self.role.device, read_last=True)
-        return self.role.head_values(self.backbone.hidden(batch.ids, batch.layout, self.role.adapter))
+        return self.role.member_scores(self.backbone.hidden(batch.ids, batch.layout, self.role.adapter))
+
+    def scores(self, rows: Sequence[Row]) -> Tensor:
+        """Scores (B,) of answers: the mean of the heads."""
+        return self.members(rows).mean(1)
+
+    def shares(self, rows: Sequence[Any]) -> Tensor:
+        """Weights (B, heads) of examples in each head's loss: 1 for a single head, and for each of several
+        1.5 in its own two thirds of the examples and 0 in the others, which depend on the content alone."""
+        count = self.config.ensemble
+        if count == 1:
+            return torch.ones(len(rows), 1, device=self.role.device)
+        drawn = [random.Random(f"{self.config.seed} {self.answers(row)}") for row in rows]
+        inside = [[rng.random() < 2 / 3 for _ in range(count)] for rng in drawn]
+        return 1.5 * torch.tensor(inside, dtype=torch.float32, device=self.role.device)
 
     def chunks(self, rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
         size = self.config.micro_batch_size
@@ -113,10 +135,11 @@ class ScoreTrainer(FinetuningTrainer[Example]):
     def scores_and_language_losses(
         self, rows: Sequence[Row], is_read: Sequence[bool]
     ) -> tuple[Tensor, Tensor]:
-        """Scores (B,) of answers, and the mean loss per token (A,) of those that `is_read`, in one pass."""
-        last = collate(rows, self.role.device, read_last=True)
+        """Scores (B, heads) of answers, and the mean loss per token (A,) of those that `is_read`, in one
+        pass."""
         if not self.config.lm_coef or not any(is_read):
-            return self.scores(rows), torch.zeros(0, device=self.role.device)
+            return self.members(rows), torch.zeros(0, device=self.role.device)
+        last = collate(rows, self.role.device, read_last=True)
         batch = collate(rows, self.role.device)
         device = batch.ids.device
         sizes = torch.tensor([len(response) for _, response in rows], device=device)
@@ -124,22 +147,45 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         tokens = torch.repeat_interleave(read, sizes)  # (M,) whether a response token is read
         layout = replace(last.layout, read=torch.cat([last.layout.read, batch.layout.read[tokens]]))
         hidden = self.backbone.hidden(batch.ids, layout, self.role.adapter)
-        logits = self.backbone.head(hidden[len(rows) :], self.role.adapter)
-        losses = -token_logprobs(logits, batch.response_ids[tokens], None, 1.0)
-        return self.role.head_values(hidden[: len(rows)]), mean_by_answer(losses, sizes[read])
+        losses = token_losses(
+            self.backbone, hidden[len(rows) :], batch.response_ids[tokens], self.role.adapter
+        )
+        return self.role.member_scores(hidden[: len(rows)]), mean_by_answer(losses, sizes[read])
 
     @torch.no_grad()
-    def finish(self, rows: Sequence[Any]) -> None:
-        """Give the scores their unit."""
+    def likelihoods(self, rows: Sequence[Row], adapter: str | None) -> Tensor:
+        """Mean log-probability per token (B,) of answers."""
+        batch = collate(rows, self.role.device)
+        hidden = self.backbone.hidden(batch.ids, batch.layout, adapter)
+        losses = token_losses(self.backbone, hidden, batch.response_ids, adapter)
+        sizes = torch.tensor([len(response) for _, response in rows], device=self.role.device)
+        return -mean_by_answer(losses, sizes)
+
+    @torch.no_grad()
+    def finish(self, held_out: Sequence[Any]) -> None:
+        """Give the scores their unit: to each head its own, then to their mean, which varies less."""
         assert self.samples is not None
-        assert self.role.head is not None
-        self.unit = ScoreUnit.of(self.all_scores(self.samples.rows), "the trained reward model")
-        head = self.role.head
-        head.weight.data /= self.unit.deviation
-        head.bias.data = self.unit(head.bias.data)
+        members = torch.cat([self.members(chunk) for chunk in self.chunks(self.samples.rows)])
+        self.unit = ScoreUnit.of(members.mean(1), "the trained reward model")
+        units = [self.unit]
+        if self.config.ensemble > 1:
+            self._rescale([ScoreUnit.of(column, "a head of the ensemble") for column in members.T])
+            units = [ScoreUnit.of(self.all_scores(self.samples.rows), "the ensemble")] * self.config.ensemble
+        self._rescale(units)
         if self.centre_on:
             shown = [encode(self.tokenizer, item.prompt, item.completion) for item in self.centre_on]
-            head.bias.data -= self.all_scores(shown).mean()
+            self._rescale([ScoreUnit(float(self.all_scores(shown).mean()))] * self.config.ensemble)
+
+    def _rescale(self, units: Sequence[ScoreUnit]) -> None:
+        """Put one unit into each head."""
+        head = self.role.head
+        assert head is not None
+        means, deviations = (
+            head.bias.new_tensor(column)
+            for column in zip(*((unit.mean, unit.deviation) for unit in units), strict=True)
+        )
+        head.weight.data /= deviations.unsqueeze(1)
+        head.bias.data = (head.bias.data - means) / deviations
 
     def save(self, folder: Path, results: FinetuningResults) -> None:
         super().save(folder, results)
@@ -164,14 +210,60 @@ class ScoreTrainer(FinetuningTrainer[Example]):
 class RewardTrainer(ScoreTrainer[Preference]):
     """Learns which of two answers people prefer (Bradley-Terry)."""
 
+    longer_wins = True
+    held_out_report: dict[str, Any]
+    _likelihoods: Tensor
+
     def prepare(self, examples: Iterable[Preference], held_out: Iterable[Preference]) -> None:
-        """Refuse pairs that say nothing."""
-        for name, pairs in (("", examples), ("held-out ", held_out)):
-            ties = [item.tie for item in pairs]
-            if ties and all(ties):
-                raise ValueError(
-                    f"all {len(ties)} {name}pairs are ties; a reward model needs pairs with a better answer"
-                )
+        """Refuse pairs that say nothing, and warn of those that say little."""
+        facts = PairFacts.of(examples)
+        facts.check()
+        if all(item.tie for item in held_out):
+            raise ValueError("all held-out pairs are ties; hold out more, or give --validation")
+        self.longer_wins = 2 * facts.longer >= facts.decided
+
+    def settle(self, rows: Sequence[RowPair], held_out: Sequence[RowPair]) -> None:
+        super().settle(rows, held_out)
+        self.backbone.network.eval()
+        parts = [
+            self.likelihoods([row for pair in chunk for row in self.answers(pair)], self.start_adapter)
+            for chunk in self.chunks(held_out)
+        ]
+        self._likelihoods = torch.cat(parts).unflatten(0, (-1, 2)).mean(1)
+
+    @torch.no_grad()
+    def finish(self, held_out: Sequence[RowPair]) -> None:
+        """Report on the held-out pairs while scores are still the logits of choices; then the unit."""
+        pairs = held_out[:]
+        prompts = [pair.chosen[0] for pair in pairs]
+        swapped = [
+            pair._replace(chosen=(prompt, pair.chosen[1]), rejected=(prompt, pair.rejected[1]))
+            for pair, prompt in zip(pairs, prompts[1:] + prompts[:1], strict=True)
+        ]
+        fits = torch.tensor([self.length(pair) <= self.config.max_length for pair in swapped])
+        margins = self.all_margins(pairs)
+        elsewhere = torch.full_like(margins, torch.nan)
+        if fits.any():
+            elsewhere[fits] = self.all_margins([swapped[i] for i in fits.nonzero().flatten().tolist()])
+        decided = torch.tensor([not pair.tie for pair in pairs])
+        lengths = torch.tensor([[len(row[1]) for row in self.answers(pair)] for pair in pairs])
+        self.held_out_report = report(
+            HeldOutPairs(
+                margins[decided],
+                elsewhere[decided],
+                lengths[decided],
+                self._likelihoods.cpu()[decided],
+                self.longer_wins,
+            )
+        )
+        super().finish(held_out)
+
+    def report(self, results: FinetuningResults) -> dict[str, Any]:
+        return {**super().report(results), "held_out": self.held_out_report}
+
+    def report_lines(self, results: FinetuningResults) -> list[str]:
+        """The report for the terminal."""
+        return lines(results.best["accuracy"], self.held_out_report)
 
     def encode(self, example: Preference) -> RowPair:
         chosen = encode(self.tokenizer, example.prompt, example.chosen, example.chosen_ended)
@@ -186,21 +278,27 @@ class RewardTrainer(ScoreTrainer[Preference]):
         scores = self.scores([row for pair in pairs for row in self.answers(pair)])
         return scores[0::2] - scores[1::2]
 
+    def all_margins(self, pairs: Sequence[RowPair]) -> Tensor:
+        return torch.cat([self.margins(chunk) for chunk in self.chunks(pairs)]).cpu()
+
     def loss(self, rows: Sequence[RowPair]) -> Tensor:
         config = self.config
         answers = [row for pair in rows for row in self.answers(pair)]
         is_read = [flag for pair in rows for flag in (not pair.tie, False)]
         scores, language = self.scores_and_language_losses(answers, is_read)
-        found = self.preference(rows, scores[0::2] - scores[1::2], config.label_smoothing).sum()
+        found = self.preference(rows, scores[0::2] - scores[1::2], config.label_smoothing)
+        found = (self.shares(rows) * found).mean(1).sum()
         if config.lm_coef:
             found = found + config.lm_coef * language.sum()
         if config.score_penalty:
-            found = found + config.score_penalty * score_penalty(scores.unflatten(0, (-1, 2))).sum()
+            found = found + config.score_penalty * score_penalty(scores.reshape(len(rows), -1)).sum()
         return found
 
     def preference(self, rows: Sequence[RowPair], differences: Tensor, smoothing: float = 0.0) -> Tensor:
-        margins = differences.new_tensor([pair.margin for pair in rows])
-        ties = torch.tensor([pair.tie for pair in rows], device=differences.device)
+        """Loss of pairs, of the shape of the differences: (B,), or (B, heads)."""
+        shape = (len(rows), *[1] * (differences.ndim - 1))
+        margins = differences.new_tensor([pair.margin for pair in rows]).view(shape)
+        ties = torch.tensor([pair.tie for pair in rows], device=differences.device).view(shape)
         return preference_loss(differences, margins, ties, smoothing)
 
     def measure(self, rows: Sequence[RowPair]) -> dict[str, float]:

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
         REPORT_FILE,
         ClassifierReward,
         RewardModel,
-        has_unit,
+        doubted,
         pick_row,
         reward_warning,
+        saved_unit,
         token_head,
     )
     from proxima.models.score_unit import ScoreUnit

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from proxima.models.passes import Passes
 from proxima.models.probe import probe
+from proxima.runtime import FAST_PATH
 from proxima.runtime.distributed import Lockstep, decoder_layers, shard_network
 from proxima.runtime.engine import Decoder, Generation, Layout, knows, supports, worth_compiling
 
@@ -149,11 +150,17 @@ class Backbone:
 
     @property
     def decoder(self) -> Decoder | None:
-        """The fast path, made at first use; None where it does not support this network, or dropout is on.
+        """The fast path, made at first use; None where it does not support this network or this device, or
+        dropout is on.
 
         It reads full weights, so a sharded network cannot use it.
         """
-        if not self.settings.fast or self.network.training or self.sharded:
+        if (
+            not self.settings.fast
+            or self.network.training
+            or self.sharded
+            or self.device.type not in FAST_PATH
+        ):
             return None
         if self._supported is None:
             self._supported = supports(self.network)

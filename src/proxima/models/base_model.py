@@ -132,9 +132,10 @@ class BaseModel:
             raise ValueError(f"cannot load the weights in {folder}: {str(error).splitlines()[0]}") from error
 
 
-def scalar_head(size: int, std: float, device: torch.device) -> nn.Linear:
-    """A float32 linear map to one number: weights N(0, std^2), bias 0."""
-    head = nn.Linear(size, 1)
+def scalar_head(size: int, std: float, device: torch.device, count: int = 1) -> nn.Linear:
+    """A float32 linear map to one number, or to one for each of `count` heads: weights N(0, std^2), bias
+    0."""
+    head = nn.Linear(size, count)
     nn.init.normal_(head.weight, std=std) if std else nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head.to(device)

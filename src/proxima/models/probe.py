@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.models.passes import Decoding, Passes, accepted_arguments, logits_or_hidden, owner_of
+from proxima.runtime import is_out_of_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -156,9 +157,9 @@ def _scoring(
             passes = Passes(network, trunk, owner, name, 0, expected[0].shape[-1], first_position)
             hidden = passes.hidden(ids, mask)
             logits = hidden[mask] if owner is None else passes.logits(hidden[mask])
-        except (torch.cuda.OutOfMemoryError, MemoryError):
-            raise
         except Exception as error:  # a network may fail in any way
+            if is_out_of_memory(error):
+                raise
             problem = problem or _first_line(error)
             continue
         gap = _gap(logits, torch.cat(expected))
@@ -177,10 +178,9 @@ def _decoding(passes: Passes, rows: list[Tensor], expected: list[Tensor], noise:
         try:
             if _sampling_gap(replace(passes, decoding=way), rows, expected) <= limit:
                 return way
-        except (torch.cuda.OutOfMemoryError, MemoryError):
-            raise
-        except Exception:  # a network may fail in any way; then the next one is tried
-            continue
+        except Exception as error:  # a network may fail in any way; then the next one is tried
+            if is_out_of_memory(error):
+                raise
     return "whole"
 
 
@@ -204,7 +204,9 @@ def _sampling_gap(passes: Passes, rows: list[Tensor], expected: list[Tensor]) ->
 
 
 def _gap(logits: Tensor, expected: Tensor) -> float:
-    """Relative root-mean-square difference of two sets of logits, each centred."""
+    """Relative root-mean-square difference of two sets of logits, each centred. On the CPU: not every device
+    has float64."""
+    logits, expected = logits.cpu(), expected.cpu()
     real = logits.isfinite() & expected.isfinite()
     if logits.shape != expected.shape or not torch.equal(logits.isfinite(), expected.isfinite()):
         return math.inf
@@ -234,7 +236,7 @@ def _first_line(error: Exception) -> str:
 def _explained(network: PreTrainedModel, reason: str) -> Iterator[None]:
     try:
         yield
-    except (torch.cuda.OutOfMemoryError, MemoryError):
-        raise
     except Exception as error:  # a network may fail in any way
+        if is_out_of_memory(error):
+            raise
         raise refusal(network, f"{reason} ({_first_line(error)})") from error

@@ -15,6 +15,7 @@ from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens
 from proxima.models.backbone import Backbone
 from proxima.models.base_model import BaseModel
+from proxima.models.score_unit import ScoreUnit
 from proxima.runtime.engine import pack, pack_mask
 
 if TYPE_CHECKING:
@@ -40,32 +41,57 @@ def reward_warning(folder: str) -> str:
     return ""
 
 
-def has_unit(folder: str) -> bool:
-    """Whether the scores of the reward model in a folder have mean 0 and unit variance, as it records."""
+def saved_unit(folder: str | Path) -> ScoreUnit | None:
+    """The unit that the scores of the reward model in a folder have been given, as it records."""
     try:
-        return "unit" in json.loads(read_file(Path(folder) / REPORT_FILE))
-    except (OSError, ValueError, TypeError):
-        return False
+        unit = json.loads(read_file(Path(folder) / REPORT_FILE))["unit"]
+        return ScoreUnit(float(unit["mean"]), float(unit["deviation"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 class RewardModel(BaseModel):
-    """The base with the reward adapter and a scalar head, read at the last real token."""
+    """The base with the reward adapter and a scalar head, read at the last real token.
+
+    An ensemble has several heads, trained on different parts of the data: the score is their mean.
+    """
 
     def __init__(self, backbone: Backbone, adapter: str | None, head: nn.Linear, source: str):
         super().__init__(backbone, adapter, head)
         self.source = source
         """The folder it was loaded from, or `untrained`."""
 
-    def token_scores(self, tokens: Tokens) -> Tensor:
-        """Scores (B,) of a rollout."""
+    @property
+    def heads(self) -> int:
+        assert self.head is not None
+        return self.head.out_features
+
+    def member_scores(self, hidden: Tensor) -> Tensor:
+        """Scores (M, heads) of hidden states (M, D), in float32."""
+        assert self.head is not None
+        return self.head(hidden.float())
+
+    def token_members(self, tokens: Tokens) -> Tensor:
+        """Scores (B, heads) of a rollout."""
         layout = pack(
             tokens.prompt_sizes, tokens.sizes, tokens.prompt_ids.shape[1], self.device, read_last=True
         )
-        return self.head_values(self.backbone.hidden(tokens.input_ids, layout, self.adapter))
+        return self.member_scores(self.backbone.hidden(tokens.input_ids, layout, self.adapter))
+
+    def token_scores(self, tokens: Tokens) -> Tensor:
+        """Scores (B,) of a rollout: the mean of the heads."""
+        return self.token_members(tokens).mean(1)
 
     def scores(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Scores (B,) of sequences (B, T), padded on either side."""
-        return self.head_values(self.backbone.hidden(ids, pack_mask(mask), self.adapter))
+        return self.member_scores(self.backbone.hidden(ids, pack_mask(mask), self.adapter)).mean(1)
+
+
+def doubted(members: Tensor, doubt_coef: float) -> tuple[Tensor, Tensor]:
+    """Mean - doubt_coef * spread (B,) of the scores of several heads (B, K), and the spread (B,): their
+    standard deviation."""
+    spread = members.std(1, correction=0)
+    return members.mean(1) - doubt_coef * spread, spread
 
 
 class ClassifierReward:

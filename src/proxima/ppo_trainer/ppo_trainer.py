@@ -123,7 +123,7 @@ class PPOTrainer:
         self.step += 1
         metrics = {
             "step": self.step,
-            **score_metrics(scores.total, scores.by_name),
+            **score_metrics(scores.total, scores.by_name, scores.spread),
             **rollout_metrics(rollout),
             **importance,
             "kl_coef": self.kl_coef,

@@ -48,6 +48,7 @@ class Scores:
     sequence: Tensor  # (B,) the rewards that are one number per sequence
     token: Tensor | None  # (B, R) those that are one number per response token; None where there are none
     by_name: dict[str, Tensor]  # (B,) each, before its weight; per-token rewards added up
+    spread: Tensor | None = None  # (B,) of a reward model that is an ensemble
 
     @property
     def total(self) -> Tensor:
@@ -67,7 +68,9 @@ class Scores:
 
     def select(self, rows: Tensor) -> Scores:
         token = None if self.token is None else self.token[rows]
-        return Scores(self.sequence[rows], token, {name: each[rows] for name, each in self.by_name.items()})
+        spread = None if self.spread is None else self.spread[rows]
+        by_name = {name: each[rows] for name, each in self.by_name.items()}
+        return Scores(self.sequence[rows], token, by_name, spread)
 
 
 def join_scores(scores: Scores, shape: torch.Size, processes: Processes) -> Scores:
@@ -82,7 +85,8 @@ def join_scores(scores: Scores, shape: torch.Size, processes: Processes) -> Scor
         )
         token = processes.all_gather(pad_to(own, width), total)
     by_name = {name: processes.all_gather(each, total) for name, each in scores.by_name.items()}
-    return Scores(processes.all_gather(scores.sequence, total), token, by_name)
+    spread = None if scores.spread is None else processes.all_gather(scores.spread, total)
+    return Scores(processes.all_gather(scores.sequence, total), token, by_name, spread)
 
 
 def _is_unit(recorded: object) -> bool:
@@ -268,7 +272,8 @@ class RewardComputer:
     def score(self, samples: Samples) -> Scores:
         if not len(samples):  # a process without a share
             nothing = torch.zeros(0, dtype=torch.float64)
-            return Scores(nothing, None, {spec.label: nothing for spec, _ in self.rewards})
+            by_name = {spec.label: nothing for spec, _ in self.rewards}
+            return Scores(nothing, None, by_name, nothing if self.models.reward.heads > 1 else None)
         self.check_columns(samples.prompts)
         outcomes = [
             (spec, self._in_unit(spec.label, self._attempt(spec.label, source, samples)))
@@ -284,7 +289,9 @@ class RewardComputer:
             for row, numbers in outcome.token.items():
                 token[row, : len(numbers)] += spec.weight * torch.tensor(numbers, dtype=torch.float64)
         per_token = any(outcome.token for _, outcome in outcomes)
-        return Scores(sequence, token if per_token else None, by_name)
+        spreads = [outcome.spread for _, outcome in outcomes if outcome.spread is not None]
+        spread = torch.tensor(spreads[0], dtype=torch.float64) if spreads else None
+        return Scores(sequence, token if per_token else None, by_name, spread)
 
     def _in_unit(self, name: str, outcome: RewardOutcome) -> RewardOutcome:
         if name not in self.units:

@@ -6,6 +6,8 @@ import time
 
 import torch
 
+from proxima.runtime import synchronize
+
 
 class Stopwatch:
     """Seconds between laps; a lap on a GPU ends when its work has ended."""
@@ -16,8 +18,7 @@ class Stopwatch:
         self._laps: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        synchronize(self._device)
         now = time.perf_counter()
         self._laps[f"seconds/{name}"] = now - self._last
         self._last = now

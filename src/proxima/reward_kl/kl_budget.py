@@ -6,12 +6,14 @@ A PI controller in velocity form on the log of the coefficient: it is never nega
 the whole memory of past errors, so nothing winds up at a bound. With x = smoothed KL / target:
 
     error = x - 1 below the target, log x above
-    coef <- coef * exp(gain * (error - last error + error / lag)),  gain = lag / (lag + DELAY)
+    coef <- coef * exp(gain * (error - last error + log x / lag)),  gain = lag / (lag + DELAY)
 
 Where the numbers come from:
 - the start. The optimum of E[reward] - coef * KL has the KL spread^2 / (2 coef^2) where the rewards under the
   reference are normal; so coef = spread / sqrt(2 target), whatever the rewards' scale. The proportional part
   adds to it as the KL rises from 0 to the target. Bounds are a factor of RANGE around it.
+- the errors. KL against coefficient is a power law, so the integral part has log x, from LOWEST up; the
+  proportional part must begin at a KL of 0.
 - the gain. Lambda tuning for a first-order lag with dead time: the closed loop is as fast as the open one.
   d log KL / d log coef is between 0 and -2 (the normal case); with 1 the worst case still has a gain margin
   of pi / 4 * (lag + DELAY) / DELAY >= 2.3, as lag >= 2 * DELAY.
@@ -19,8 +21,10 @@ Where the numbers come from:
   1 / SMOOTHING steps.
 - the lag. Measured while the KL rises for the first time, as it depends on learning rates and batches: the
   area between the curve and its peak, over the peak, is the mean residence time; the KL, quadratic in how far
-  the policy moved, changes twice as fast. Until the KL reaches the target or stops rising, a KL below the
-  target says only that the policy needs time: there is no integral part yet.
+  the policy moved, changes twice as fast. Until the KL reaches the target, or rises more slowly than linearly
+  for DELAY steps, a KL below the target says only that the policy needs time: there is no integral part yet.
+A policy whose rewards saturate needs less penalty than the normal case: it approaches the target from below,
+over several lags. A budget is a limit, so this is the better side to err on.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ DELAY = 3.0  # steps
 SHORTEST_LAG = 2 * DELAY
 SMOOTHING = 1 / 3
 RANGE = 100.0
-RISING = 1.5  # times its mean so far: below that, a KL grows more slowly than the square root of time
+LOWEST = -2.0
+RISING = 2.0  # times its mean so far: below that, a KL has grown more slowly than linearly
 
 
 @dataclass
@@ -47,6 +52,7 @@ class KLBudget:
     steps: int = 0
     total: float = 0.0
     peak: float = 0.0
+    slow_steps: int = 0  # in a row
 
     @property
     def has_begun(self) -> bool:
@@ -74,7 +80,7 @@ class KLBudget:
         change = 0.0 if math.isnan(last) else error - self._error(last)
         if self.rising:
             self._measure_lag()
-        integral = 0.0 if self.rising else error / self.lag
+        integral = 0.0 if self.rising else self._log_error() / self.lag
         moved = coef * math.exp(self.gain * (change + integral))
         return min(max(moved, self.centre / RANGE), self.centre * RANGE)
 
@@ -92,6 +98,9 @@ class KLBudget:
         share = max(kl, 0.0) / self.target
         return share - 1 if share < 1 else math.log(share)
 
+    def _log_error(self) -> float:
+        return max(math.log(self.kl / self.target), LOWEST) if self.kl > 0 else LOWEST
+
     def _measure_lag(self) -> None:
         self.steps += 1
         self.total += self.kl
@@ -99,5 +108,6 @@ class KLBudget:
         if self.peak > 0:
             residence = self.steps - self.total / self.peak
             self.lag = max(SHORTEST_LAG, residence / 2)
-        has_stalled = self.steps > SHORTEST_LAG and self.kl * self.steps < RISING * self.total
-        self.rising = self.kl < self.target and not has_stalled
+        is_slow = self.kl * self.steps < RISING * self.total
+        self.slow_steps = self.slow_steps + 1 if is_slow else 0
+        self.rising = self.kl < self.target and self.slow_steps < DELAY

@@ -20,7 +20,7 @@ from proxima.base_setup import MicroBatches, load_classifier, same_tokenizer
 from proxima.config import PPOConfig
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens
-from proxima.models import ClassifierReward, EngineSettings, RewardModel, has_unit, reward_warning
+from proxima.models import ClassifierReward, EngineSettings, RewardModel, doubted, reward_warning, saved_unit
 from proxima.rewards.endings import CHOICES, HOW, Ending, compare_endings, recorded_ending, unread_pad
 from proxima.rewards.reward_outcome import RewardOutcome, read_rewards
 from proxima.rewards.reward_samples import Samples, tokens_of
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+DOUBT_COEF = 1.0  # of an ensemble where the option is not given
 SAMPLED = Ending("append", "its tokenizer is the policy's, and a sampled EOS is part of the response")
 
 
@@ -38,11 +39,31 @@ class TrainedReward:
 
     attempts = 2
 
-    def __init__(self, model: RewardModel, tokenizer: Tokenizer, micro_batches: MicroBatches):
+    def __init__(
+        self,
+        model: RewardModel,
+        tokenizer: Tokenizer,
+        micro_batches: MicroBatches,
+        *,
+        doubt_coef: float | None = None,
+    ):
+        """
+        Args:
+            doubt_coef: of an ensemble, the score is the mean of its heads less this times their spread; by
+                default 1.
+        """
+        if doubt_coef is not None and (model.heads == 1 or doubt_coef < 0):
+            raise ValueError(
+                f"doubt_coef ({doubt_coef:g}) of reward {model.source!r} must be 0 or more"
+                if doubt_coef < 0
+                else f"reward {model.source!r} has one head, so doubt_coef does nothing; leave it out, or "
+                "train it with proxima reward --ensemble 4"
+            )
+        self.doubt_coef = DOUBT_COEF if doubt_coef is None else doubt_coef
         self.model = model
         self.tokenizer = tokenizer
         self.micro_batches = micro_batches
-        self.lacks_unit = model.source != "untrained" and not has_unit(model.source)
+        self.lacks_unit = model.source != "untrained" and saved_unit(model.source) is None
         if model.source != "untrained" and (message := reward_warning(model.source)):
             warnings.warn(message, stacklevel=2)
 
@@ -53,11 +74,16 @@ class TrainedReward:
     def __call__(self, samples: Samples) -> RewardOutcome:
         tokens = self._tokenized(samples) if samples.tokens is None else samples.tokens
 
-        def score() -> list[Tensor]:
-            return [self.model.token_scores(tokens.select(rows)) for rows in self.micro_batches.rows(tokens)]
+        read = self.model.token_scores if self.model.heads == 1 else self.model.token_members
 
-        scores = self.micro_batches.run(score, tokens.longest)
-        return read_rewards(torch.cat(scores), samples.lengths)
+        def score() -> list[Tensor]:
+            return [read(tokens.select(rows)) for rows in self.micro_batches.rows(tokens)]
+
+        scores = torch.cat(self.micro_batches.run(score, tokens.longest))
+        if self.model.heads == 1:
+            return read_rewards(scores, samples.lengths)
+        scores, spread = doubted(scores, self.doubt_coef)
+        return replace(read_rewards(scores, samples.lengths), spread=spread.tolist())
 
     def _tokenized(self, samples: Samples) -> Tokens:
         """Texts that were not sampled, as the model was trained on them: prompt, completion, and EOS where it

@@ -21,6 +21,7 @@ class RewardOutcome:
     sequence: list[float]  # one reward per sequence: nan where it failed, 0 where rewards are per-token
     token: dict[int, list[float]]  # per-token rewards, by sequence
     reason: str = ""  # why the last failed sequence failed
+    spread: list[float] | None = None  # of an ensemble, how far its heads are apart, by sequence
 
     @classmethod
     def failed(cls, count: int, reason: str) -> RewardOutcome:

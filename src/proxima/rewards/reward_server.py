@@ -157,10 +157,10 @@ def load_scorer(config: PPOConfig) -> Scorer:
             source, config, device, **check_options(spec, keyword_options(ClassifierSource))
         )
         return lambda batch: classifier(_sampled(batch, classifier.classifier.tokenizer)).sequence
-    check_options(spec, {})
+    options = check_options(spec, keyword_options(TrainedReward))
     tokenizer = load_tokenizer(config.model_name, config.trust_remote_code)
     model = load_reward(config, Backbone(load_network(config, config.model_name, device)))
-    trained = TrainedReward(model, tokenizer, MicroBatches.of(config))
+    trained = TrainedReward(model, tokenizer, MicroBatches.of(config), **options)
 
     def score(batch: Batch) -> list[float]:
         if "completion_ids" not in batch:

@@ -41,7 +41,8 @@ def check_rewards(config: PPOConfig) -> None:
     """Raise a ValueError for anything wrong with the rewards that can be found without loading a model."""
     for spec in config.rewards:
         if _open_without_model(spec) is None:
-            check_options(spec, {} if has_head(str(spec.source)) else keyword_options(ClassifierSource))
+            kind = TrainedReward if has_head(str(spec.source)) else ClassifierSource
+            check_options(spec, keyword_options(kind))
 
 
 def open_reward(
@@ -56,7 +57,8 @@ def open_reward(
         model: the trained reward model, for the spec that names its folder; other models share its device.
     """
     if spec.source == model.source:
-        return TrainedReward(model, tokenizer, micro_batches or MicroBatches.of(config))
+        options = check_options(spec, keyword_options(TrainedReward))
+        return TrainedReward(model, tokenizer, micro_batches or MicroBatches.of(config), **options)
     if light := _open_without_model(spec):
         return light
     options = check_options(spec, keyword_options(ClassifierSource))

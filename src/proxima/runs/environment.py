@@ -26,11 +26,9 @@ def describe_environment() -> Record:
 
     from proxima import __version__
 
-    gpus = (
-        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        if torch.cuda.is_available()
-        else []
-    )
+    gpus = ["Apple GPU (MPS)"] if torch.backends.mps.is_available() else []
+    if torch.cuda.is_available():
+        gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "proxima": __version__,
         "python": platform.python_version(),

@@ -208,6 +208,17 @@ METRICS = [
         otherwise="Near 0 every sample scores the same; `proxima doctor` finds this before a run. Choose a "
         "finer reward, or raise `temperature`. Above 100: set `normalize_rewards` or `clip_rewards`.",
     ),
+    Metric(
+        "reward_spread",
+        title="Doubt of the reward model",
+        unit="score",
+        group="reward",
+        meaning="Mean standard deviation between the heads of a reward model that is an ensemble "
+        "(`ensemble`): how far they disagree on the step's responses. Only with such a reward model.",
+        healthy="It stays near its value in the first step.",
+        otherwise="Growing: the policy writes what the reward model knows little about, and its scores mean "
+        "less; raise the reward's option doubt_coef or `kl_coef`, or label answers of this policy.",
+    ),
     # KL and entropy
     Metric(
         "kl",
@@ -363,6 +374,16 @@ METRICS = [
         healthy="Near 0, and no higher than at the first evaluation.",
         otherwise="Rising: the policy repeats itself. Add the reward `repetition` (docs/rewards.md) or "
         "raise `kl_coef`.",
+    ),
+    Metric(
+        "validation/common_opening",
+        title="Most common opening",
+        unit="fraction",
+        group="responses",
+        meaning="Share of the validation responses that begin with the same word, the most common one.",
+        healthy="Steady.",
+        otherwise="Rising with the reward: an opening that the reward likes, whatever follows it. Look at "
+        "the samples, ask `judges`, and raise `kl_coef` or set `kl_controller` to budget.",
     ),
     # Policy update
     Metric(

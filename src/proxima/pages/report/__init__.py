@@ -31,8 +31,9 @@ if TYPE_CHECKING:
         table,
     )
     from proxima.pages.report.report_samples import Pair, cut
-    from proxima.pages.report.run_facts import Card, percent
+    from proxima.pages.report.run_facts import Card, read_data
     from proxima.pages.report.run_report import write_report
+    from proxima.pages.report.short_numbers import percent
     from proxima.pages.report.terminal_summary import summary
 
 __all__, __getattr__ = lazy_exports(__name__)

@@ -14,7 +14,9 @@ from typing import Any
 from proxima.config import shareable
 from proxima.core.json_record import Record
 from proxima.core.regular_files import read_file
+from proxima.pages.report.over_optimisation import Optimisation, judge_optimisation
 from proxima.pages.report.report_curves import interval_names
+from proxima.pages.report.short_numbers import percent, short
 from proxima.runs import Run, first_step_row, title_of, unit_of
 
 CARDS = ("avg_reward", "kl_exact", "response_length", "eos_rate")  # in training, first against last steps
@@ -38,6 +40,7 @@ class Story:
     better: bool | None  # None where it cannot be said
     what: list[str]
     cards: list[Card]
+    optimisation: Optimisation
     warnings: list[Record] = field(default_factory=list)
 
 
@@ -68,7 +71,11 @@ def tell(run: Run) -> Story:
     metrics = run.metrics()
     measured = held_out(run, metrics)
     conclusion, better = judge(metrics, measured)
-    return Story(conclusion, better, what_was_trained(run), cards(metrics, measured), run.warnings())
+    optimised = judge_optimisation(metrics)
+    if optimised.is_bad:
+        conclusion, better = f"{conclusion} {optimised.sentence}", False
+    told = what_was_trained(run)
+    return Story(conclusion, better, told, cards(metrics, measured), optimised, run.warnings())
 
 
 @dataclass(frozen=True)
@@ -236,19 +243,6 @@ def read_data(run: Run) -> Record:
     except (OSError, ValueError, RecursionError):
         return {}
     return noted if isinstance(noted, dict) else {}
-
-
-def short(value: float, digits: int = 3) -> str:
-    """A number for a sentence, in few digits."""
-    if not math.isfinite(value):
-        return "–"
-    if value and not 1e-3 <= abs(value) < 1e6:
-        return f"{value:.{digits - 1}e}"
-    return f"{float(f'{value:.{digits}g}'):,g}"
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.0f}" if math.isfinite(value) else "–"
 
 
 def _logged(metrics: Mapping[str, Sequence[float]], name: str, place: int) -> Interval:

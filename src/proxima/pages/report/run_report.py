@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from proxima.config import PPOConfig, shareable, trusted_flags
 from proxima.core.chat_turns import in_lines
 from proxima.core.json_record import Record
+from proxima.pages.report.over_optimisation import Optimisation
 from proxima.pages.report.report_curves import charts_by_group, constants, frontier
 from proxima.pages.report.report_page import (
     Page,
@@ -23,7 +25,8 @@ from proxima.pages.report.report_page import (
     table,
 )
 from proxima.pages.report.report_samples import before_and_after, embedded_tokens
-from proxima.pages.report.run_facts import Story, read_data, short, tell
+from proxima.pages.report.run_facts import Story, read_data, tell
+from proxima.pages.report.short_numbers import short
 from proxima.runs import Run, title_of, unit_of
 
 STATES = {
@@ -36,6 +39,7 @@ def write_report(run: Run, path: str | Path | None = None) -> Path:
     """Into the run's own folder where no path is given."""
     story, page = tell(run), Page(run.name, "run report")
     _first_screen(page, run, story)
+    _optimisation(page, story.optimisation)
     marks = [{"x": warning["step"], "text": _warning(warning)} for warning in story.warnings]
     groups = charts_by_group(run.metrics(), marks)
     for group, charts in groups[:1]:
@@ -67,6 +71,31 @@ def _first_screen(page: Page, run: Run, story: Story) -> None:
         paragraph(f"Why it ended: {shareable(reason)}.", "soft") if reason else "",
         paragraph(_alarm_words(len(story.warnings)), "soft"),
     )
+
+
+def _optimisation(page: Page, found: Optimisation) -> None:
+    """Whether more reward was better answers, with the numbers that say so."""
+    if found.status == "too short":
+        return
+    rows = [
+        (each.title, short(each.start), short(each.middle), short(each.end), each.sign)
+        for each in found.evidence
+    ]
+    table_of = table(("", "at the start", f"at step {found.step}", "at the end", "sign"), rows, right=3)
+    drawn = page.plots([quality_chart(found.points)]) if len(found.points) > 1 else ""
+    page.section("Is more reward still better answers?", paragraph(found.sentence), table_of, drawn)
+
+
+def quality_chart(points: Sequence[tuple[float, float, float]]) -> Record:
+    """Win rate by judges against KL, in order of steps."""
+    return {
+        "title": "Win rate by judges against KL",
+        "note": "Judges are not trained on: where this curve turns down, more reward is no more quality.",
+        "x": f"{title_of('validation/kl')} ({unit_of('validation/kl')})",
+        "y": unit_of("validation/win_rate"),
+        "free": True,
+        "series": [{"name": "win rate", "points": [[x, y, f"step {step:g}"] for x, y, step in points]}],
+    }
 
 
 def _alarm_words(count: int) -> str:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from proxima.core.json_record import Record
+from proxima.runtime import random_states, set_random_states
 from proxima.runtime.distributed import shard_like
 
 
@@ -40,10 +41,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
 
 def save_random_tensors(path: Path) -> None:
     """Torch's generators."""
-    tensors = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        tensors |= {f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
-    save_file(tensors, path)
+    save_file({"cpu": torch.get_rng_state(), **random_states()}, path)
 
 
 def random_numbers() -> Record:
@@ -60,9 +58,7 @@ def random_numbers() -> Record:
 def load_random_state(path: Path, plain: Record) -> None:
     tensors = load_file(path)
     set_random_state({**plain, "torch": tensors.pop("cpu").tolist()})
-    for name, state in tensors.items():
-        if torch.cuda.is_available() and int(name.split(".")[1]) < torch.cuda.device_count():
-            torch.cuda.set_rng_state(state.clone(), int(name.split(".")[1]))
+    set_random_states(tensors)
 
 
 def set_random_state(plain: Record) -> None:
@@ -84,9 +80,11 @@ def same_random_state() -> Iterator[None]:
 
     python, numpy = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    of_mps = random_states() if torch.backends.mps.is_available() else {}  # `fork_rng` does not know it
     try:
         with torch.random.fork_rng(devices=list(devices)):
             yield
     finally:
+        set_random_states(of_mps)
         random.setstate(python)
         np.random.set_state(numpy)

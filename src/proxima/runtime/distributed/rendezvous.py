@@ -29,7 +29,7 @@ def init_distributed(device: str = "auto", timeout: float = 1800.0) -> Processes
     rank, count = rank_and_count()
     if count == 1:
         return Processes()
-    if ":" in device:
+    if ":" in device or device == "mps":
         raise ValueError(f"device {device!r} names one GPU for {count} processes; give `cuda` or `auto`")
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     local_count = int(os.environ.get("LOCAL_WORLD_SIZE", count))

@@ -18,6 +18,7 @@ import numpy
 import torch
 
 from proxima.core.errors import EngineFailure
+from proxima.runtime import forked_random_state
 from proxima.runtime.vllm.rollout_job import (
     InvalidResponse,
     PolicyVersion,
@@ -219,7 +220,7 @@ def _random_state_kept(device: torch.device) -> Iterator[None]:
     """Restore the global random state: vLLM seeds and uses it."""
     python_state = random.getstate()
     numpy_state = numpy.random.get_state()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with forked_random_state(device):
         try:
             yield
         finally:

@@ -1,0 +1,109 @@
+"""A reward model that is trained further. In: its folder. Out: what it was trained on, and whether these
+settings can go on from it.
+
+A folder's `data.json` names the examples; those of the model that it went on from are among them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from proxima.config import RewardConfig, read_yaml, settings_in
+from proxima.core.regular_files import read_file
+
+Example = TypeVar("Example")
+DATA_FILE = "data.json"
+NONE = "none"
+SAME = (
+    "model_name",
+    "lora_r",
+    "lora_alpha",
+    "lora_targets",
+    "ensemble",
+)  # what the weights' shape and meaning rest on
+
+
+@dataclass(frozen=True)
+class Source:
+    """Examples that were trained on: a file, and how many of its rows (0 = all)."""
+
+    data: str
+    limit: int = 0
+
+
+class Joined(Sequence[Example]):
+    """Several sequences of examples as one; an example is read when it is asked for."""
+
+    def __init__(self, parts: Sequence[Sequence[Example]]):
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(len(self)))]
+        left = place + len(self) if place < 0 else place
+        for part in self.parts:
+            if 0 <= left < len(part):
+                return part[left]
+            left -= len(part)
+        raise IndexError(place)
+
+
+def with_earlier(
+    new: Sequence[Example], sources: Sequence[Source], read: Callable[[Source], Sequence[Example]]
+) -> Sequence[Example]:
+    """New examples, and the earlier ones after them."""
+    return Joined([new, *map(read, sources)]) if sources else new
+
+
+def earlier_sources(folder: str, given: str) -> list[Source]:
+    """What a reward model was trained on, newest first.
+
+    Args:
+        folder: of the model; empty = none is trained further.
+        given: `--earlier`: a file, `none`, or empty = what the folder names.
+    """
+    if not folder:
+        if given:
+            raise ValueError(
+                f"--earlier ({given}) is mixed in where a model is trained further; add --continue"
+            )
+        return []
+    if given:
+        return [] if given == NONE else [Source(given)]
+    try:
+        noted = json.loads(read_file(Path(folder) / DATA_FILE))
+        return [Source(str(each["data"]), int(each["limit"])) for each in noted["sources"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError(
+            f"{folder} does not say what it was trained on (no {DATA_FILE}); give the earlier examples with "
+            f"--earlier FILE, or --earlier {NONE} to train on the new ones alone"
+        ) from None
+
+
+def check_continued(folder: str, config: RewardConfig) -> None:
+    """Refuse a folder that is no reward model, or one whose weights other settings made."""
+    path = settings_in(Path(folder))
+    if path is None or not (Path(folder) / "reward.json").is_file():
+        raise ValueError(f"--continue {folder}: not a folder that `proxima reward` wrote")
+    before = read_yaml(str(path))
+    for name in SAME:
+        now = getattr(config, name)
+        if name in before and before[name] != now:
+            flag = name.replace("_", "-")
+            raise ValueError(
+                f"--continue {folder}: it was trained with {name} {before[name]}, not {now}; add --{flag} "
+                f"{before[name]}"
+            )
+
+
+def note_sources(folder: Path, sources: Sequence[Source]) -> None:
+    """For the next round."""
+    noted = {"sources": [asdict(source) for source in sources]}
+    (folder / DATA_FILE).write_text(json.dumps(noted, indent=1), encoding="utf-8")

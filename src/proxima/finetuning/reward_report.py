@@ -1,0 +1,192 @@
+"""What `proxima reward` reports of a model on held-out pairs. In: score differences and the pairs. Out: plain
+values for `reward.json`, and a few lines.
+
+Accuracy by length difference, by confidence, by how likely the answers are to the model that PPO starts from;
+and baselines: a model that is hardly better than these has learned no more than they say.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.data import Preference
+
+SIMILAR = 0.1  # relative difference in length up to which two answers count as equally long
+CONFIDENCES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+FEW = 100  # pairs, below which a share of them says little
+ONE_SIDED = 0.97  # share of pairs that one side wins by its length, from which on it is said
+
+
+@dataclass(frozen=True)
+class HeldOutPairs:
+    """Held-out pairs that are no ties, as the report reads them."""
+
+    margins: Tensor  # (B,) r(chosen) - r(rejected)
+    margins_elsewhere: Tensor  # (B,) the same after another pair's prompt, nan where that is too long
+    lengths: Tensor  # (B, 2) tokens of chosen and rejected
+    likelihoods: Tensor  # (B,) mean log-probability per token of both, by the model before training
+    longer_wins: bool  # whether the longer answer was chosen more often in training
+
+
+def report(pairs: HeldOutPairs) -> dict[str, Any]:
+    """Accuracies, each with the number of pairs it was measured on."""
+    right = (pairs.margins > 0).double()
+    elsewhere = pairs.margins_elsewhere[~pairs.margins_elsewhere.isnan()]
+    return {
+        "pairs": len(right),
+        "by_length": _by_length(right, pairs.lengths),
+        "by_confidence": _by_confidence(right, pairs.margins),
+        "by_likelihood": _by_likelihood(right, pairs.likelihoods),
+        "baselines": {
+            "length_alone": length_accuracy(pairs.lengths, pairs.longer_wins),
+            "prompt_alone": 0.5,  # both answers of a pair have the same prompt
+            "another_prompt": float((elsewhere > 0).double().mean()) if len(elsewhere) else 0.5,
+        },
+    }
+
+
+def length_accuracy(lengths: Tensor, longer_wins: bool) -> float:
+    """Accuracy of always choosing the longer answer (or the shorter one); equal lengths count half."""
+    difference = (lengths[:, 0] - lengths[:, 1]).double()
+    return float((difference.sign() * (1 if longer_wins else -1) / 2 + 0.5).mean())
+
+
+def _part(right: Tensor, inside: Tensor) -> dict[str, float]:
+    count = int(inside.sum())
+    return {"pairs": count, "accuracy": float(right[inside].mean()) if count else math.nan}
+
+
+def _by_length(right: Tensor, lengths: Tensor) -> dict[str, dict[str, float]]:
+    chosen, rejected = lengths.double().unbind(1)
+    change = (chosen - rejected) / torch.maximum(chosen, rejected)
+    return _known(
+        {
+            "chosen is shorter": _part(right, change < -SIMILAR),
+            "similar": _part(right, change.abs() <= SIMILAR),
+            "chosen is longer": _part(right, change > SIMILAR),
+        }
+    )
+
+
+def _by_confidence(right: Tensor, margins: Tensor) -> dict[str, dict[str, float]]:
+    """Accuracy where the model is this sure, and how sure it is there: a calibrated one has both equal."""
+    confidence = torch.sigmoid(margins.abs().double())
+    table = {}
+    for low, high in pairwise(CONFIDENCES):
+        inside = (confidence >= low) & ((confidence < high) | (high == CONFIDENCES[-1]))
+        part = _part(right, inside)
+        if part["pairs"]:
+            table[f"{low:g} to {high:g}"] = {**part, "confidence": float(confidence[inside].mean())}
+    return table
+
+
+def _by_likelihood(right: Tensor, likelihoods: Tensor) -> dict[str, dict[str, float]]:
+    middle = likelihoods.median()
+    return _known(
+        {
+            "likely to the base": _part(right, likelihoods >= middle),
+            "unlikely to the base": _part(right, likelihoods < middle),
+        }
+    )
+
+
+def _known(table: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    return {name: part for name, part in table.items() if part["pairs"]}
+
+
+def lines(accuracy: float, found: Mapping[str, Any]) -> list[str]:
+    """The report for the terminal."""
+    parts = [
+        "; ".join(f"{name} {part['accuracy']:.3f} ({part['pairs']})" for name, part in found[table].items())
+        for table in ("by_length", "by_likelihood")
+    ]
+    sure = "; ".join(
+        f"{name}: {part['accuracy']:.2f} ({part['pairs']})" for name, part in found["by_confidence"].items()
+    )
+    base = found["baselines"]
+    return [
+        f"accuracy by length: {parts[0]}; by likelihood: {parts[1]}",
+        f"accuracy by confidence: {sure}",
+        f"against {accuracy:.3f}: length alone {base['length_alone']:.3f}, the answers after another prompt "
+        f"{base['another_prompt']:.3f}, the prompt alone {base['prompt_alone']:.1f}",
+        *_warnings(accuracy, found),
+    ]
+
+
+def _warnings(accuracy: float, found: Mapping[str, Any]) -> list[str]:
+    base, count = found["baselines"], found["pairs"]
+    error = math.sqrt(max(accuracy * (1 - accuracy), 0.05) / count)
+    told = []
+    if count < FEW:
+        told.append(
+            f"the held-out accuracy is known to about {error:.2f} only: it was measured on {count} pairs; "
+            "give --validation or a larger --validation-share"
+        )
+    if accuracy < base["length_alone"] + 2 * error:
+        told.append("the model is not clearly better than the length of the answers alone")
+    if base["another_prompt"] > accuracy - error and accuracy > 0.5 + 2 * error:
+        told.append("the model hardly reads the prompt: its accuracy is the same with another one")
+    return told
+
+
+# --- the pairs themselves ---
+
+
+@dataclass
+class PairFacts:
+    """What training pairs look like."""
+
+    count: int = 0
+    decided: int = 0  # pairs that are no ties
+    longer: int = 0  # of these, how often the chosen answer has more characters
+    differ: int = 0  # of these, how often the lengths differ
+    constant: list[str] = field(default_factory=list)  # sides whose answer is always the same
+
+    @classmethod
+    def of(cls, pairs: Iterable[Preference]) -> PairFacts:
+        facts, sides = cls(), (set[str](), set[str]())
+        for item in pairs:
+            facts.count += 1
+            facts.decided += not item.tie
+            facts.longer += not item.tie and len(item.chosen) > len(item.rejected)
+            facts.differ += not item.tie and len(item.chosen) != len(item.rejected)
+            for seen, text in zip(sides, (item.chosen, item.rejected), strict=True):
+                if len(seen) < 2:
+                    seen.add(text)
+        facts.constant = [
+            name for name, seen in zip(("chosen", "rejected"), sides, strict=True) if len(seen) == 1
+        ]
+        return facts
+
+    def check(self) -> None:
+        """A ValueError where there is nothing to learn; a warning where a model learns little."""
+        if not self.decided:
+            raise ValueError(
+                f"all {self.count} pairs are ties; a reward model needs pairs with a better answer"
+            )
+        share = self.longer / self.differ if self.differ else 0.5
+        if self.constant:
+            _warn(f"the {' and the '.join(self.constant)} answer is the same in all {self.count} pairs")
+        elif max(share, 1 - share) > ONE_SIDED and self.differ > FEW:
+            _warn(
+                f"the chosen answer is the {'longer' if share > 0.5 else 'shorter'} one in "
+                f"{max(share, 1 - share):.0%} of the pairs"
+            )
+        if self.count < FEW:
+            warnings.warn(
+                f"{self.count} pairs are few to train a reward model on: expect a noisy one; some hundreds "
+                "to thousands are usual",
+                stacklevel=2,
+            )
+
+
+def _warn(what: str) -> None:
+    warnings.warn(f"{what}: the reward model may learn that alone; give pairs of both kinds", stacklevel=3)

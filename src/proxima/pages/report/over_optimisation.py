@@ -1,0 +1,257 @@
+"""Whether more reward was still more quality. In: the metrics of a run. Out: a status in plain words, the
+step after which it was not, and the numbers beside it.
+
+Quality is what judges say who are not trained on: their win rate against the reference on held-out prompts.
+Where there are none, signs have to do: answers that get longer or shorter, alike, or repetitive, that begin
+alike, or whose scores the heads of the reward model disagree on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+from proxima.pages.report.short_numbers import percent, short
+from proxima.runs import first_step_row, held_out_evidence, judges_in, title_of
+
+Metrics = Mapping[str, Sequence[float]]
+Status = Literal["good", "over-optimised", "collapsed", "declined", "stuck", "too short"]
+
+ENOUGH_POINTS = 3
+ENOUGH_STEPS = 10
+PARTS = 10  # of a run without evaluations, each the mean of its steps
+WITHOUT_INTERVAL = 0.05  # by how much a win rate must fall where no interval was logged
+SIGNS_NEEDED = 2  # one alone may be what the reward rightly asks for
+COLLAPSED_ENTROPY, COLLAPSED_VARIETY, ALL_ALIKE = 0.1, 0.5, 0.9  # shares of the start; of answers
+WATCHED = {  # what is shown: the held-out metric, else that of training
+    "reward": ("validation/reward", "avg_reward"),
+    "quality": ("quality",),
+    "kl": ("validation/kl", "kl_exact"),
+    "spread": ("validation/reward_spread", "reward_spread"),
+    "length": ("validation/response_length", "response_length"),
+    "opening": ("validation/common_opening",),
+    "variety": ("validation/distinct_2",),
+    "repetition": ("validation/repetition",),
+    "entropy": ("entropy",),
+    "eos": ("validation/eos_rate", "eos_rate"),
+}
+Point = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One number at the start, at the step after which it went wrong (or the best), and at the end."""
+
+    title: str
+    start: float
+    middle: float
+    end: float
+    sign: str = ""  # what is suspicious about it
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """What became of quality as the reward rose."""
+
+    status: Status
+    sentence: str
+    step: int | None = None  # after which more reward was no more quality
+    evidence: list[Evidence] = field(default_factory=list)
+    points: list[tuple[float, float, float]] = field(default_factory=list)  # KL, quality, step
+
+    @property
+    def is_bad(self) -> bool:
+        return self.status in ("over-optimised", "collapsed", "declined")
+
+
+def judge_optimisation(metrics: Metrics) -> Optimisation:
+    points = list(_points(metrics))
+    steps = sum(map(math.isfinite, metrics.get("avg_reward", ())))
+    if len(points) < ENOUGH_POINTS or steps < ENOUGH_STEPS:
+        told = f"Too short to tell whether more reward still meant better answers ({steps} steps)."
+        return Optimisation("too short", told)
+    start, end = points[0], points[-1]
+    if words := collapse(start, end):
+        return _told("collapsed", f"The policy collapsed: {words}.", points, _last_sound(points))
+    judged = [point for point in points if math.isfinite(point["quality"])]
+    if len(judged) >= ENOUGH_POINTS:
+        return _by_judges(judged, points)
+    return _by_signs(points)
+
+
+def _by_judges(judged: Sequence[Point], points: Sequence[Point]) -> Optimisation:
+    """The judges' win rate against its best: later falls count beyond the noise of one evaluation."""
+    best = max(judged, key=lambda point: point["quality"])
+    last = judged[-max(1, len(judged) // 4) :]
+    quality = _mean([point["quality"] for point in last])
+    reward = _mean([point["reward"] for point in last])
+    step = int(best["step"])
+    change = f"the judges' win rate went from {percent(best['quality'])} % to {percent(quality)} %"
+    if best not in last and best["quality"] - quality > math.sqrt(2) * best["noise"]:
+        moved = f"the reward went from {short(best['reward'])} to {short(reward)}"
+        if reward > best["reward"]:
+            told = f"Over-optimised: after step {step} {moved} while {change}."
+            return _told("over-optimised", told, points, step)
+        return _told("declined", f"After step {step} {change}, and {moved}.", points, step)
+    if quality - judged[0]["quality"] > judged[0]["noise"]:
+        told = f"More reward was better answers to the end: {percent(quality)} % wins by the judges."
+        return _told("good", told, points, step)
+    told = f"No gain that the judges see: {percent(quality)} % wins against the reference."
+    return _told("stuck", told, points, step)
+
+
+def _by_signs(points: Sequence[Point]) -> Optimisation:
+    """Without judges: the held-out reward against the training reward, and signs."""
+    start, end = points[0], points[-1]
+    best = max(points, key=lambda point: point["reward"])
+    trained_rose = end["trained"] > best["trained"]
+    if best["reward"] - end["reward"] > math.sqrt(2) * best["reward_noise"] and best is not end:
+        step, fell = int(best["step"]), f"{short(best['reward'])} to {short(end['reward'])}"
+        if trained_rose:
+            told = (
+                f"Over-optimised: after step {step} the training reward rose while the held-out reward fell"
+            )
+            return _told("over-optimised", f"{told} from {fell}.", points, step)
+        return _told("declined", f"After step {step} the reward fell from {fell}.", points, step)
+    rose = end["reward"] - start["reward"] > max(start["reward_noise"], end["reward_noise"])
+    found = signs(start, end)
+    if not rose:
+        moved = f"{short(end['kl'])} nats from the reference"
+        told = (
+            f"The reward did not rise beyond its noise ({short(start['reward'])} to {short(end['reward'])})"
+        )
+        return _told("stuck", f"{told}, {moved}.", points, int(best["step"]))
+    if len(found) >= SIGNS_NEEDED:
+        step = _last_sound(points)
+        told = (
+            f"Probably over-optimised after step {step}: the reward rose, and {' and '.join(found.values())}"
+        )
+        return _told("over-optimised", f"{told}. No judge was asked (--judges).", points, step)
+    told = (
+        "The reward rose and there is no sign of over-optimisation; no judge was asked (--judges) to be sure."
+    )
+    return _told("good", told, points, int(best["step"]))
+
+
+def collapse(start: Point, end: Point) -> str:
+    """How the answers have collapsed, in words; empty where they have not."""
+    if end["entropy"] < COLLAPSED_ENTROPY * start["entropy"]:
+        return f"its entropy fell from {short(start['entropy'])} to {short(end['entropy'])} nats per token"
+    alike = end["variety"] < COLLAPSED_VARIETY * start["variety"]
+    if alike and (end["opening"] >= ALL_ALIKE or end["repetition"] >= ALL_ALIKE / 2):
+        return (
+            f"distinct word pairs fell from {short(start['variety'])} to {short(end['variety'])}, and "
+            f"{percent(end['opening'])} % of the answers begin alike"
+        )
+    if start["eos"] >= 0.5 and end["eos"] <= 0.05:
+        shares = f"{percent(start['eos'])} % at the start, {percent(end['eos'])} % at the end"
+        return f"answers no longer end with EOS ({shares})"
+    return ""
+
+
+def signs(start: Point, now: Point) -> dict[str, str]:
+    """What looks like gaming beside a rising reward, by the number it is seen in; nan is no sign."""
+    longer = now["length"] / start["length"] if start["length"] else math.nan
+    found = {
+        "length": ("longer" if longer > 1 else "shorter", longer >= 1.5 or longer <= 1 / 1.5),
+        "opening": ("more of them begin alike", now["opening"] - start["opening"] >= 0.25),
+        "variety": ("they are more alike", now["variety"] <= 0.75 * start["variety"]),
+        "repetition": ("they repeat themselves", now["repetition"] - start["repetition"] >= 0.1),
+        "spread": ("the reward model's heads disagree more", now["spread"] >= 1.5 * start["spread"] > 0),
+    }
+    words = {name: said for name, (said, seen) in found.items() if seen}
+    return {name: f"answers got {said}" if name == "length" else said for name, said in words.items()}
+
+
+def _last_sound(points: Sequence[Point]) -> int:
+    """The last step before the signs that the run ended with."""
+    sound = [
+        point
+        for point in points
+        if len(signs(points[0], point)) < SIGNS_NEEDED and not collapse(points[0], point)
+    ]
+    return int(sound[-1]["step"])
+
+
+def _points(metrics: Metrics) -> Iterator[Point]:
+    """The evaluations, with the means of the training steps before each; without any, parts of training."""
+    steps = metrics.get("step", ())
+    began = first_step_row(metrics)
+    evaluated = [i for i, value in enumerate(metrics.get("validation/reward", ())) if math.isfinite(value)]
+    if not evaluated:
+        count = len(steps) - began
+        parts = min(PARTS, count)
+        cuts = [began + count * number // parts for number in range(parts + 1)] if parts else []
+        yield from (_point(metrics, range(a, b), b - 1) for a, b in pairwise(cuts))
+        return
+    before = began
+    for place in evaluated:
+        yield _point(metrics, range(before, place + 1), place)
+        before = max(place + 1, began)
+
+
+def _point(metrics: Metrics, rows: range, place: int) -> Point:
+    """What is known at one evaluation: held-out numbers as they are, those of training as means over its rows
+    (before the first step, of the first ones)."""
+    own = {name: metrics[name][place] for name in metrics}
+    rows = rows if len(rows) else range(place, min(place + 2, len(metrics["step"])))
+
+    def mean(name: str) -> float:
+        return _mean([value for value in (metrics[name][i] for i in rows) if math.isfinite(value)])
+
+    def read(names: Sequence[str]) -> float:
+        held_out = [own[name] for name in names if name.startswith("validation/") and name in own]
+        trained = [mean(name) for name in names if not name.startswith("validation/") and name in own]
+        return next((value for value in (*held_out, *trained) if math.isfinite(value)), math.nan)
+
+    judges = {name.removeprefix("validation/"): own[name] for name in judges_in(own, "validation/")}
+    point = {name: read(names) for name, names in WATCHED.items()}
+    point["quality"] = held_out_evidence(judges) if judges else math.nan
+    widths = [_half_width(own, name) for name in judges]
+    noise = _mean([width for width in widths if math.isfinite(width)])
+    point["noise"] = noise if math.isfinite(noise) else WITHOUT_INTERVAL
+    width = _half_width(own, "reward")
+    point["reward_noise"] = width if math.isfinite(width) else _interval(metrics["avg_reward"], rows)
+    point["trained"] = mean("avg_reward") if "avg_reward" in own else math.nan
+    return {**point, "step": own["step"]}
+
+
+def _half_width(own: Mapping[str, float], name: str) -> float:
+    """Of the 95 % interval of an evaluation's number; nan where none was logged."""
+    kind, slash, judge = name.partition("/")
+    low, high = (own.get(f"validation/{kind}_{end}{slash}{judge}", math.nan) for end in ("low", "high"))
+    return (high - low) / 2
+
+
+def _interval(values: Sequence[float], rows: range) -> float:
+    """Half of the 95 % interval of the mean over steps; 0 where there are too few."""
+    known = [value for value in (values[i] for i in rows) if math.isfinite(value)]
+    if len(known) < 2:
+        return 0.0
+    mean = _mean(known)
+    return 1.96 * math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (len(known) - 1) / len(known))
+
+
+def _told(status: Status, sentence: str, points: Sequence[Point], step: int) -> Optimisation:
+    start, end = points[0], points[-1]
+    middle = min(points, key=lambda point: abs(point["step"] - step))
+    found = signs(start, end)
+    rows = [
+        Evidence(TITLES[name], start[name], middle[name], end[name], found.get(name, ""))
+        for name in WATCHED
+        if math.isfinite(end[name])
+    ]
+    drawn = [(p["kl"], p["quality"], p["step"]) for p in points if math.isfinite(p["kl"] + p["quality"])]
+    return Optimisation(status, sentence, step, rows, drawn)
+
+
+TITLES = {
+    name: "Win rate by judges" if name == "quality" else title_of(names[0]) for name, names in WATCHED.items()
+}
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return math.fsum(numbers) / len(numbers) if numbers else math.nan

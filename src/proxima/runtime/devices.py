@@ -1,0 +1,115 @@
+"""What differs between the devices that torch can train on: CPU, CUDA and Apple's MPS.
+
+MPS has no float64, its random state is one tensor that `fork_rng` does not know, and it reports a lack of
+memory as a plain RuntimeError.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from proxima.core.sampling import gumbel_noise
+from proxima.runtime.distributed import rank_and_count
+
+log = logging.getLogger(__name__)
+FAST_PATH = ("cpu", "cuda")
+"""Devices that the fast path has run on; on any other, networks run by `transformers`' own forward pass."""
+
+
+def default_device() -> torch.device:
+    """What `auto` stands for: CUDA, else MPS where it computes what a CPU computes, else the CPU. Several
+    processes cannot share MPS."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if not torch.backends.mps.is_available() or rank_and_count()[1] > 1:
+        return torch.device("cpu")
+    device = torch.device("mps")
+    if problem := noise_problem(device):
+        log.warning("device auto is the CPU, not Apple's GPU: %s", problem)
+        return torch.device("cpu")
+    return device
+
+
+@cache
+def noise_problem(device: torch.device) -> str:
+    """Why sampling on a device would not follow from the seed as on a CPU; empty where it would. Its noise is
+    a hash on 64-bit integers, which a device may lack or round."""
+    keys = torch.tensor([[2**31 + 7, 2**32 - 5]])
+    tokens = torch.arange(64)[None]
+    try:
+        found = gumbel_noise(keys.to(device), tokens.to(device)).cpu()
+    except (RuntimeError, TypeError) as error:
+        return f"it cannot compute the sampling noise ({str(error).splitlines()[0]})"
+    same = torch.allclose(found, gumbel_noise(keys, tokens), rtol=1e-4, atol=1e-5)
+    return "" if same else "it computes other sampling noise than a CPU (64-bit integers)"
+
+
+@cache
+def default_dtype(device: torch.device) -> torch.dtype:
+    """What `dtype: auto` stands for: bfloat16 on CUDA, and on MPS where a product of it works; else
+    float32."""
+    if device.type == "mps":
+        try:
+            ones = torch.ones(8, 8, dtype=torch.bfloat16, device=device)
+            return torch.bfloat16 if (ones @ ones).float().sum().item() == 512 else torch.float32
+        except (RuntimeError, TypeError) as error:
+            log.info("weights are float32: no bfloat16 here (%s)", str(error).splitlines()[0])
+            return torch.float32
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the device or of the machine."""
+    own = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return own or (isinstance(error, RuntimeError) and "MPS backend out of memory" in str(error))
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done what it was given."""
+    if device.type == "mps":
+        torch.mps.synchronize()
+    elif device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def free_cached_memory() -> None:
+    """Give back what torch keeps for later, on whichever accelerator there is."""
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
+
+
+def random_states() -> dict[str, Tensor]:
+    """The random state of every accelerator, by `cuda.0`, `cuda.1`, …, or `mps.0`."""
+    if torch.backends.mps.is_available():
+        return {"mps.0": torch.mps.get_rng_state()}
+    states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {f"cuda.{index}": state for index, state in enumerate(states)}
+
+
+def set_random_states(states: dict[str, Tensor]) -> None:
+    """Those of accelerators that are not here are left out."""
+    for name, state in states.items():
+        kind, index = name.split(".")
+        if kind == "mps" and torch.backends.mps.is_available():
+            torch.mps.set_rng_state(state.clone())
+        elif kind == "cuda" and torch.cuda.is_available() and int(index) < torch.cuda.device_count():
+            torch.cuda.set_rng_state(state.clone(), int(index))
+
+
+@contextmanager
+def forked_random_state(device: torch.device) -> Iterator[None]:
+    """Whatever the block draws, the random states of the CPU and of this device are afterwards as they were
+    before."""
+    before = torch.mps.get_rng_state() if device.type == "mps" else None
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            if before is not None:
+                torch.mps.set_rng_state(before)

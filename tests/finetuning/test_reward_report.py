@@ -1,0 +1,107 @@
+"""What `proxima reward` reports, by hand; and a line for each kind of data that teaches nothing or little."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from proxima.cli import main
+from proxima.config import RewardConfig
+from proxima.finetuning import LearningCurve, Preference, RewardTrainer
+from proxima.finetuning.reward_report import HeldOutPairs, PairFacts, length_accuracy, lines, report
+from proxima.models.reward_model import REPORT_FILE
+
+PAIRS = HeldOutPairs(
+    margins=torch.tensor([2.0, -0.1, 0.3, 5.0]),
+    margins_elsewhere=torch.tensor([1.0, -1.0, -1.0, math.nan]),
+    lengths=torch.tensor([[10, 20], [20, 10], [10, 10], [100, 99]]),
+    likelihoods=torch.tensor([-1.0, -5.0, -2.0, -6.0]),
+    longer_wins=False,
+)
+
+
+def test_the_report_by_hand():
+    found = report(PAIRS)
+    assert found["pairs"] == 4
+    assert found["by_length"]["chosen is shorter"] == {"pairs": 1, "accuracy": 1.0}
+    assert found["by_length"]["chosen is longer"] == {"pairs": 1, "accuracy": 0.0}
+    assert found["by_length"]["similar"] == {"pairs": 2, "accuracy": 1.0}
+    assert found["by_confidence"]["0.5 to 0.6"]["accuracy"] == 0.5  # margins -0.1 and 0.3
+    assert found["by_confidence"]["0.9 to 1"] == pytest.approx(
+        {"pairs": 1, "accuracy": 1.0, "confidence": 1 / (1 + math.exp(-5))}
+    )
+    assert found["by_likelihood"]["likely to the base"]["pairs"] == 3  # the median is one of them
+    assert found["by_likelihood"]["unlikely to the base"] == {"pairs": 1, "accuracy": 1.0}
+    assert found["baselines"] == pytest.approx(
+        {"length_alone": (1 + 0 + 0.5 + 0) / 4, "prompt_alone": 0.5, "another_prompt": 1 / 3}
+    )
+    assert sum(part["pairs"] for part in found["by_confidence"].values()) == 4
+
+
+def test_a_model_that_is_no_better_than_length_or_ignores_the_prompt_is_told():
+    sure = torch.full((400,), 2.0)
+    lengths = torch.tensor([[20, 10]] * 400)
+    told = lines(1.0, report(HeldOutPairs(sure, sure, lengths, -torch.arange(400.0), True)))
+    assert "the model is not clearly better than the length of the answers alone" in told
+    assert "the model hardly reads the prompt: its accuracy is the same with another one" in told
+    other = lines(1.0, report(HeldOutPairs(sure, -sure, lengths.flip(1), -torch.arange(400.0), True)))
+    assert not any("not clearly" in line or "hardly" in line for line in other)
+    assert any("measured on 4 pairs" in line for line in lines(0.75, report(PAIRS)))
+
+
+def test_length_alone_counts_equal_lengths_half():
+    lengths = torch.tensor([[3, 1], [2, 2]])
+    assert length_accuracy(lengths, True) == 0.75
+    assert length_accuracy(lengths, False) == 0.25
+
+
+def test_the_gain_of_more_pairs_is_that_of_a_line_over_the_logarithm():
+    curve = LearningCurve([(250, 0.60), (500, 0.65), (1000, 0.70)])
+    assert curve.gain(1000) == pytest.approx(0.05)  # one more doubling
+    assert "1,000 more should bring about 0.050" in str(curve)
+
+
+def varied(count: int) -> list[Preference]:
+    return [Preference(f"p {i}", " yes" + "!" * (i % 5), " no" + "?" * ((i + 2) % 5)) for i in range(count)]
+
+
+def test_bad_pairs_get_a_line_each():
+    with pytest.raises(ValueError, match="all 120 pairs are ties"):
+        PairFacts.of([Preference("p", f"a{i}", "b", tie=True) for i in range(120)]).check()
+    with pytest.warns(UserWarning, match="rejected answer is the same in all 120 pairs"):
+        PairFacts.of([Preference("p", f"a{i}", "b") for i in range(120)]).check()
+    with pytest.warns(UserWarning, match="chosen answer is the longer one in 100% of the pairs"):
+        PairFacts.of([Preference("p", f"long{i}" * 2, f"b{i}") for i in range(120)]).check()
+    with pytest.warns(UserWarning, match="20 pairs are few"):
+        PairFacts.of(varied(20)).check()
+
+
+def test_pairs_of_both_kinds_get_none(recwarn):
+    PairFacts.of(varied(200)).check()
+    assert not recwarn.list
+
+
+def test_the_command_reports_and_writes_it(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(vars(item)) + "\n" for item in varied(60)))
+    flags = ["--learning-rate", "0.01", "--epochs", "1", "--learning-curve", "--validation-share", "0.2"]
+    main(["reward", "--data", "p.jsonl", "--model-name", tiny, "--run-name", "rm", *flags])
+    shown = capsys.readouterr().out
+    for part in ("accuracy by length", "accuracy by confidence", "length alone", "more should bring about"):
+        assert part in shown
+    report_file = json.loads((tmp_path / "runs" / "rm" / REPORT_FILE).read_text())
+    assert report_file["held_out"]["pairs"] == 12
+    assert [count for count, _ in report_file["learning_curve"]["points"]] == [12, 24, 48]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["rm"]
+
+
+def test_likelihoods_are_those_of_the_model_before_training(tiny, tmp_path):
+    config = RewardConfig(tiny, learning_rate=0.05, epochs=1, lora_r=0, run_dir=str(tmp_path))
+    trainer = RewardTrainer(config)
+    row = trainer.encode(varied(1)[0]).chosen
+    with torch.no_grad():
+        logits = trainer.backbone.network(torch.tensor([row[0] + row[1]])).logits[0].double()
+    logs = logits[len(row[0]) - 1 : -1].log_softmax(-1)
+    expected = sum(float(logs[i, token]) for i, token in enumerate(row[1])) / len(row[1])
+    assert float(trainer.likelihoods([row], None)) == pytest.approx(expected, rel=1e-4)

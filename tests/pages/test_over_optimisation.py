@@ -1,0 +1,120 @@
+"""The report says over-optimised when a run is, from which step on, and by which numbers."""
+
+import json
+
+import pytest
+
+from proxima.evaluator.diversity import common_opening
+from proxima.pages.report import summary, write_report
+from proxima.pages.report.over_optimisation import judge_optimisation, signs
+from proxima.runs import Run
+from tests.fake_run import OUTCOMES, write_outcome, write_run
+
+EXPECTED = {outcome: "over-optimised" if outcome == "gamed" else outcome for outcome in OUTCOMES}
+
+
+def found_in(folder):
+    return judge_optimisation(Run(folder).metrics())
+
+
+@pytest.mark.parametrize("steps", [20, 60, 400])
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_judges_tell_how_a_run_ended(tmp_path, outcome, steps):
+    found = found_in(write_outcome(tmp_path / "run", outcome, steps))
+    assert found.status == EXPECTED[outcome]
+    if outcome == "gamed":
+        assert found.step == pytest.approx(steps / 2, abs=5)
+        assert found.sentence.startswith(f"Over-optimised: after step {found.step} the reward went from")
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_without_judges_signs_do(tmp_path, outcome):
+    found = found_in(write_outcome(tmp_path / "run", outcome, judges=False))
+    assert found.status == EXPECTED[outcome]
+    if outcome == "gamed":
+        assert 30 < found.step < 60  # the last evaluation before there were two signs
+        assert "answers got longer and more of them begin alike" in found.sentence
+        assert "No judge was asked" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [("good", "good"), ("declined", "declined"), ("stuck", "stuck"), ("too short", "too short")],
+)
+def test_without_evaluations_the_training_metrics_do(tmp_path, outcome, status):
+    assert found_in(write_outcome(tmp_path / "run", outcome, evaluated=False)).status == status
+
+
+def test_a_held_out_reward_that_falls_while_the_training_reward_rises_is_enough(tmp_path):
+    folder = write_outcome(tmp_path / "run", "good", judges=False)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["step"] > 30 and "validation/reward" in line:
+            for name in ("reward", "reward_low", "reward_high"):
+                line[f"validation/{name}"] -= 2 * (line["step"] - 30) / 60
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = found_in(folder)
+    assert (found.status, found.step) == ("over-optimised", 30)
+
+
+def test_judges_that_see_a_gain_overrule_signs(tmp_path):
+    folder = write_outcome(tmp_path / "run", "gamed")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        for name in ("win_rate", "win_rate_low", "win_rate_high"):
+            if f"validation/{name}/gold" in line:
+                line[f"validation/{name}/gold"] = 0.5 + 0.3 * line["step"] / 60
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = found_in(folder)
+    assert found.status == "good"
+    assert {each.sign for each in found.evidence} >= {"answers got longer", "more of them begin alike"}
+
+
+def test_a_win_rate_that_wavers_within_its_interval_is_no_fall(tmp_path):
+    folder = write_outcome(tmp_path / "run", "good")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if "validation/win_rate/gold" in line:
+            rate = 0.5 if not line["step"] else 0.7 + (0.02 if line["step"] % 10 else -0.02)
+            line |= {"validation/win_rate/gold": rate}
+            line |= {
+                "validation/win_rate_low/gold": rate - 0.04,
+                "validation/win_rate_high/gold": rate + 0.04,
+            }
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert found_in(folder).status == "good"
+
+
+def test_one_sign_alone_and_numbers_that_were_not_measured_are_none():
+    nothing = dict.fromkeys(("length", "opening", "variety", "repetition", "spread"), float("nan"))
+    assert signs(nothing, nothing) == {}
+    assert signs({**nothing, "length": 10.0}, {**nothing, "length": 5.0}) == {"length": "answers got shorter"}
+    assert signs({**nothing, "length": 0.0}, {**nothing, "length": 5.0}) == {}
+    assert list(signs({**nothing, "spread": 0.2}, {**nothing, "spread": 0.31})) == ["spread"]
+    assert signs({**nothing, "spread": 0.0}, {**nothing, "spread": 0.0}) == {}
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_the_report_says_it_first_and_shows_the_numbers(tmp_path, outcome):
+    run = Run(write_outcome(tmp_path / "run", outcome))
+    page = write_report(run).read_text(encoding="utf-8")
+    told = summary(run)
+    bad = outcome in ("gamed", "collapsed", "declined")
+    assert (found_in(run.path).sentence.split(":")[0] in told) == bad
+    assert ("Is more reward still better answers?" in page) == (outcome != "too short")
+    if outcome == "gamed":
+        assert page.index("Over-optimised: after step") < page.index("Is more reward still better answers?")
+        assert "Most common opening" in page
+        assert "Win rate by judges against KL" in page
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_runs_that_hardly_began_have_a_report(tmp_path, steps):
+    run = Run(write_run(tmp_path / "run", steps))
+    assert judge_optimisation(run.metrics()).status == "too short"
+    assert write_report(run).is_file()
+
+
+def test_the_common_opening():
+    assert common_opening(["So it is.", "so what", "No", ""]) == 0.5
+    assert common_opening(["", " "]) != common_opening(["", " "])  # nan
