@@ -102,6 +102,19 @@ def test_every_token_has_the_training_sides_log_probability(urls, tmp_path, way)
         assert outcome["policy_lag"] == 0
 
 
+def test_several_responses_per_prompt_differ_and_are_compared_without_a_value_model(urls, tmp_path):
+    chosen = {"adv_estimator": "grpo", "num_generations": 3, "whiten_advantages": False}
+    trainer = PPOTrainer(make(tmp_path, urls, top_k=0, top_p=1.0, **{**chosen, "value_learning_rate": 1e-4}))
+    for _ in range(2):
+        outcome = trainer.ppo_step(PROMPTS[:4])
+        assert outcome["sa_pairs"].tokens.prompts == [prompt for prompt in PROMPTS[:4] for _ in range(3)]
+        texts = outcome["generated_texts"]
+        assert any(len(set(texts[i : i + 3])) == 3 for i in range(0, 12, 3))
+        assert outcome["sampling_gap"] < 1e-3
+        assert outcome["first_ratio_error"] < 1e-4
+    assert trainer.models.value is None
+
+
 def test_responses_end_as_those_of_the_built_in_engine(urls, tmp_path):
     trainer = PPOTrainer(make(tmp_path, urls, max_new_tokens=24))
     tokens = trainer.generator.sample(PROMPTS)

@@ -7,6 +7,9 @@ seeds, far from what it is when PPO learns and from what it is when it does not.
 
 import statistics
 
+import pytest
+
+from proxima.config import PRESETS
 from proxima.ppo_trainer import PPOTrainer
 
 PROMPTS = [f"r/x number {i} TL;DR:" for i in range(24)]
@@ -20,23 +23,28 @@ def letters(prompts, texts):
     return [sum("a" <= character <= "z" for character in text) / LENGTH for text in texts]
 
 
-def learn(make_config, seed: int, kl_coef: float) -> tuple[float, float]:
+def learn(
+    make_config, seed: int, kl_coef: float, prompts=PROMPTS, steps=STEPS, **more
+) -> tuple[float, float]:
     """Gain in mean reward from the first step to the last three, and KL to the reference in those."""
     trainer = PPOTrainer(
         make_config(
-            rewards=(letters,),
-            learning_rate=1e-2,
-            value_learning_rate=1e-2,
-            kl_coef=kl_coef,
-            max_new_tokens=LENGTH,
-            top_k=0,
-            top_p=1.0,
-            ppo_epochs=2,
-            minibatch_size=12,
-            seed=seed,
+            **{
+                "rewards": (letters,),
+                "learning_rate": 1e-2,
+                "value_learning_rate": 1e-2,
+                "kl_coef": kl_coef,
+                "max_new_tokens": LENGTH,
+                "top_k": 0,
+                "top_p": 1.0,
+                "ppo_epochs": 2,
+                "minibatch_size": 12,
+                "seed": seed,
+                **more,
+            }
         )
     )
-    history = [trainer.ppo_step(PROMPTS) for _ in range(STEPS)]
+    history = [trainer.ppo_step(prompts) for _ in range(steps)]
     reward, kl = (statistics.mean(step[name] for step in history[-3:]) for name in ("avg_reward", "kl_exact"))
     return reward - history[0]["avg_reward"], kl
 
@@ -51,3 +59,14 @@ def test_the_policy_learns_to_write_letters_and_kl_rises_only_as_the_coefficient
     assert free_gain > 0.4
     assert held_gain < free_gain / 2
     assert held_kl < free_kl / 2
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_learns(make_config, name):
+    """With as many responses per step. Of three seeds the gain was 0.75 to 0.89, also for SAO, whose policy
+    trains in 8 of 18 steps."""
+    values = PRESETS[name]
+    more = {"value_learning_rate": 1e-4} if "adv_estimator" in values else {}
+    prompts = PROMPTS[: len(PROMPTS) // values.get("num_generations", 1)]
+    found = [learn(make_config, seed, 0.0, prompts, 18, **{**more, **values}) for seed in (0, 1)]
+    assert statistics.mean(gain for gain, _ in found) > 0.4

@@ -19,7 +19,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "gamma": 1.0,
         "lam_alpha": 1.5,
         "clip_epsilon_high": 0.28,
-        "value_epochs": 6,
+        "value_epochs": 4,
         "critic_warmup_steps": 2,
         "kl_stop": 0.1,
     },
