@@ -30,9 +30,9 @@ from proxima.pages.report.short_numbers import short
 from proxima.runs import Run, title_of, unit_of
 
 ADVICE = (
-    "Take the checkpoint nearest to that step, keep the policy closer to the reference (a KL budget, or a larger "
-    "kl_coef), or have people compare the policy's own answers (proxima label --from) and train the reward model "
-    "on them too (proxima reward --continue)."
+    "Take the checkpoint nearest to that step, keep the policy closer to the reference (a KL budget, or a "
+    "larger kl_coef), or have people compare the policy's own answers (proxima label --from) and train the "
+    "reward model on them too (proxima reward --continue)."
 )
 STATES = {
     "training": "This run is still training: the report shows it as it is now.",
