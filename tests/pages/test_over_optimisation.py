@@ -70,6 +70,17 @@ def test_judges_that_see_a_gain_overrule_signs(tmp_path):
     assert {each.sign for each in found.evidence} >= {"answers got longer", "more of them begin alike"}
 
 
+def test_a_gain_is_one_over_the_reference_wherever_the_evaluations_began(tmp_path):
+    folder = write_outcome(tmp_path / "run", "stuck")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        for name in ("win_rate", "win_rate_low", "win_rate_high"):
+            if f"validation/{name}/gold" in line:
+                line[f"validation/{name}/gold"] += 0.2
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert found_in(folder).status == "good"
+
+
 def test_a_win_rate_that_wavers_within_its_interval_is_no_fall(tmp_path):
     folder = write_outcome(tmp_path / "run", "good")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -105,6 +116,7 @@ def test_the_report_says_it_first_and_shows_the_numbers(tmp_path, outcome):
     if outcome == "gamed":
         assert page.index("Over-optimised: after step") < page.index("Is more reward still better answers?")
         assert "Most common opening" in page
+        assert "Take the checkpoint nearest to that step" in page
         assert "Win rate by judges against KL" in page
 
 

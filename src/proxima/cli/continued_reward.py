@@ -10,12 +10,18 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxima.config import RewardConfig, read_yaml, settings_in
 from proxima.core.regular_files import read_file
+from proxima.core.tokenizer import Tokenizer
+from proxima.data import Rows, open_rows
+
+if TYPE_CHECKING:
+    from proxima.finetuning import RatingTrainer, RewardTrainer
 
 Example = TypeVar("Example")
+Trainer = TypeVar("Trainer", "RatingTrainer", "RewardTrainer")
 DATA_FILE = "data.json"
 NONE = "none"
 SAME = (
@@ -28,7 +34,7 @@ SAME = (
 
 
 @dataclass(frozen=True)
-class Source:
+class ExampleSource:
     """Examples that were trained on: a file, and how many of its rows (0 = all)."""
 
     data: str
@@ -56,18 +62,34 @@ class Joined(Sequence[Example]):
 
 
 def with_earlier(
-    new: Sequence[Example], sources: Sequence[Source], read: Callable[[Source], Sequence[Example]]
+    read: Callable[[Rows, Tokenizer], Sequence[Example]],
+    rows: Rows,
+    sources: Sequence[ExampleSource],
+    tokenizer: Tokenizer,
 ) -> Sequence[Example]:
-    """New examples, and the earlier ones after them."""
-    return Joined([new, *map(read, sources)]) if sources else new
+    """New examples, and the earlier ones after them; each source may have columns of its own."""
+    new = read(rows, tokenizer)
+    return (
+        Joined([new, *(read(open_rows(each.data, each.limit), tokenizer) for each in sources)])
+        if sources
+        else new
+    )
 
 
-def earlier_sources(folder: str, given: str) -> list[Source]:
+def continued(trainer: Trainer, folder: str) -> Trainer:
+    """The trainer with the weights of the model in a folder, where there is one."""
+    if folder:
+        trainer.continue_from(folder)
+    return trainer
+
+
+def earlier_sources(folder: str, given: str, config: FinetuningConfig) -> list[ExampleSource]:
     """What a reward model was trained on, newest first.
 
     Args:
         folder: of the model; empty = none is trained further.
         given: `--earlier`: a file, `none`, or empty = what the folder names.
+        config: the settings, which must be able to go on from it.
     """
     if not folder:
         if given:
@@ -75,11 +97,12 @@ def earlier_sources(folder: str, given: str) -> list[Source]:
                 f"--earlier ({given}) is mixed in where a model is trained further; add --continue"
             )
         return []
+    check_continued(folder, config)
     if given:
-        return [] if given == NONE else [Source(given)]
+        return [] if given == NONE else [ExampleSource(given)]
     try:
         noted = json.loads(read_file(Path(folder) / DATA_FILE))
-        return [Source(str(each["data"]), int(each["limit"])) for each in noted["sources"]]
+        return [ExampleSource(str(each["data"]), int(each["limit"])) for each in noted["sources"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(
             f"{folder} does not say what it was trained on (no {DATA_FILE}); give the earlier examples with "
@@ -103,7 +126,7 @@ def check_continued(folder: str, config: RewardConfig) -> None:
             )
 
 
-def note_sources(folder: Path, sources: Sequence[Source]) -> None:
+def note_sources(folder: Path, sources: Sequence[ExampleSource]) -> None:
     """For the next round."""
     noted = {"sources": [asdict(source) for source in sources]}
     (folder / DATA_FILE).write_text(json.dumps(noted, indent=1), encoding="utf-8")

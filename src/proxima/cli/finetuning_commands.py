@@ -89,8 +89,8 @@ class Reward(Command):
     def run(self) -> None:
         from proxima.base_setup import load_tokenizer
         from proxima.cli.continued_reward import (
-            Source,
-            check_continued,
+            ExampleSource,
+            continued,
             earlier_sources,
             note_sources,
             with_earlier,
@@ -99,9 +99,7 @@ class Reward(Command):
         from proxima.finetuning import LearningCurve, RatingTrainer, RewardTrainer
 
         config = self.reward_training
-        if self.continue_from:
-            check_continued(self.continue_from, config)
-        earlier = earlier_sources(self.continue_from, self.earlier)
+        earlier = earlier_sources(self.continue_from, self.earlier, config)
         rows = open_rows(self.data, self.limit)
         held_out_rows = open_rows(self.validation) if self.validation else None
         centre_rows = open_rows(self.demonstrations) if self.demonstrations else None
@@ -110,28 +108,16 @@ class Reward(Command):
         kinds = kinds_of(rows)
         rated = "ratings" in kinds and "preferences" not in kinds
         if rated:
-            ratings = with_earlier(
-                read_ratings(rows, tokenizer),
-                earlier,
-                lambda source: read_ratings(open_rows(source.data, source.limit), tokenizer),
-            )
+            ratings = with_earlier(read_ratings, rows, earlier, tokenizer)
             held_out = read_ratings(held_out_rows, tokenizer) if held_out_rows is not None else None
             trainer = RatingTrainer(config, tokenizer=tokenizer, centre_on=centre)
-            if self.continue_from:
-                trainer.continue_from(self.continue_from)
-            results = trainer.train(ratings, held_out)
+            results = continued(trainer, self.continue_from).train(ratings, held_out)
         else:
-            pairs = with_earlier(
-                read_preferences(rows, tokenizer),
-                earlier,
-                lambda source: read_preferences(open_rows(source.data, source.limit), tokenizer),
-            )
+            pairs = with_earlier(read_preferences, rows, earlier, tokenizer)
             held_out_pairs = read_preferences(held_out_rows, tokenizer) if held_out_rows is not None else None
             reward_trainer = RewardTrainer(config, tokenizer=tokenizer, centre_on=centre)
-            if self.continue_from:
-                reward_trainer.continue_from(self.continue_from)
-            results = reward_trainer.train(pairs, held_out_pairs)
-        note_sources(results.folder, [Source(self.data, self.limit), *earlier])
+            results = continued(reward_trainer, self.continue_from).train(pairs, held_out_pairs)
+        note_sources(results.folder, [ExampleSource(self.data, self.limit), *earlier])
         best = results.best
         calibration = "" if rated else f", calibration error {best['calibration_error']:.3f}"
         print(f"trained on {'ratings' if rated else 'preferences'}; stopped: {results.stop_reason}")

@@ -96,7 +96,7 @@ def _by_judges(judged: Sequence[Point], points: Sequence[Point]) -> Optimisation
             told = f"Over-optimised: after step {step} {moved} while {change}."
             return _told("over-optimised", told, points, step)
         return _told("declined", f"After step {step} {change}, and {moved}.", points, step)
-    if quality - judged[0]["quality"] > judged[0]["noise"]:
+    if quality - 0.5 > judged[-1]["noise"]:  # against the reference, wherever the evaluations began
         told = f"More reward was better answers to the end: {percent(quality)} % wins by the judges."
         return _told("good", told, points, step)
     told = f"No gain that the judges see: {percent(quality)} % wins against the reference."
@@ -248,8 +248,9 @@ def _told(status: Status, sentence: str, points: Sequence[Point], step: int) -> 
     return Optimisation(status, sentence, step, rows, drawn)
 
 
-TITLES = {
-    name: "Win rate by judges" if name == "quality" else title_of(names[0]) for name, names in WATCHED.items()
+TITLES = {name: title_of(names[-1]) for name, names in WATCHED.items()} | {
+    "reward": "Reward",  # held-out, or of training
+    "quality": "Win rate by judges",
 }
 
 

@@ -29,6 +29,11 @@ from proxima.pages.report.run_facts import Story, read_data, tell
 from proxima.pages.report.short_numbers import short
 from proxima.runs import Run, title_of, unit_of
 
+ADVICE = (
+    "Take the checkpoint nearest to that step, keep the policy closer to the reference (a KL budget, or a "
+    "larger kl_coef), or have people compare the policy's own answers (proxima label --from) and train the "
+    "reward model on them too (proxima reward --continue)."
+)
 STATES = {
     "training": "This run is still training: the report shows it as it is now.",
     "stopped": "This run stopped early (interrupted, killed or failed).",
@@ -83,7 +88,8 @@ def _optimisation(page: Page, found: Optimisation) -> None:
     ]
     table_of = table(("", "at the start", f"at step {found.step}", "at the end", "sign"), rows, right=3)
     drawn = page.plots([quality_chart(found.points)]) if len(found.points) > 1 else ""
-    page.section("Is more reward still better answers?", paragraph(found.sentence), table_of, drawn)
+    advice = paragraph(ADVICE, "soft") if found.is_bad else ""
+    page.section("Is more reward still better answers?", paragraph(found.sentence), advice, table_of, drawn)
 
 
 def quality_chart(points: Sequence[tuple[float, float, float]]) -> Record:

@@ -59,7 +59,7 @@ ROUNDS_SETTINGS = {"kl_controller": "budget", "kl_target": 3.0}
 
 
 @dataclass(frozen=True)
-class Case:
+class Trial:
     """One run of the demo."""
 
     name: str
@@ -68,7 +68,7 @@ class Case:
     ppo: dict[str, Any] = field(default_factory=dict)
 
 
-def run_cases(folder: Path, cases: Sequence[Case], jobs: int, device: str) -> list[Row]:
+def run_cases(folder: Path, cases: Sequence[Trial], jobs: int, device: str) -> list[Row]:
     """All of them, `jobs` at a time; the first of each seed trains the reward model that its others use."""
     firsts = {case.seed: case for case in reversed(cases)}
     done = in_jobs(jobs, [partial(run_case, folder, case, None, device) for case in firsts.values()])
@@ -79,7 +79,7 @@ def run_cases(folder: Path, cases: Sequence[Case], jobs: int, device: str) -> li
     return sorted(done, key=lambda row: order.index(row["run"]))
 
 
-def run_case(folder: Path, case: Case, reward_from: Path | None, device: str) -> Row:
+def run_case(folder: Path, case: Trial, reward_from: Path | None, device: str) -> Row:
     with _told_in(folder / f"{case.name}.log"):
         results = run_demo(
             case.seed,
@@ -111,14 +111,14 @@ def run_best_of(folder: Path, home: Path, seed: int, device: str) -> list[Row]:
 
 
 def learn(folder: Path, seeds: Sequence[int], steps: int, jobs: int, device: str) -> list[Row]:
-    cases = [Case(f"seed-{seed}", seed, steps, {"learning_rate": 1e-3}) for seed in seeds]
+    cases = [Trial(f"seed-{seed}", seed, steps, {"learning_rate": 1e-3}) for seed in seeds]
     return run_cases(folder, cases, jobs, device)
 
 
 def frontier(folder: Path, seeds: Sequence[int], steps: int, jobs: int, device: str) -> list[Row]:
     """One reward model per seed, and a smaller and smaller KL penalty; then best-of-n."""
     cases = [
-        Case(f"kl-{coef:g}-seed-{seed}", seed, steps, {"kl_coef": coef})
+        Trial(f"kl-{coef:g}-seed-{seed}", seed, steps, {"kl_coef": coef})
         for seed in seeds
         for coef in COEFFICIENTS
     ]
@@ -130,7 +130,7 @@ def frontier(folder: Path, seeds: Sequence[int], steps: int, jobs: int, device: 
 
 def controllers(folder: Path, seeds: Sequence[int], steps: int, jobs: int, device: str) -> list[Row]:
     cases = [
-        Case(f"{name}-seed-{seed}", seed, steps, {**CONSTANT, **ppo})
+        Trial(f"{name}-seed-{seed}", seed, steps, {**CONSTANT, **ppo})
         for seed in seeds
         for name, ppo in CONTROLLERS.items()
     ]
