@@ -20,6 +20,7 @@ from proxima.tools.doctor.finding import Finding, fail, ok, warn
 from proxima.tools.doctor.reward_checks import is_flat
 
 FEW = 0.5  # of the sampled tokens; fewer trained on are suspect
+SLOWLY = 0.2  # of the rise that is needed; more is a warning, since the run would rise later
 BARELY = 0.01  # nats that a token's log-probability moved, in all steps together
 STALE, PART = 5, 0.1  # times the gap at the start, or rounding; and of how far the policy moved
 VLLM_ADVICE = "restart vLLM and check that it serves this model; engine auto samples in this process"
@@ -198,10 +199,15 @@ def canary(config: PPOConfig, prompts: Sequence[str]) -> Finding:
     suspect = find_suspect(run, prompts)
     if suspect is None:
         return fail("canary", f"{text}. No part is plainly to blame", "try engine plain and dtype float32")
-    expected = before * (1 - before) * run.towards  # of the share
-    slow = suspect.part == "learning rate" and not run.is_far and expected >= RISE / 10
-    level = warn if slow else fail
+    level = warn if suspect.part in {change.part for change in CHANGES} and is_slow(run) else fail
     return level("canary", f"{text}. Suspect: {suspect.part}. {suspect.evidence}", suspect.advice)
+
+
+def is_slow(run: CanaryRun) -> bool:
+    """Whether the updates went the right way: what they did to tokens written before them, as a rise of the
+    share."""
+    before = fmean(run.baseline)
+    return not run.is_far and before * (1 - before) * run.towards >= SLOWLY * RISE
 
 
 def find_suspect(run: CanaryRun, prompts: Sequence[str]) -> Suspect | None:

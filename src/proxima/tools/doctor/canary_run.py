@@ -31,11 +31,11 @@ from proxima.tools.doctor.reward_checks import is_flat
 
 STEPS = 20  # within which the planted reward must rise
 STANDSTILL = 4  # steps after which weights that have not changed will not change
-RISE = 0.1  # by this much, of a share of about a third
+RISE = 0.05  # by this much, of a share of about a third
 CERTAIN = 4  # and by this many standard errors
 RECENT = 3  # steps whose responses are compared with the first ones
 CLASS_SHARE = 1 / 3
-PLANTED_ON, COMPARED_WITH = 32, 64  # responses that choose the class, and that measure the share before
+PLANTED_ON, COMPARED_WITH = 32, 256  # responses that choose the class, and that measure the share before
 PLANT_STEP = 1_000_033  # its noise: no step samples the same responses
 NUDGE = 0.01  # added to every trained weight, to see whether anything depends on it
 
