@@ -267,7 +267,7 @@ def slow_on_long(prompts, completions, ended):
         (loud, "cheap tricks", "fail", "all capitals"),
         (divides, "odd answers divides", "fail", "ZeroDivisionError"),
         (english_only, "odd answers english_only", "warn", "other languages (not a finite number but None)"),
-        (slow_on_long, "time slow_on_long", "warn", "(very long)"),
+        (slow_on_long, "time slow_on_long", "warn", "slowest 0."),
     ],
 )
 def test_planted_faults_are_named(audited, reward, name, level, text):

@@ -202,7 +202,7 @@ def is_noticeable(change: float, found: RewardEvidence) -> bool:
 
 
 def spoken(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds >= 1 else f"{1000 * seconds:.2g} ms"
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.2g} ms"
 
 
 PART_CHECKS: list[Callable[[RewardEvidence], Finding]] = [

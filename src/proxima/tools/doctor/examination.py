@@ -24,6 +24,7 @@ from proxima.data import Rows, open_rows, read_prompts
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import ClassifierSource, Samples, check_rewards
 from proxima.tools.doctor.audit_checks import audit, demonstrations_of
+from proxima.tools.doctor.canary_checks import canary
 from proxima.tools.doctor.finding import Finding, fail
 from proxima.tools.doctor.resource_checks import check_disk, check_memory, check_threads
 from proxima.tools.doctor.reward_checks import (
@@ -72,6 +73,7 @@ def examine(
     samples: int = 16,
     validation: str = "",
     audits: bool = False,
+    sings: bool = False,
 ) -> list[Finding]:
     """Run every check. What the user can fix is a finding, never an exception.
 
@@ -79,6 +81,7 @@ def examine(
         samples: prompts for the step that learns nothing, drawn evenly from the data; while all score the
             same, as many more are sampled, up to 16 times.
         audits: also probe the rewards with cheap tricks.
+        sings: run the canary, in place of the step that learns nothing unless the rewards are probed too.
     """
     if samples < 1:
         raise ValueError(f"samples ({samples}) must be at least 1")
@@ -105,7 +108,9 @@ def examine(
         return found
     rounds = sampling_rounds(usable, samples)
     more: list[Probe] = [partial(audit, demonstrations=shown)] if audits else []
-    return found + step_findings(config, next(rounds), rounds, more)
+    if audits or not sings:
+        found += step_findings(config, next(rounds), rounds, more)
+    return found + canary_findings(config, usable) if sings else found
 
 
 def sampling_rounds(prompts: Sequence[str], samples: int) -> Iterator[list[str]]:
@@ -207,6 +212,14 @@ def step_findings(
         check_ends(results, config),
         *probed,
     ]
+
+
+def canary_findings(config: PPOConfig, prompts: Sequence[str]) -> list[Finding]:
+    """Whether this setup learns a planted reward."""
+    try:
+        return [canary(config, prompts)]
+    except ValueError as error:
+        return [fail("canary", str(error), "fix it and run the doctor again")]
 
 
 @torch.no_grad()

@@ -1,0 +1,267 @@
+"""The canary: setups that learn pass, and for every seeded fault the part at fault is the suspect."""
+
+import math
+
+import pytest
+import torch
+
+from proxima.cli import main
+from proxima.core.errors import EngineFailure
+from proxima.ppo_trainer import PPOTrainer, SequenceGenerator
+from proxima.rewards import Samples
+from proxima.tools.doctor import canary_run
+from proxima.tools.doctor.canary_checks import canary
+from proxima.tools.doctor.canary_run import CanaryRun, PlantedReward, choose_class, plant, run_canary
+
+PROMPTS = [f"Prompt {i}:" for i in range(48)]
+SOUND = {
+    "batch_size": 32,
+    "minibatch_size": 16,
+    "max_new_tokens": 8,
+    "ppo_epochs": 2,
+    "top_k": 0,
+    "top_p": 1.0,
+}
+
+
+@pytest.fixture
+def sing(make_config):
+    """The canary's finding for these settings."""
+    return lambda **settings: canary(make_config(**{**SOUND, **settings}), PROMPTS)
+
+
+def suspect(finding):
+    assert finding.level == "fail"
+    assert finding.advice
+    return finding.text.split("Suspect: ")[1].split(".")[0]
+
+
+# --- sound ---
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        pytest.param({"lora_r": 0, "learning_rate": 1e-4, "rewards": ()}, marks=pytest.mark.long),
+        pytest.param(
+            {
+                "adv_estimator": "grpo",
+                "value_learning_rate": 1e-4,
+                "num_generations": 4,
+                "batch_size": 8,
+                "whiten_advantages": False,
+                "objective": "cispo",
+            },
+            marks=pytest.mark.long,
+        ),
+        pytest.param({"value_model": "policy", "engine": "plain", "top_k": 50}, marks=pytest.mark.long),
+    ],
+    ids=["adapters", "all weights", "groups", "shared trunk"],
+)
+def test_sound_setups_pass(sing, settings):
+    found = sing(**settings)
+    assert found.level == "ok", found.text
+    assert "this setup learns" in found.text
+
+
+# --- seeded faults ---
+
+
+def tiny_scores(prompts, texts):
+    return [1e-4 * len(text.encode()) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("settings", "part", "text"),
+    [
+        ({"learning_rate": 0.0}, "learning rate", "no weight has changed"),
+        pytest.param(
+            {"learning_rate": 1e-8},
+            "learning rate",
+            "log-probabilities have moved by",
+            marks=pytest.mark.long,
+        ),
+        ({"learning_rate": 0.5}, "learning rate", "the KL is above"),
+        pytest.param(
+            {"kl_coef": 50.0, "rewards": ()},
+            "KL coefficient",
+            "Without a KL penalty it rises",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {"rewards": (tiny_scores,)},
+            "reward scale",
+            "With rewards of mean 0 and unit variance it rises",
+            marks=pytest.mark.long,
+        ),
+        ({"clip_rewards": 1e-4}, "reward scale", "reach PPO as one number, 0.0001"),
+        ({"cut_responses": "leave_out"}, "mask", "of the sampled tokens are trained on"),
+        (
+            {"critic_warmup_until": 0.999, "value_learning_rate": 0.0},
+            "no gradient",
+            "the policy was not updated in 20 steps",
+        ),
+    ],
+    ids=["rate 0", "rate low", "rate high", "KL", "scale", "clipped", "left out", "warm-up"],
+)
+def test_settings_that_cannot_learn_are_suspected(sing, settings, part, text):
+    found = sing(**settings)
+    assert suspect(found) == part, found.text
+    assert text in found.text
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Every trainer of the canary is changed by this function."""
+
+    def use(spoil):
+        real = canary_run.PPOTrainer
+
+        def made(config):
+            trainer = real(config)
+            spoil(trainer)
+            return trainer
+
+        monkeypatch.setattr(canary_run, "PPOTrainer", made)
+
+    return use
+
+
+def test_an_adapter_that_is_not_attached_is_suspected(sing, broken):
+    def detach(trainer):
+        trainer.models.policy.adapter = None
+
+    broken(detach)
+    found = sing()
+    assert suspect(found) == "adapter not attached"
+    assert "no gradient reaches them" in found.text
+
+
+def test_an_adapter_without_effect_on_the_forward_pass_is_suspected(sing, broken):
+    """Its weights are trained, but every pass reads those of the start."""
+
+    def freeze(trainer):
+        real, hidden = trainer.generator.score, trainer.models.policy.response_hidden
+        first = [weight.detach().clone() for weight in trainer.model_trainer.policy_parameters]
+
+        def swapped(tokens, function):
+            now = [weight.data for weight in trainer.model_trainer.policy_parameters]
+            for weight, old in zip(trainer.model_trainer.policy_parameters, first, strict=True):
+                weight.data = old
+            try:
+                return function(tokens)
+            finally:
+                for weight, new in zip(trainer.model_trainer.policy_parameters, now, strict=True):
+                    weight.data = new
+
+        assert hidden is not None
+        trainer.generator.score = lambda tokens: swapped(tokens, real)
+        sample = trainer.generator.sample
+        trainer.generator.sample = lambda prompts, step=0: sample(prompts, step, reference=True)
+
+    broken(freeze)
+    assert suspect(sing()) == "adapter not attached"
+
+
+def test_a_graph_that_is_cut_is_suspected(sing, broken):
+    def cut(trainer):
+        real = trainer.models.policy.response_hidden
+        trainer.models.policy.response_hidden = lambda tokens: real(tokens).detach()
+
+    broken(cut)
+    found = sing()
+    assert suspect(found) == "no gradient"
+    assert "although log-probabilities follow the weights" in found.text
+
+
+def test_weights_that_are_not_synchronised_to_the_sampler_are_suspected(sing, broken):
+    def stale(trainer):
+        real = trainer.generator.sample
+        trainer.generator.sample = lambda prompts, step=0: real(prompts, step, reference=True)
+
+    broken(stale)
+    found = sing()
+    assert suspect(found) == "weights not synchronised to the sampler"
+    assert "per token, and by" in found.text
+
+
+def test_an_engine_that_refuses_new_weights_is_suspected(sing, monkeypatch):
+    real = SequenceGenerator.sample
+
+    def refuse(self, prompts, step=0, reference=False):
+        if step == 1:
+            raise EngineFailure("it has another model or other weights")
+        return real(self, prompts, step, reference)
+
+    monkeypatch.setattr(SequenceGenerator, "sample", refuse)
+    found = sing()
+    assert suspect(found) == "weights not synchronised to the sampler"
+    assert "another model" in found.text
+
+
+# --- the parts ---
+
+
+def test_the_class_holds_about_a_third_of_what_is_written():
+    rows = [[1, 1, 1, 1, 2, 2, 3, 4, 5, 0]] * 3
+    members = choose_class(rows, eos_ids=(0,))
+    planted = PlantedReward(members, (0,), gain=2.0, offset=1.0)
+    assert 0 not in members
+    assert planted.share(rows[0]) == pytest.approx(1 / 3)
+    assert planted.share([0]) == 0
+    samples = Samples(["p"], ["t"], [sorted(members)], [False])
+    assert planted(samples).sequence == [3.0]
+
+
+def test_the_planted_reward_has_the_mean_and_spread_of_the_configured_one(make_config):
+    trainer = PPOTrainer(make_config(max_new_tokens=8, rewards=(tiny_scores,)))
+    written = trainer.generator.sample(PROMPTS[:16])
+    planted = plant(trainer, written, unit=False)
+    scores = trainer.reward_computer.score_tokens(written).total
+    rewards = torch.tensor(planted(Samples.of_tokens(written)).sequence)
+    assert rewards.mean().item() == pytest.approx(scores.mean().item(), rel=1e-4)
+    assert rewards.std().item() == pytest.approx(scores.std().item(), rel=1e-4)
+    unit = torch.tensor(plant(trainer, written, unit=True)(Samples.of_tokens(written)).sequence)
+    assert unit.mean().item() == pytest.approx(0, abs=1e-5)
+    assert unit.std(correction=0).item() == pytest.approx(1, rel=1e-5)
+
+
+def test_a_rise_counts_when_it_is_large_and_certain_and_within_the_kl(make_config):
+    def run(share, kl=0.1, count=32):
+        shares = [[share - 0.1, share + 0.1] * (count // 2)] * 3
+        found = CanaryRun(make_config(), [0.2, 0.4] * 32, [0.0, 1.0], shares)
+        found.steps = [{"kl_exact": 8 * kl, "response_length": 8.0}] * 3
+        return found
+
+    assert run(0.45).passed
+    assert not run(0.34).rose  # less than 0.05
+    assert not run(0.42, count=2).rose  # 0.12, with a standard error of 0.05
+    assert run(0.45, kl=1.3).rose
+    assert not run(0.45, kl=1.3).passed  # above ln(1 / 0.3)
+    assert not run(0.45, kl=math.nan).passed
+
+
+def test_a_model_that_always_writes_the_same_has_nothing_to_plant(make_config):
+    found = canary(make_config(top_k=1), PROMPTS[:1])
+    assert found.level == "warn"
+    assert "not measured" in found.text
+
+
+def test_nothing_is_written_and_the_same_settings_give_the_same_run(make_config, tmp_path):
+    config = make_config(**{**SOUND, "batch_size": 8, "minibatch_size": 8})
+    assert run_canary(config, PROMPTS).shares == run_canary(config, PROMPTS).shares
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_command_sings_and_exits_with_1_where_nothing_is_learned(tmp_path, tiny, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
+    flags = f"--model-name {tiny} --data prompts.txt --rewards length_band,low=1,high=9 --max-new-tokens 8"
+    sizes = "--batch-size 16 --minibatch-size 16 --ppo-epochs 1 --critic-warmup-until 0.999"
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", *flags.split(), *sizes.split(), "--value-learning-rate", "0", "--canary"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 1
+    assert "fail canary" in out
+    assert "Suspect: no" in out
