@@ -83,7 +83,7 @@ def continued(trainer: Trainer, folder: str) -> Trainer:
     return trainer
 
 
-def earlier_sources(folder: str, given: str, config: FinetuningConfig) -> list[ExampleSource]:
+def earlier_sources(folder: str, given: str, config: RewardConfig) -> list[ExampleSource]:
     """What a reward model was trained on, newest first.
 
     Args:

@@ -50,6 +50,7 @@ class PlantedReward:
     offset: float = 0.0
     seen: list[list[float]] = field(default_factory=list)  # shares of each call's responses
     attempts = 1
+    lacks_unit = False
 
     def check(self, prompts: Sequence[str]) -> None:
         """It reads no columns."""
