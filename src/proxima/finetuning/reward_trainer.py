@@ -28,7 +28,7 @@ from proxima.finetuning.own_samples import OwnSamples, sample_answers
 from proxima.finetuning.reward_defaults import with_defaults
 from proxima.finetuning.reward_losses import mean_by_answer, preference_loss, score_penalty
 from proxima.finetuning.reward_report import HeldOutPairs, PairFacts, lines, report
-from proxima.models import REPORT_FILE, RewardModel, ScoreUnit, scalar_head
+from proxima.models import REPORT_FILE, RewardModel, ScoreUnit, recorded_unit, scalar_head
 from proxima.runs import write_json
 
 log = logging.getLogger(__name__)
@@ -72,6 +72,8 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         self.centre_on = centre_on
         self.unit = ScoreUnit()
         self.samples: OwnSamples | None = None
+        self.continued = ""
+        """Folder of a reward model whose weights training starts from; empty = none."""
 
     def make_role(self) -> RewardModel:
         adapter = self.adapter("reward")
@@ -99,6 +101,15 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         self.samples = sample_answers(
             self.backbone, self.start_adapter, self.tokenizer, self.config, examples
         )
+        self.look(held_out)
+        if self.continued:  # only now: with all weights, it takes the place of the model that was sampled
+            self.role.load(self.continued)
+            unit = recorded_unit(self.continued)
+            back = ScoreUnit(-unit.mean / unit.deviation, 1 / unit.deviation)
+            self._rescale([back] * self.config.ensemble)
+
+    def look(self, held_out: Sequence[Any]) -> None:
+        """See what the report needs of the model as it is before training."""
 
     def members(self, rows: Sequence[Row]) -> Tensor:
         """Scores (B, heads) of answers."""
@@ -216,8 +227,8 @@ class RewardTrainer(ScoreTrainer[Preference]):
             raise ValueError("all held-out pairs are ties; hold out more, or give --validation")
         self.longer_wins = 2 * facts.longer >= facts.differ
 
-    def settle(self, rows: Sequence[RowPair], held_out: Sequence[RowPair]) -> None:
-        super().settle(rows, held_out)
+    def look(self, held_out: Sequence[RowPair]) -> None:
+        """How likely the held-out answers are to it."""
         self.backbone.network.eval()
         parts = [
             self.likelihoods([row for pair in chunk for row in self.answers(pair)], self.start_adapter)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         doubted,
         has_unit,
         pick_row,
+        recorded_unit,
         reward_warning,
         token_head,
     )

@@ -15,6 +15,7 @@ from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens
 from proxima.models.backbone import Backbone
 from proxima.models.base_model import BaseModel
+from proxima.models.score_unit import ScoreUnit
 from proxima.runtime.engine import pack, pack_mask
 
 if TYPE_CHECKING:
@@ -46,6 +47,15 @@ def has_unit(folder: str) -> bool:
         return "unit" in json.loads(read_file(Path(folder) / REPORT_FILE))
     except (OSError, ValueError, TypeError):
         return False
+
+
+def recorded_unit(folder: str) -> ScoreUnit:
+    """The unit that was put into the head of a reward model of `proxima reward`; one without it has its
+    own."""
+    if not has_unit(folder):
+        return ScoreUnit()
+    unit = json.loads(read_file(Path(folder) / REPORT_FILE))["unit"]
+    return ScoreUnit(float(unit["mean"]), float(unit["deviation"]))
 
 
 class RewardModel(BaseModel):
