@@ -280,6 +280,23 @@ def test_pairs_that_are_all_ties_are_refused(training):
         RewardTrainer(training()).train(PREFERENCES, ties)
 
 
+@pytest.mark.parametrize("way", [{}, {"lora_r": 0, "learning_rate": 3e-3}], ids=["lora", "full"])
+def test_training_that_continues_starts_from_the_logits_of_choices(training, way):
+    """The unit is taken out of the head again, and answers are sampled from the base, not the reward model."""
+    first = RewardTrainer(training(**way))
+    rows = [first.encode(item) for item in PREFERENCES]
+    folder = first.train(PREFERENCES).folder
+    with torch.no_grad():
+        logits = first.margins(rows) * first.unit.deviation
+    second = RewardTrainer(training(**{**way, "learning_rate": 1e-12}))
+    second.continued = str(folder)
+    second.settle(rows, rows)
+    with torch.no_grad():
+        assert torch.allclose(second.margins(rows), logits, atol=1e-4)
+    sampled = [{tuple(prompt + answer) for prompt, answer in one.samples.rows} for one in (first, second)]
+    assert sampled[0] <= sampled[1]  # the first held one pair out
+
+
 # --- settings of earlier versions ---
 
 

@@ -56,11 +56,9 @@ def test_the_settings_are_ones_the_commands_take(folder):
         ]
     )
     assert (train.ppo.model_name, train.ppo.learning_rate) == ("embedded", 2e-3)
-    for command in ("sft", "reward"):
-        assert (
-            parse([command, "--config", str(folder / "reward.yaml"), "--data", "x"]).finetuning.model_name
-            == "embedded"
-        )
+    for command, settings in (("sft", "finetuning"), ("reward", "reward_training")):
+        parsed = parse([command, "--config", str(folder / "reward.yaml"), "--data", "x"])
+        assert getattr(parsed, settings).model_name == "embedded"
 
 
 def test_the_same_bytes_every_time_and_nothing_overwritten(folder, tmp_path, capsys):

@@ -79,7 +79,7 @@ def with_earlier(
 def continued(trainer: Trainer, folder: str) -> Trainer:
     """The trainer with the weights of the model in a folder, where there is one."""
     if folder:
-        trainer.continue_from(folder)
+        trainer.continued = folder
     return trainer
 
 

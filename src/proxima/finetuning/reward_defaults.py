@@ -19,7 +19,7 @@ SMALL = 5e7  # parameters up to which a model learns from more passes before it 
 
 
 @dataclass(frozen=True)
-class Rate:
+class RateRule:
     """A learning rate as a power of the model's size."""
 
     at_600m: float
@@ -33,7 +33,7 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Passes:
+class EpochRule:
     """How often training sees the data: until it has seen `examples`, within `most` epochs."""
 
     examples: int
@@ -43,9 +43,9 @@ class Passes:
         return min(self.most, math.ceil(self.examples / count))
 
 
-SMALL_MODEL, MODEL = Passes(36_000, 4), Passes(20_000, 3)
-ADAPTER = Rate(1e-4, 0.45, 2e-5, 2e-3)
-ALL_WEIGHTS = Rate(1e-5, 0.7, 2e-6, 1e-3)
+SMALL_MODEL, MODEL = EpochRule(36_000, 4), EpochRule(20_000, 3)
+ADAPTER = RateRule(1e-4, 0.45, 2e-5, 2e-3)
+ALL_WEIGHTS = RateRule(1e-5, 0.7, 2e-6, 1e-3)
 
 
 def with_defaults(config: RewardConfig, parameters: int, examples: int) -> RewardConfig:

@@ -72,18 +72,14 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         self.centre_on = centre_on
         self.unit = ScoreUnit()
         self.samples: OwnSamples | None = None
+        self.continued: str | Path = ""
+        """Folder of a reward model whose weights training starts from; empty = none."""
 
     def make_role(self) -> RewardModel:
         adapter = self.adapter("reward")
         size = self.backbone.hidden_size
         head = scalar_head(size, (size + 1) ** -0.5, self.backbone.device, self.config.ensemble)
         return RewardModel(self.backbone, adapter, head, "training")
-
-    def continue_from(self, folder: str | Path) -> None:
-        """Start from a trained reward model; without its unit, so that scores are logits of choices again."""
-        self.role.load(folder)
-        unit = saved_unit(folder) or ScoreUnit()
-        self._rescale([ScoreUnit(-unit.mean / unit.deviation, 1 / unit.deviation)] * self.config.ensemble)
 
     @abstractmethod
     def answers(self, encoded: Any) -> Sequence[Row]:
@@ -105,6 +101,15 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         self.samples = sample_answers(
             self.backbone, self.start_adapter, self.tokenizer, self.config, examples
         )
+        self.look(held_out)
+        if self.continued:  # only now: with all weights, it takes the place of the model that was sampled
+            self.role.load(self.continued)
+            unit = saved_unit(self.continued) or ScoreUnit()
+            back = ScoreUnit(-unit.mean / unit.deviation, 1 / unit.deviation)
+            self._rescale([back] * self.config.ensemble)
+
+    def look(self, held_out: Sequence[Any]) -> None:
+        """See what the report needs of the model as it is before training."""
 
     def members(self, rows: Sequence[Row]) -> Tensor:
         """Scores (B, heads) of answers."""
@@ -222,8 +227,8 @@ class RewardTrainer(ScoreTrainer[Preference]):
             raise ValueError("all held-out pairs are ties; hold out more, or give --validation")
         self.longer_wins = 2 * facts.longer >= facts.differ
 
-    def settle(self, rows: Sequence[RowPair], held_out: Sequence[RowPair]) -> None:
-        super().settle(rows, held_out)
+    def look(self, held_out: Sequence[RowPair]) -> None:
+        """How likely the held-out answers are to it."""
         self.backbone.network.eval()
         parts = [
             self.likelihoods([row for pair in chunk for row in self.answers(pair)], self.start_adapter)

@@ -870,7 +870,7 @@ FINETUNING_METRICS = [
         group="finetuning",
         meaning="Fraction of held-out pairs that the scores put in the order that people gave (reward "
         "training).",
-        healthy="Above 0.6, and higher the more people agree with each other; the demo's model has 0.83.",
+        healthy="Above 0.6, and higher the more people agree with each other; the demo's model has 0.84.",
         otherwise="Below 0.55 it is hardly better than chance, and PPO warns: use more or cleaner "
         "preferences, or a lower `learning_rate`.",
     ),

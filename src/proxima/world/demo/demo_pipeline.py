@@ -156,7 +156,7 @@ def fit_reward_model(
     )
     rewarder = RewardTrainer(config)
     if start_from is not None:
-        rewarder.continue_from(start_from)
+        rewarder.continued = start_from
     learned = rewarder.train(train, validation)
     by_gap = accuracy_by_gap(rewarder, validation)
     measured = {name: learned.best[name] for name in ("accuracy", "validation_loss", "calibration_error")}
