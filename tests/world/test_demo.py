@@ -134,7 +134,7 @@ def test_the_long_experiments_in_short(short, tmp_path, monkeypatch, name, capsy
     monkeypatch.setattr(rounds, "EVALUATION_POSTS", 6)
     monkeypatch.setattr(rounds, "read_preferences", demo.read_preferences)
     monkeypatch.setattr(learn, "EVALUATION_POSTS", 6)
-    monkeypatch.setattr(learn, "run_demo", partial(demo.run_demo, preferences=40))
+    monkeypatch.setattr(learn, "demo_reward_model", partial(demo.demo_reward_model, count=40))
     monkeypatch.setattr(learn, "LABELS", 24)
     monkeypatch.setattr(learn, "BEST_OF", 4)
     monkeypatch.setattr(learn, "COEFFICIENTS", (0.1, 0.0))

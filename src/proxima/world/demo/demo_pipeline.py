@@ -55,7 +55,7 @@ def run_demo(
     times = [time.perf_counter()]
     home = fresh_folder(Path(run_dir) / run_name)
     if reward_from is None:
-        reward_model = _train_reward_model(home, seed, relabel, preferences, device)
+        reward_model = demo_reward_model(home, seed, device, relabel, preferences)
     else:
         reward_model = _read_results(reward_from)["reward_model"]
     times.append(time.perf_counter())
@@ -108,7 +108,7 @@ def _compare(before: Judgement, after: Judgement, seed: int) -> dict[str, Any]:
 
 def fresh_folder(home: Path) -> Path:
     """An empty folder in place of an earlier demo's; anything else is never removed."""
-    is_demo = (home / RESULTS_FILE).exists() or (home / "reward").exists()
+    is_demo = any((home / name).exists() for name in (RESULTS_FILE, "reward", "ppo"))
     if home.is_dir() and any(home.iterdir()) and not is_demo:
         raise ValueError(
             f"{home} holds something other than a demo, which would be deleted; choose another run_dir or "
@@ -126,7 +126,9 @@ def make_trainer(
     return PPOTrainer(PPOConfig("embedded", rewards=(RewardSpec(str(reward)),), **run, **settings))
 
 
-def _train_reward_model(home: Path, seed: int, relabel: bool, count: int, device: str) -> dict[str, Any]:
+def demo_reward_model(
+    home: Path, seed: int, device: str = "auto", relabel: bool = False, count: int = PREFERENCES
+) -> dict[str, Any]:
     """Train it into `home/reward`; returns its accuracy, overall and by gap in gold score."""
     print("1. Preferences: which of two summaries do people prefer?")
     train, validation = _preferences(seed, relabel, count, device)
