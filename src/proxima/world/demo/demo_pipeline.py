@@ -108,7 +108,7 @@ def _compare(before: Judgement, after: Judgement, seed: int) -> dict[str, Any]:
 
 def fresh_folder(home: Path) -> Path:
     """An empty folder in place of an earlier demo's; anything else is never removed."""
-    is_demo = any((home / name).exists() for name in (RESULTS_FILE, "reward", "ppo"))
+    is_demo = (home / RESULTS_FILE).exists() or (home / "reward").exists()
     if home.is_dir() and any(home.iterdir()) and not is_demo:
         raise ValueError(
             f"{home} holds something other than a demo, which would be deleted; choose another run_dir or "

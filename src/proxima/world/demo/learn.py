@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import multiprocessing
+import shutil
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -83,6 +84,7 @@ def train_reward(folder: Path, seed: int, device: str) -> Path:
 def run_trial(folder: Path, trial: Trial, device: str) -> Row:
     done = folder / trial.name / RESULTS_FILE
     if not done.exists():
+        shutil.rmtree(folder / trial.name / "ppo", ignore_errors=True)  # of a trial that was stopped
         with _told_in(folder / f"{trial.name}.log"):
             run_demo(
                 trial.seed,
