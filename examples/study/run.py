@@ -26,7 +26,7 @@ from examples.study.methods import METHODS, VARIANTS, settings_of
 from proxima import PPOConfig, PPOTrainer, Run
 from proxima.pages.comparison.seed_groups import t_interval
 from proxima.runs import write_json
-from proxima.world.demo.demo_pipeline import train_reward_model
+from proxima.world.demo.demo_pipeline import demo_reward_model
 from proxima.world.demo.gold_judge import judge
 from proxima.world.posts import make_posts
 
@@ -37,7 +37,7 @@ JUDGED = "study.json"  # in the folder of a finished run
 def train_rewards(home: Path, seed: int, preferences: int) -> None:
     """A reward model in `home/reward`, in place of one that was not finished."""
     shutil.rmtree(home / "reward", ignore_errors=True)
-    write_json(home / "reward.json", train_reward_model(home, seed, preferences, device="cpu"))
+    write_json(home / "reward.json", demo_reward_model(home, seed, "cpu", count=preferences))
 
 
 def train_method(home: Path, seed: int, method: str, steps: int) -> None:

@@ -134,7 +134,7 @@ def test_the_long_experiments_in_short(short, tmp_path, monkeypatch, name, capsy
     monkeypatch.setattr(rounds, "EVALUATION_POSTS", 6)
     monkeypatch.setattr(rounds, "read_preferences", demo.read_preferences)
     monkeypatch.setattr(learn, "EVALUATION_POSTS", 6)
-    monkeypatch.setattr(learn, "run_demo", partial(demo.run_demo, preferences=40))
+    monkeypatch.setattr(learn, "demo_reward_model", partial(demo.demo_reward_model, count=40))
     monkeypatch.setattr(learn, "LABELS", 24)
     monkeypatch.setattr(learn, "BEST_OF", 4)
     monkeypatch.setattr(learn, "COEFFICIENTS", (0.1, 0.0))
@@ -164,3 +164,8 @@ def test_the_long_experiments_in_short(short, tmp_path, monkeypatch, name, capsy
         best = [by_name[f"best-of-{n}-seed-1"]["score"] for n in (1, 2, 4)]
         assert best == sorted(best)
     assert "over seeds" in capsys.readouterr().out
+
+
+def test_jobs_give_their_results_in_order():
+    assert learn.in_jobs(2, [partial(divmod, 7, number) for number in (2, 3, 5)]) == [(3, 1), (2, 1), (1, 2)]
+    assert learn.in_jobs(1, [partial(abs, -3)]) == [3]

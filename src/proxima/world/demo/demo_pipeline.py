@@ -55,7 +55,7 @@ def run_demo(
     times = [time.perf_counter()]
     home = fresh_folder(Path(run_dir) / run_name)
     if reward_from is None:
-        reward_model = train_reward_model(home, seed, preferences, relabel, device)
+        reward_model = demo_reward_model(home, seed, device, relabel, preferences)
     else:
         reward_model = _read_results(reward_from)["reward_model"]
     times.append(time.perf_counter())
@@ -126,18 +126,18 @@ def make_trainer(
     return PPOTrainer(PPOConfig("embedded", rewards=(RewardSpec(str(reward)),), **run, **settings))
 
 
-def train_reward_model(
-    home: Path, seed: int, count: int = PREFERENCES, relabel: bool = False, device: str = "auto"
+def demo_reward_model(
+    home: Path, seed: int, device: str = "auto", relabel: bool = False, count: int = PREFERENCES
 ) -> dict[str, Any]:
     """Train it into `home/reward`; returns its accuracy, overall and by gap in gold score."""
     print("1. Preferences: which of two summaries do people prefer?")
     train, validation = _preferences(seed, relabel, count, device)
     _show_preference(train[0])
     print(f"\n2. Reward model: learns to score a summary from {len(train):,} preferences")
-    return fit_reward_model(home, "reward", seed, train, validation, device)
+    return train_reward_model(home, "reward", seed, train, validation, device)
 
 
-def fit_reward_model(
+def train_reward_model(
     home: Path,
     name: str,
     seed: int,

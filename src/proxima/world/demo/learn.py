@@ -1,4 +1,4 @@
-"""The long experiments. In: seeds. Out: a table, and NAME.json in runs/learn.
+"""The long experiments. In: seeds. Out: a table, and NAME.json in runs/learn. Runs that are there are kept.
 
 python -m proxima.world.demo.learn                each seed its own reward model, PPO to convergence
 python -m proxima.world.demo.learn --frontier     KL coefficients 0 to 0.3 and best-of-n: scores against KL
@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import multiprocessing
+import shutil
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,7 +24,13 @@ from typing import Any
 import torch
 
 from proxima.runs import Run, write_json
-from proxima.world.demo.demo_pipeline import EVALUATION_POSTS, make_trainer, run_demo
+from proxima.world.demo.demo_pipeline import (
+    EVALUATION_POSTS,
+    RESULTS_FILE,
+    demo_reward_model,
+    make_trainer,
+    run_demo,
+)
 from proxima.world.demo.gold_judge import judge_best_of
 from proxima.world.demo.rounds import one_round, two_rounds
 from proxima.world.demo_settings import PPO_SETTINGS
@@ -37,21 +44,11 @@ BEST_OF = 64
 CONSTANT = {"lr_schedule": "constant"}  # a KL that is held, not one that stops because the learning rate does
 CONTROLLERS: dict[str, dict[str, Any]] = {
     "fixed-0.1": {"kl_coef": 0.1},
-    "fixed-0.05": {"kl_coef": 0.05},
     "fixed-0.02": {"kl_coef": 0.02},
-    **{
-        f"adaptive-{target:g}": {
-            "kl_controller": "adaptive",
-            "kl_target": target,
-            "kl_horizon": 400,
-            "kl_coef": 0.05,
-        }
-        for target in (1.5, 4.0)
-    },
-    **{
-        f"budget-{target:g}": {"kl_controller": "budget", "kl_target": target}
-        for target in (1.0, 1.5, 2.0, 3.0, 4.0)
-    },
+    "adaptive-2": {"kl_controller": "adaptive", "kl_target": 2.0, "kl_horizon": 400, "kl_coef": 0.05},
+    "budget-1": {"kl_controller": "budget", "kl_target": 1.0},
+    "budget-2": {"kl_controller": "budget", "kl_target": 2.0},
+    "budget-4": {"kl_controller": "budget", "kl_target": 4.0},
 }
 ROUNDS = {"one-round": one_round, "two-rounds": two_rounds}
 LABELS = 3000
@@ -68,86 +65,100 @@ class Trial:
     ppo: dict[str, Any] = field(default_factory=dict)
 
 
-def run_cases(folder: Path, cases: Sequence[Trial], jobs: int, device: str) -> list[Row]:
-    """All of them, `jobs` at a time; the first of each seed trains the reward model that its others use."""
-    firsts = {case.seed: case for case in reversed(cases)}
-    done = in_jobs(jobs, [partial(run_case, folder, case, None, device) for case in firsts.values()])
-    others = [case for case in cases if case not in firsts.values()]
-    homes = {seed: folder / case.name for seed, case in firsts.items()}
-    done += in_jobs(jobs, [partial(run_case, folder, case, homes[case.seed], device) for case in others])
-    order = [case.name for case in cases]
-    return sorted(done, key=lambda row: order.index(row["run"]))
+def run_trials(folder: Path, trials: Sequence[Trial], jobs: int, device: str) -> list[Row]:
+    """All of them, `jobs` at a time, after one reward model for each seed; what is there is kept."""
+    seeds = sorted({trial.seed for trial in trials})
+    in_jobs(jobs, [partial(train_reward, folder, seed, device) for seed in seeds])
+    return in_jobs(jobs, [partial(run_trial, folder, trial, device) for trial in trials])
 
 
-def run_case(folder: Path, case: Trial, reward_from: Path | None, device: str) -> Row:
-    with _told_in(folder / f"{case.name}.log"):
-        results = run_demo(
-            case.seed,
-            case.steps,
-            run_dir=folder,
-            run_name=case.name,
-            device=device,
-            ppo=case.ppo,
-            reward_from=reward_from,
-        )
+def train_reward(folder: Path, seed: int, device: str) -> Path:
+    """The reward model of a seed, in the form of a demo that has only that."""
+    home = folder / f"reward-seed-{seed}"
+    if not (home / RESULTS_FILE).exists():
+        with _told_in(folder / f"{home.name}.log"):
+            write_json(home / RESULTS_FILE, {"reward_model": demo_reward_model(home, seed, device)})
+    return home
+
+
+def run_trial(folder: Path, trial: Trial, device: str) -> Row:
+    done = folder / trial.name / RESULTS_FILE
+    if not done.exists():
+        shutil.rmtree(folder / trial.name / "ppo", ignore_errors=True)  # of a trial that was stopped
+        with _told_in(folder / f"{trial.name}.log"):
+            run_demo(
+                trial.seed,
+                trial.steps,
+                run_dir=folder,
+                run_name=trial.name,
+                device=device,
+                ppo=trial.ppo,
+                reward_from=folder / f"reward-seed-{trial.seed}",
+            )
+    results = json.loads(done.read_text(encoding="utf-8"))
     kept = ("seed", "reward_model", "sft", "ppo", "win_rate_by_gold", "win_rate_by_reward_model", "seconds")
-    curve = Run(folder / case.name / "ppo").metrics()["kl_exact"]
+    curve = Run(folder / trial.name / "ppo").metrics()["kl_exact"]
     held = curve[len(curve) // 2 :]
     during = {"peak": max(curve), "mean": statistics.fmean(held), "low": min(held), "high": max(held)}
     return {
-        "run": case.name,
+        "run": trial.name,
         "kl_coef": results["settings"]["kl_coef"],
         **{key: results[key] for key in kept},
         "kl_second_half": during,
     }
 
 
-def run_best_of(folder: Path, home: Path, seed: int, device: str) -> list[Row]:
-    """Best-of-n of the SFT model by the reward model in `home`, as rows beside those of runs."""
+def run_best_of(folder: Path, seed: int, device: str) -> list[Row]:
+    """Best-of-n of the SFT model by the reward model of a seed, as rows beside those of runs."""
     with _told_in(folder / f"best-of-seed-{seed}.log"):
-        trainer = make_trainer(folder, home / "reward", seed, device, PPO_SETTINGS)
+        reward = folder / f"reward-seed-{seed}" / "reward"
+        trainer = make_trainer(folder, reward, seed, device, PPO_SETTINGS)
         rows = judge_best_of(trainer, make_posts(EVALUATION_POSTS, "eval", seed + 2), BEST_OF)
     return [{"run": f"best-of-{row['n']}-seed-{seed}", "seed": seed, "ppo": row} for row in rows]
 
 
 def learn(folder: Path, seeds: Sequence[int], steps: int, jobs: int, device: str) -> list[Row]:
-    cases = [Trial(f"seed-{seed}", seed, steps, {"learning_rate": 1e-3}) for seed in seeds]
-    return run_cases(folder, cases, jobs, device)
+    trials = [Trial(f"seed-{seed}", seed, steps, {"learning_rate": 1e-3}) for seed in seeds]
+    return run_trials(folder, trials, jobs, device)
 
 
 def frontier(folder: Path, seeds: Sequence[int], steps: int, jobs: int, device: str) -> list[Row]:
     """One reward model per seed, and a smaller and smaller KL penalty; then best-of-n."""
-    cases = [
+    trials = [
         Trial(f"kl-{coef:g}-seed-{seed}", seed, steps, {"kl_coef": coef})
         for seed in seeds
         for coef in COEFFICIENTS
     ]
-    rows = run_cases(folder, cases, jobs, device)
-    homes = {seed: folder / f"kl-{COEFFICIENTS[0]:g}-seed-{seed}" for seed in seeds}
-    best = in_jobs(jobs, [partial(run_best_of, folder, home, seed, device) for seed, home in homes.items()])
+    rows = run_trials(folder, trials, jobs, device)
+    best = in_jobs(jobs, [partial(run_best_of, folder, seed, device) for seed in seeds])
     return rows + [row for several in best for row in several]
 
 
-def controllers(folder: Path, seeds: Sequence[int], steps: int, jobs: int, device: str) -> list[Row]:
-    cases = [
+def controllers(
+    folder: Path, seeds: Sequence[int], steps: int, jobs: int, device: str, only: Sequence[str] = ()
+) -> list[Row]:
+    trials = [
         Trial(f"{name}-seed-{seed}", seed, steps, {**CONSTANT, **ppo})
         for seed in seeds
         for name, ppo in CONTROLLERS.items()
+        if not only or name in only
     ]
-    return run_cases(folder, cases, jobs, device)
+    return run_trials(folder, trials, jobs, device)
 
 
 def rounds(folder: Path, seeds: Sequence[int], steps: int, jobs: int, device: str) -> list[Row]:
-    return in_jobs(
-        jobs, [partial(run_rounds, folder, name, seed, steps, device) for seed in seeds for name in ROUNDS]
-    )
+    calls = [partial(run_rounds, folder, name, seed, steps, device) for seed in seeds for name in ROUNDS]
+    return in_jobs(jobs, calls)
 
 
 def run_rounds(folder: Path, name: str, seed: int, steps: int, device: str) -> Row:
     run = f"{name}-seed-{seed}"
-    ppo = {**PPO_SETTINGS, **ROUNDS_SETTINGS}
-    with _told_in(folder / f"{run}.log"):
-        return {"run": run, "ppo": ROUNDS[name](folder / run, seed, steps, LABELS, ppo, device)}
+    done = folder / run / RESULTS_FILE
+    if not done.exists():
+        ppo = {**PPO_SETTINGS, **ROUNDS_SETTINGS}
+        with _told_in(folder / f"{run}.log"):
+            write_json(done, ROUNDS[name](folder / run, seed, steps, LABELS, ppo, device))
+    return {"run": run, "ppo": json.loads(done.read_text(encoding="utf-8"))}
 
 
 def in_jobs(jobs: int, calls: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -185,10 +196,10 @@ def show(rows: Sequence[Row]) -> None:
         print(f"{kind:>24} {statistics.fmean(golds):>6.3f} {min(golds):>7.3f} {kl:>6.2f}")
 
 
-EXPERIMENTS = {
+EXPERIMENTS: dict[str, tuple[Callable[..., list[Row]], int]] = {
     "learn": (learn, 40),
     "frontier": (frontier, 26),
-    "controllers": (controllers, 60),
+    "controllers": (controllers, 50),
     "rounds": (rounds, 40),
 }
 """What it is called, the function, and PPO steps of a run."""
@@ -202,13 +213,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in EXPERIMENTS:
         which.add_argument(f"--{name}", dest="name", action="store_const", const=name, default="learn")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--only", nargs="+", choices=CONTROLLERS, help="of --controllers, these")
     parser.add_argument("--steps", type=int, default=0, help="PPO steps of a run; 0 = as usual")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread")
     parser.add_argument("--folder", type=Path, default=Path("runs/learn"))
     parser.add_argument("--device", default="auto")
     given = parser.parse_args(arguments)
     run, steps = EXPERIMENTS[given.name]
-    rows = run(given.folder, given.seeds, given.steps or steps, given.jobs, given.device)
+    more = {"only": given.only} if given.name == "controllers" and given.only else {}
+    rows = run(given.folder, given.seeds, given.steps or steps, given.jobs, given.device, **more)
     path = given.folder / f"{given.name}.json"
     write_json(path, rows)
     show(json.loads(path.read_text(encoding="utf-8")))

@@ -17,9 +17,9 @@ from proxima.ppo_trainer import PPOTrainer
 from proxima.world.build_embedded import sample_preferences
 from proxima.world.demo.demo_pipeline import (
     EVALUATION_POSTS,
-    fit_reward_model,
     fresh_folder,
     make_trainer,
+    train_reward_model,
     training_prompts,
 )
 from proxima.world.demo.gold_judge import judge
@@ -34,7 +34,7 @@ def one_round(
     """Reward model and PPO on the first `labels` shipped pairs."""
     fresh_folder(home)
     shipped, held_out = _shipped()
-    accuracy = fit_reward_model(home, "reward", seed, shipped[:labels], held_out, device)["accuracy"]
+    accuracy = train_reward_model(home, "reward", seed, shipped[:labels], held_out, device)["accuracy"]
     trainer = _train(home, "reward", "ppo", seed, steps, ppo, device)
     return {"seed": seed, "labels": labels, "accuracy": accuracy, **_measured(trainer, seed)}
 
@@ -46,10 +46,10 @@ def two_rounds(
     fresh_folder(home)
     shipped, held_out = _shipped()
     old = shipped[: labels // 2]
-    fit_reward_model(home, "reward", seed, old, held_out, device)
+    train_reward_model(home, "reward", seed, old, held_out, device)
     first = _train(home, "reward", "ppo", seed, steps, ppo, device)
     new = label_samples(first, labels - len(old), seed)
-    accuracy = fit_reward_model(
+    accuracy = train_reward_model(
         home, "reward-2", seed, [*old, *new], held_out, device, start_from=home / "reward"
     )["accuracy"]
     second = _train(home, "reward-2", "ppo-2", seed, steps, ppo, device)
