@@ -278,6 +278,21 @@ def test_importing_does_no_work_and_needs_no_optional_package():
     )
 
 
+def test_no_module_needs_file_locks_or_fork_when_it_is_imported():
+    """Not every system has them; kernels need Triton, which is for Linux alone."""
+    names = sorted(f"proxima.{name}" for name in MODULES if "kernels" not in name and name != "__main__")
+    code = (
+        "import importlib, os, sys\n"
+        "sys.modules['fcntl'] = None\n"
+        "del os.fork\n"
+        f"for name in {names}:\n"
+        "    importlib.import_module(name.removesuffix('.__init__'))\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT / "src"), "PATH": ""}
+    )
+
+
 def test_training_loads_no_table_no_dataset_and_no_web_server(tmp_path):
     """These take 200 of the installation's megabytes; a run on text files loads none of them."""
     (tmp_path / "prompts.txt").write_text("one\ntwo\n")
