@@ -36,7 +36,7 @@ class Doctor(Command):
     """Also probe the rewards: are they repeatable, do they depend on batch, length or prompt, and does a
     cheap trick (an empty, copied, repeated, flattering ... answer) score above honest answers."""
     canary: bool = False
-    """Run up to 20 steps with these settings on a planted reward that any sound setup learns; if it does
+    """Run up to 30 steps with these settings on a planted reward that any sound setup learns; if it does
     not rise, say which part is suspect."""
 
     def run(self) -> None:
