@@ -12,6 +12,7 @@ from proxima.rewards import Samples
 from proxima.tools.doctor import canary_run
 from proxima.tools.doctor.canary_checks import canary
 from proxima.tools.doctor.canary_run import CanaryRun, PlantedReward, choose_class, plant, run_canary
+from tests.rollout_server import RolloutServer
 
 PROMPTS = [f"Prompt {i}:" for i in range(48)]
 SOUND = {
@@ -198,6 +199,29 @@ def test_an_engine_that_refuses_new_weights_is_suspected(sing, monkeypatch):
     found = sing()
     assert suspect(found) == "weights not synchronised to the sampler"
     assert "another model" in found.text
+
+
+class StaleServer(RolloutServer):
+    """It confirms every new adapter, and goes on with the first."""
+
+    def _complete(self, asked):
+        self.model.set_adapter(next(iter(self.model.peft_config)))
+        return super()._complete(asked)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [RolloutServer, StaleServer])
+def test_a_server_that_keeps_old_weights_is_told_from_a_sound_one(sing, tiny, monkeypatch, kind):
+    monkeypatch.setattr(canary_run, "COMPARED_WITH", 64)
+    server = kind(tiny)
+    try:
+        found = sing(engine="vllm", engine_urls=(server.url,), engine_timeout=5.0, learning_rate=2e-3)
+    finally:
+        server.close()
+    if kind is RolloutServer:
+        assert found.level == "ok", found.text
+    else:
+        assert suspect(found) == "weights not synchronised to vLLM", found.text
 
 
 # --- the parts ---
