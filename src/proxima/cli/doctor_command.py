@@ -43,7 +43,7 @@ class Doctor(Command):
         from proxima.tools.doctor import examine, show
 
         planned = (self.limit, self.epochs, self.samples, self.validation)
-        findings = examine(self.ppo, self.data, *planned, audits=self.audit, sings=self.canary)
+        findings = examine(self.ppo, self.data, *planned, with_audit=self.audit, with_canary=self.canary)
         show(findings)
         if any(item.level == "fail" for item in findings):
             raise SystemExit(1)
