@@ -305,6 +305,7 @@ def test_tricks_stay_within_what_the_policy_can_write(plan, writer):
 def test_what_cannot_be_measured_is_said(audited):
     found = audited(lambda prompts, completions: [math.nan] * len(completions))
     assert found["cheap tricks"].text.startswith("not measured")
+    assert "0 samples are too few" in found["length bias"].text
     found = audited(lambda prompts, completions: [2.0] * len(completions))
     assert found["prompt matters"].text.startswith("not measured")
     assert found["length bias"].text.startswith("not measured")
@@ -329,7 +330,7 @@ def test_the_doctor_audits_a_model_with_the_demonstrations_of_the_data(make_conf
         return [float(person in text) for person, text in zip(who, completions, strict=True)]
 
     config = make_config(rewards=(str(folder), RewardSpec(reads_the_column, 5.0)), max_new_tokens=24)
-    found = {item.name: item for item in examine(config, str(data), samples=9, audits=True)}
+    found = {item.name: item for item in examine(config, str(data), samples=9, with_audit=True)}
     assert all(found[f"{check} classifier"].level == "ok" for check in ("odd answers", "repeatable", "order"))
     assert found["batch classifier"].level == "ok"
     assert (

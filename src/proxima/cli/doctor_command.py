@@ -38,14 +38,14 @@ class Doctor(Command):
     """Also probe the rewards: are they repeatable, do they depend on batch, length or prompt, and does a
     cheap trick (an empty, copied, repeated, flattering ... answer) score above honest answers."""
     canary: bool = False
-    """Run up to 20 steps with these settings on a planted reward that any sound setup learns; if it does
+    """Run up to 30 steps with these settings on a planted reward that any sound setup learns; if it does
     not rise, say which part is suspect."""
 
     def run(self) -> None:
         from proxima.tools.doctor import examine, show
 
         planned = (self.limit, self.epochs, self.samples, self.validation)
-        findings = examine(self.ppo, self.data, *planned, audits=self.audit, sings=self.canary)
+        findings = examine(self.ppo, self.data, *planned, with_audit=self.audit, with_canary=self.canary)
         show(findings)
         if any(item.level == "fail" for item in findings):
             raise SystemExit(1)

@@ -34,6 +34,7 @@ AUDIT_STEP = 1_000_003  # its noise: no other check samples the same answers
 NOTICEABLE = 0.05  # of the spread of all scores; less is rounding, or does no harm
 MOSTLY_NOISE = 0.5  # of the spread; two draws of pure noise differ by 1.1
 STRONG = 0.8  # correlation; 16 unrelated pairs reach it once in 5,000 times
+FEWEST = 8  # samples, for a correlation
 NEARLY_ALL = 0.9
 TAIL, SLOW = 10, 0.25  # times the median, and seconds, from which an answer is slow
 
@@ -130,9 +131,13 @@ def check_length(found: RewardEvidence) -> Finding:
         for size, score in zip(found.lengths, found.scores["samples"], strict=True)
         if not math.isnan(score)
     ]
+    if len(known) < FEWEST:
+        return ok(
+            name, f"not measured: {len(known)} samples are too few; give {FEWEST} or more with --samples"
+        )
     try:
         related = correlation(*zip(*known, strict=True))
-    except (StatisticsError, TypeError):  # a constant, or fewer than two
+    except StatisticsError:  # a constant
         return ok(name, "not measured: the samples do not differ in length, or in score")
     sizes = [size for size, _ in known]
     text = (

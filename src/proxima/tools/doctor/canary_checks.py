@@ -36,7 +36,7 @@ class Suspect(NamedTuple):
 
 def suspect_engine(run: CanaryRun) -> Suspect | None:
     """vLLM reports weights that are not the policy's; or it sampled with others than were trained."""
-    part = "weights not synchronised to the sampler" + (" (vLLM)" if run.config.engine == "vllm" else "")
+    part = f"weights not synchronised to {'vLLM' if run.config.engine == 'vllm' else 'the sampler'}"
     if isinstance(run.error, EngineFailure):
         return Suspect(part, str(run.error), VLLM_ADVICE)
     gaps = [step["sampling_gap"] for step in run.steps]
@@ -165,18 +165,18 @@ def faster(config: PPOConfig) -> dict[str, Any]:
 CHANGES = [
     Change(
         "reward scale",
-        "With rewards of mean 0 and unit variance",
+        "with rewards of mean 0 and unit variance",
         "set normalize_rewards, or rescale the reward",
         unshaped,
         unit=True,
     ),
     Change(
         "KL coefficient",
-        "Without a KL penalty",
+        "without a KL penalty",
         "lower kl_coef or kl_loss_coef, or raise the reward's scale",
         without_kl,
     ),
-    Change("learning rate", "With 10 times the learning rate", "raise learning_rate", faster),
+    Change("learning rate", "with 10 times the learning rate", "raise learning_rate", faster),
 ]
 """In this order: the first with which the reward rises is reported."""
 
@@ -200,7 +200,7 @@ def canary(config: PPOConfig, prompts: Sequence[str]) -> Finding:
     if suspect is None:
         return fail("canary", f"{text}. No part is plainly to blame", "try engine plain and dtype float32")
     level = warn if suspect.part in {change.part for change in CHANGES} and is_slow(run) else fail
-    return level("canary", f"{text}. Suspect: {suspect.part}. {suspect.evidence}", suspect.advice)
+    return level("canary", f"{text}. Suspect: {suspect.part} ({suspect.evidence})", suspect.advice)
 
 
 def is_slow(run: CanaryRun) -> bool:

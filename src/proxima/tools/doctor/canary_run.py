@@ -29,7 +29,7 @@ from proxima.rewards import RewardOutcome, Samples
 from proxima.runs import ROUNDING, numbers_of
 from proxima.tools.doctor.reward_checks import is_flat
 
-STEPS = 20  # within which the planted reward must rise
+STEPS = 30  # within which the planted reward must rise
 STANDSTILL = 4  # steps after which weights that have not changed will not change
 RISE = 0.05  # by this much, of a share of about a third
 CERTAIN = 4  # and by this many standard errors

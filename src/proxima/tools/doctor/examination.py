@@ -72,16 +72,17 @@ def examine(
     epochs: int = 1,
     samples: int = 16,
     validation: str = "",
-    audits: bool = False,
-    sings: bool = False,
+    with_audit: bool = False,
+    with_canary: bool = False,
 ) -> list[Finding]:
     """Run every check. What the user can fix is a finding, never an exception.
 
     Args:
         samples: prompts for the step that learns nothing, drawn evenly from the data; while all score the
             same, as many more are sampled, up to 16 times.
-        audits: also probe the rewards with cheap tricks.
-        sings: run the canary, in place of the step that learns nothing unless the rewards are probed too.
+        with_audit: also probe the rewards with cheap tricks.
+        with_canary: run the canary, in place of the step that learns nothing (beside it where the rewards are
+            probed).
     """
     if samples < 1:
         raise ValueError(f"samples ({samples}) must be at least 1")
@@ -98,7 +99,7 @@ def examine(
         if validation:
             held_out = prompt_lengths(read_prompts(validation, tokenizer), tokenizer)
             found.append(check_context(config, held_out, context, "validation context"))
-        shown = demonstrations_of(rows, tokenizer, samples) if audits else []
+        shown = demonstrations_of(rows, tokenizer, samples) if with_audit else []
     except (ValueError, OSError) as error:
         return [fail("setup", str(error), "fix it and run the doctor again")]
     room = (context or float("inf")) - config.max_new_tokens
@@ -107,10 +108,10 @@ def examine(
     if room < 1 or not usable or any(item.level == "fail" and item.name in NEEDED for item in found):
         return found
     rounds = sampling_rounds(usable, samples)
-    more: list[Probe] = [partial(audit, demonstrations=shown)] if audits else []
-    if audits or not sings:
+    more: list[Probe] = [partial(audit, demonstrations=shown)] if with_audit else []
+    if with_audit or not with_canary:
         found += step_findings(config, next(rounds), rounds, more)
-    return found + canary_findings(config, usable) if sings else found
+    return found + canary_findings(config, usable) if with_canary else found
 
 
 def sampling_rounds(prompts: Sequence[str], samples: int) -> Iterator[list[str]]:
