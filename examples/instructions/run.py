@@ -12,12 +12,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from examples.instructions import evaluate
 from examples.instructions.constraints import KINDS
 from examples.instructions.prompts import write
 from proxima import Run
+from proxima.base_setup import pick_device
 from proxima.cli import main as proxima
 from proxima.pages.comparison.seed_groups import t_interval
 
@@ -92,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--form", choices=EVALUATION, help="by default ppo with a GPU, short without")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     given, flags = parser.parse_known_args(arguments)
-    form = given.form or ("ppo" if torch.cuda.is_available() else "short")
+    form = given.form or ("ppo" if pick_device("auto").type == "cuda" else "short")
     write(PROMPTS)
     folders = [train(form, seed, flags) for seed in given.seeds]
     results = [measure(folder, form) for folder in folders]

@@ -18,16 +18,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import torch
-
 from examples.tldr_real import evaluate, measures, table
 from proxima import BaseSetup, PPOConfig, SequenceGenerator
-from proxima.base_setup import load_tokenizer
+from proxima.base_setup import load_tokenizer, pick_device
 from proxima.cli import main as proxima
 from proxima.cli import parse
 from proxima.core.encoding import encode_prompts
 from proxima.data import Demonstration, read_demonstrations, read_preferences
 from proxima.runs import write_json
+from proxima.runtime import free_cached_memory
 
 HERE = Path(__file__).parent
 SAMPLED_TOGETHER = 256
@@ -114,8 +113,7 @@ def command(arguments: list[str]) -> None:
 
 def free_memory() -> None:
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    free_cached_memory()
 
 
 def write_rows(path: Path, rows: Iterable[dict]) -> None:
@@ -260,7 +258,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--short",
         action=argparse.BooleanOptionalAction,
-        default=not torch.cuda.is_available(),
+        default=pick_device("auto").type != "cuda",
         help="prove the pipeline only; the default without a GPU",
     )
     given = vars(parser.parse_args(arguments))

@@ -5,6 +5,7 @@ The command is run from a folder that holds a copy of examples/, as the root of 
 nothing is left behind.
 """
 
+import ast
 import json
 import re
 import shlex
@@ -165,3 +166,20 @@ def test_the_settings_of_the_gpu_tutorial_are_those_of_the_example():
     shown = re.search(r'```yaml title="qwen3_tldr.yaml"\n(.*?)```', page, re.S)[1]
     kept = (ROOT / "examples" / "qwen3_tldr.yaml").read_text(encoding="utf-8")
     assert shown == "".join(line for line in kept.splitlines(keepends=True) if not line.startswith("#"))
+
+
+@pytest.mark.parametrize("folder", ["examples", "tools"])
+def test_proxima_is_imported_before_torch(folder):
+    """Later it cannot say how torch's waiting threads wait."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        imported = [
+            name
+            for node in ast.parse(path.read_text(encoding="utf-8")).body
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in (
+                [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module]
+            )
+        ]
+        first = [str(name).partition(".")[0] for name in imported]
+        if "torch" in first:
+            assert "proxima" in first[: first.index("torch")], path

@@ -5,6 +5,9 @@ The same code for every policy: generation, log-probabilities and scores are tho
 
 from typing import Any
 
+import proxima  # noqa: F401 - before torch: it says how waiting threads wait
+
+# isort: split
 import torch
 from torch import Tensor
 

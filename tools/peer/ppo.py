@@ -17,6 +17,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import proxima  # noqa: F401 - before torch: it says how waiting threads wait
+
+# isort: split
 import torch
 
 from proxima.base_setup import load_network, merge_adapter, pick_device, pick_dtype

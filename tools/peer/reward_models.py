@@ -17,6 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import proxima  # noqa: F401 - before torch: it says how waiting threads wait
+
+# isort: split
 import torch
 
 from proxima.base_setup import load_network, load_tokenizer, pick_device
