@@ -109,6 +109,15 @@ def test_the_demo_never_removes_what_is_not_a_demo(tmp_path):
     assert (tmp_path / "demo" / "metrics.jsonl").read_text() == "precious"
 
 
+def test_a_folder_of_runs_is_no_demo_and_one_that_was_stopped_is(tmp_path):
+    (tmp_path / "runs" / "reward").mkdir(parents=True)  # a run of `proxima reward`
+    with pytest.raises(ValueError, match="holds something other than a demo"):
+        demo.fresh_folder(tmp_path / "runs")
+    home = demo.fresh_folder(tmp_path / "demo")
+    (home / "reward").mkdir()
+    assert not (demo.fresh_folder(home) / "reward").exists()
+
+
 def test_a_demo_of_no_steps_is_refused_at_once(tmp_path):
     with pytest.raises(ValueError, match=r"steps \(0\) must be at least 1"):
         Demo(steps=0, run_dir=tmp_path).run()

@@ -29,6 +29,8 @@ EVALUATION_POSTS = 300
 PREFERENCES = 3000
 SHOWN = 4  # posts whose summaries are printed
 RESULTS_FILE = "results.json"
+MARK = ".demo"
+"""Empty file in a demo's folder: the next demo may take its place."""
 CURVE = ("step", "avg_reward", "kl", "response_length")
 
 
@@ -108,7 +110,7 @@ def _compare(before: Judgement, after: Judgement, seed: int) -> dict[str, Any]:
 
 def fresh_folder(home: Path) -> Path:
     """An empty folder in place of an earlier demo's; anything else is never removed."""
-    is_demo = (home / RESULTS_FILE).exists() or (home / "reward").exists()
+    is_demo = (home / RESULTS_FILE).exists() or (home / MARK).exists()
     if home.is_dir() and any(home.iterdir()) and not is_demo:
         raise ValueError(
             f"{home} holds something other than a demo, which would be deleted; choose another run_dir or "
@@ -116,6 +118,7 @@ def fresh_folder(home: Path) -> Path:
         )
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
+    (home / MARK).touch()
     return home
 
 
