@@ -107,7 +107,7 @@ def test_settings_are_ones_that_their_command_takes(root, path, monkeypatch):
     text = path.read_text(encoding="utf-8")
     name = re.search(rf"proxima (\w+) --config examples/{names(path)}", command_of(text)[0])[1]
     command = parse([name, "--config", f"examples/{names(path)}", "--data", "x", "--seed", "3"])
-    settings = command.ppo if name == "train" else command.finetuning
+    settings = getattr(command, {"train": "ppo", "reward": "reward_training"}.get(name, "finetuning"))
     assert settings.seed == 3
     assert {*yaml.safe_load(text)} <= {*vars(command), *vars(settings)}
     if name == "train":
