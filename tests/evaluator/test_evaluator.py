@@ -213,7 +213,12 @@ def test_what_is_logged_is_what_the_glossary_defines(run):
     _, results = run
     logged = set().union(*results.metrics)
     assert {name for name in logged if not is_defined(name)} == set()
-    own = {"custom/*", "validation/custom/*", "equal_groups"}  # users' own; of runs with groups
+    own = {
+        "custom/*",
+        "validation/custom/*",
+        "equal_groups",
+        "reward_spread",
+    }  # users' own; groups; ensembles
     families = {
         known
         for known in GLOSSARY
