@@ -290,6 +290,9 @@ def test_pairs_that_are_all_ties_are_refused(training):
         RewardTrainer(training()).train(ties)
     with pytest.raises(ValueError, match="all held-out pairs are ties"):
         RewardTrainer(training()).train(PREFERENCES, ties)
+    long = Preference("prompt", " yes" * 100, " no")
+    with pytest.raises(ValueError, match=r"all held-out pairs that fit max_length \(50 tokens\) are ties"):
+        RewardTrainer(training(max_length=50)).train(PREFERENCES, [*ties, long])
 
 
 @pytest.mark.parametrize("way", [{}, {"lora_r": 0, "learning_rate": 3e-3}], ids=["lora", "full"])
