@@ -2,6 +2,7 @@
 from a reward model, on the old examples and the new."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,12 @@ def test_bad_input_is_one_line(home, tiny_folders, capsys):
     assert "it was trained with lora_r 16, not 8; add --lora-r 16" in fails(capsys, *go_on, "--lora-r", "8")
     other = ("reward", "--model-name", tiny_folders["llama"], "--data", "new.jsonl", "--continue", "runs/one")
     assert f"add --model-name {tiny}" in fails(capsys, *other)
+    assert "trained without an SFT adapter; leave out" in fails(capsys, *go_on, "--sft-adapter", "runs/one")
+    settings = Path("runs/one/finetuning.yaml")
+    written = settings.read_text()
+    settings.write_text(re.sub(r"(?m)^sft_adapter:.*$", "sft_adapter: runs/sft", written))
+    assert "add --sft-adapter runs/sft" in fails(capsys, *go_on)
+    settings.write_text(written)
     Path("runs/one/data.json").write_text("[]")
     assert "give the earlier examples with --earlier FILE" in fails(capsys, *go_on)
     assert "nowhere.jsonl" in fails(capsys, *go_on, "--earlier", "nowhere.jsonl")
