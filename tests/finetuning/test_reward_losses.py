@@ -224,7 +224,7 @@ def test_the_heads_of_an_ensemble_have_their_own_examples_and_the_mean_has_unit_
     assert torch.allclose(trainers[0].models.value.head.weight, heads.weight.mean(0, keepdim=True))
     outcome = trainers[1].ppo_step(["prompt 1", "prompt 2"])
     assert outcome["reward_spread"] > 0
-    # a process whose reward model failed takes part in gathering the spreads like the others
+    # any process whose reward model failed takes part in gathering the spreads like the others
     computer = trainers[0].reward_computer
     monkeypatch.setattr(computer.models.reward, "token_members", lambda tokens: 1 / 0)
     failed = computer.score_tokens(tokens)
