@@ -2,6 +2,7 @@
 from a reward model, on the old examples and the new."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from proxima.cli import main
 from proxima.cli.continued_reward import Joined
 from proxima.config import PPOConfig
+from proxima.models import saved_unit
 from proxima.pages.label import Store
 from proxima.ppo_trainer import PPOTrainer
 
@@ -100,27 +102,33 @@ def train(tiny_folders, *words):
 @pytest.mark.parametrize("more", [(), ("--lora-r", "0", "--learning-rate", "0.001")], ids=["lora", "full"])
 def test_a_reward_model_goes_on_with_the_old_pairs_and_the_new(home, tiny_folders, capsys, monkeypatch, more):
     train(tiny_folders, "--data", "old.jsonl", "--run-name", "one", "--limit", "20", *more)
-    seen = []
+    seen, heads = [], []
     from proxima.finetuning import RewardTrainer
 
-    before = RewardTrainer.train
+    train_before, fit_before = RewardTrainer.train, RewardTrainer._fit
 
     def watched(self, examples, validation=None):
-        seen.append(([item.prompt for item in examples], self.role.head.weight.clone()))
-        return before(self, examples, validation)
+        seen.append([item.prompt for item in examples])
+        return train_before(self, examples, validation)
+
+    def watched_fit(self, *given):
+        heads.append(self.role.head.weight.detach().clone())
+        return fit_before(self, *given)
 
     monkeypatch.setattr(RewardTrainer, "train", watched)
+    monkeypatch.setattr(RewardTrainer, "_fit", watched_fit)
     words = ("--continue", "runs/one", "--data", "new.jsonl", *more)
     train(tiny_folders, *words, "--run-name", "two")
-    prompts, head = seen[0]
+    prompts = seen[0]
     assert prompts == [f"p{i}" for i in range(100, 116)] + [f"p{i}" for i in range(20)]
-    assert torch.equal(head, load_file("runs/one/head.safetensors")["weight"])
+    saved = load_file("runs/one/head.safetensors")["weight"] * saved_unit("runs/one").deviation
+    assert torch.allclose(heads[0], saved, rtol=1e-5)  # out of its unit: as it was trained
     assert json.loads(Path("runs/two/data.json").read_text())["sources"] == [
         {"data": "new.jsonl", "limit": 0},
         {"data": "old.jsonl", "limit": 20},
     ]
     train(tiny_folders, *words, "--run-name", "three", "--earlier", "none")
-    assert seen[1][0] == prompts[:16]
+    assert seen[1] == prompts[:16]
 
 
 def test_bad_input_is_one_line(home, tiny_folders, capsys):
@@ -133,6 +141,12 @@ def test_bad_input_is_one_line(home, tiny_folders, capsys):
     assert "it was trained with lora_r 16, not 8; add --lora-r 16" in fails(capsys, *go_on, "--lora-r", "8")
     other = ("reward", "--model-name", tiny_folders["llama"], "--data", "new.jsonl", "--continue", "runs/one")
     assert f"add --model-name {tiny}" in fails(capsys, *other)
+    assert "trained without an SFT adapter; leave out" in fails(capsys, *go_on, "--sft-adapter", "runs/one")
+    settings = Path("runs/one/finetuning.yaml")
+    written = settings.read_text()
+    settings.write_text(re.sub(r"(?m)^sft_adapter:.*$", "sft_adapter: runs/sft", written))
+    assert "add --sft-adapter runs/sft" in fails(capsys, *go_on)
+    settings.write_text(written)
     Path("runs/one/data.json").write_text("[]")
     assert "give the earlier examples with --earlier FILE" in fails(capsys, *go_on)
     assert "nowhere.jsonl" in fails(capsys, *go_on, "--earlier", "nowhere.jsonl")

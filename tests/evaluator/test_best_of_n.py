@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -25,7 +26,7 @@ def oracle(groups, n):
     worth."""
     means = []
     for group in groups:
-        known = [pair for pair in group if not math.isnan(pair[0])]
+        known = [pair for pair in group if not math.isnan(sum(pair))]
         best = [max(subset, key=lambda pair: pair[0])[1] for subset in itertools.combinations(known, n)]
         if best:
             means.append(sum(best) / len(best))
@@ -37,6 +38,7 @@ def test_the_mean_over_all_choices(n):
     draw = random.Random(n)
     groups = [[(draw.gauss(0, 1), draw.gauss(0, 1)) for _ in range(7)] for _ in range(4)]
     groups[1][2] = groups[1][4] = (NAN, 100.0)  # failed
+    groups[2][3] = (0.5, NAN)  # the judge failed
     assert best_of_mean(groups, n) == pytest.approx(oracle(groups, n))
 
 
@@ -165,3 +167,28 @@ def test_generate_chooses_by_the_rewards_of_the_adapters_run_or_says_what_is_mis
     replace(config, rewards=("ends_with_eos",)).to_yaml(run / "config.yaml")
     main([*ask, *adapter, "--best-of", "2"])
     assert "the best of 2" in capsys.readouterr().out
+
+
+def test_the_best_of_a_weighted_mix_is_chosen_in_the_units_that_the_run_measured(settings):
+    """A classifier of a large scale would outvote the other reward, which decided in training."""
+    config = settings(rewards=(f"{HERE}:vowels", f"{HERE}:consonants"))
+    setup = BaseSetup(config)
+    units = {"consonants": [0.0, 1e9]}
+    raw = best_samples(setup.models, setup.tokenizer, config, PROMPTS, 5)
+    found = best_samples(setup.models, setup.tokenizer, config, PROMPTS, 5, {"units": units})
+    alone = best_samples(setup.models, setup.tokenizer, settings(), PROMPTS, 5)
+    assert [text for text, _ in found] == [text for text, _ in alone]
+    assert [score for _, score in raw] != [score for _, score in found]
+    assert best_samples(setup.models, setup.tokenizer, config, PROMPTS, 5, {"units": 3}) == raw
+
+
+def test_generate_reads_the_units_of_the_adapters_run(run, tiny_folders, capsys):
+    ask = ["generate", "--model-name", tiny_folders["qwen3"], "--prompt", "one", "--max-new-tokens", "6"]
+    words = ["--adapter", str(run / "policy"), "--best-of", "4", "--rewards", f"{HERE}:vowels"]
+    main([*ask, *words])
+    raw = float(re.search(r"score (\S+),", capsys.readouterr().out)[1])
+    results = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps({**results, "units": {"vowels": [10.0, 2.0]}}))
+    main([*ask, *words])
+    found = float(re.search(r"score (\S+),", capsys.readouterr().out)[1])
+    assert found == pytest.approx((raw - 10) / 2, rel=1e-3)

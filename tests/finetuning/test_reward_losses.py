@@ -10,6 +10,7 @@ from proxima.config import RewardConfig
 from proxima.finetuning import Preference, Rating, RatingTrainer, RewardTrainer
 from proxima.finetuning.reward_defaults import with_defaults
 from proxima.finetuning.reward_losses import mean_by_answer, preference_loss, score_penalty
+from proxima.runs import score_metrics
 
 PREFERENCES = [Preference(f"prompt {i}", " yes" + "!" * (i % 3), " no" + "!" * (i % 4)) for i in range(24)]
 
@@ -189,7 +190,9 @@ def test_training_ends_after_an_epoch_that_improved_nothing(training, monkeypatc
 # --- ensembles ---
 
 
-def test_the_heads_of_an_ensemble_have_their_own_examples_and_the_mean_has_unit_variance(training, tiny):
+def test_the_heads_of_an_ensemble_have_their_own_examples_and_the_mean_has_unit_variance(
+    training, tiny, monkeypatch
+):
     from proxima.config import PPOConfig, RewardSpec
     from proxima.ppo_trainer import PPOTrainer
 
@@ -221,6 +224,15 @@ def test_the_heads_of_an_ensemble_have_their_own_examples_and_the_mean_has_unit_
     assert torch.allclose(trainers[0].models.value.head.weight, heads.weight.mean(0, keepdim=True))
     outcome = trainers[1].ppo_step(["prompt 1", "prompt 2"])
     assert outcome["reward_spread"] > 0
+    # any process whose reward model failed takes part in gathering the spreads like the others
+    computer = trainers[0].reward_computer
+    monkeypatch.setattr(computer.models.reward, "token_members", lambda tokens: 1 / 0)
+    failed = computer.score_tokens(tokens)
+    assert failed.total.isnan().all()
+    assert failed.spread is not None
+    assert failed.spread.isnan().all()
+    part = torch.tensor([math.nan, 0.5])
+    assert score_metrics(part, {}, part)["reward_spread"] == 0.5
 
 
 def test_doubt_of_a_single_head_is_refused(training, tiny):
@@ -278,6 +290,9 @@ def test_pairs_that_are_all_ties_are_refused(training):
         RewardTrainer(training()).train(ties)
     with pytest.raises(ValueError, match="all held-out pairs are ties"):
         RewardTrainer(training()).train(PREFERENCES, ties)
+    long = Preference("prompt", " yes" * 100, " no")
+    with pytest.raises(ValueError, match=r"all held-out pairs that fit max_length \(50 tokens\) are ties"):
+        RewardTrainer(training(max_length=50)).train(PREFERENCES, [*ties, long])
 
 
 @pytest.mark.parametrize("way", [{}, {"lora_r": 0, "learning_rate": 3e-3}], ids=["lora", "full"])

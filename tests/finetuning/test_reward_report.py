@@ -60,6 +60,23 @@ def test_the_gain_of_more_pairs_is_that_of_a_line_over_the_logarithm():
     curve = LearningCurve([(250, 0.60), (500, 0.65), (1000, 0.70)])
     assert curve.gain(1000) == pytest.approx(0.05)  # one more doubling
     assert "1,000 more should bring about 0.050" in str(curve)
+    assert "too few to tell" in str(LearningCurve([(2, 0.5), (2, 0.5), (2, 1.0)]))
+
+
+def test_a_learning_curve_of_ratings_or_of_a_continued_model_is_refused(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rated = [{"prompt": f"p {i}", "completion": " yes" + "!" * i, "rating": i} for i in range(12)]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(item) + "\n" for item in rated))
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(vars(item)) + "\n" for item in varied(24)))
+    ask = ["reward", "--model-name", tiny, "--epochs", "1", "--validation-share", "0.2"]
+    main([*ask, "--data", "p.jsonl", "--run-name", "rm"])
+    for words, said in (
+        (["--data", "r.jsonl"], "got ratings (r.jsonl)"),
+        (["--data", "p.jsonl", "--continue", "runs/rm"], "got --continue runs/rm"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*ask, *words, "--learning-curve"])
+        assert said in capsys.readouterr().err
 
 
 def varied(count: int) -> list[Preference]:

@@ -130,3 +130,7 @@ def test_runs_that_hardly_began_have_a_report(tmp_path, steps):
 def test_the_common_opening():
     assert common_opening(["So it is.", "so what", "No", ""]) == 0.5
     assert common_opening(["", " "]) != common_opening(["", " "])  # nan
+
+
+def test_a_run_that_ended_before_its_first_step_is_too_short_to_tell():
+    assert judge_optimisation({"step": [0.0], "validation/reward": [1.0]}).status == "too short"

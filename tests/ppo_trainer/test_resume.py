@@ -677,3 +677,21 @@ def test_weights_before_and_after_differ(settings):
     before = weights(trainer)
     trainer.train(PROMPTS[:2])
     assert difference(before, weights(trainer)) > 1e-4
+
+
+def test_checkpoints_are_ranked_by_judges_where_there_are_any(make_config, tmp_path):
+    def shorter(prompts, texts):
+        return [-float(len(text)) for text in texts]
+
+    judged = {"judges": ({"source": shorter, "name": "shorter"},), "eval_every": 1, "checkpoint_every": 1}
+    trainer = PPOTrainer(make_config(**judged, batch_size=2, run_name="judged"))
+    results = trainer.train(["one", "two", "three", "four"], validation_prompts=["five", "six", "seven"])
+    ranked = {
+        state["step"]: state["eval_reward"]
+        for path in (tmp_path / "runs" / "judged" / "checkpoints").glob("*/state.json")
+        for state in [json.loads(path.read_text())]
+        if state["step"]
+    }
+    rates = {step["step"]: step["validation/win_rate/shorter"] for step in results.metrics}
+    assert ranked
+    assert ranked == {step: rates[step] for step in ranked}

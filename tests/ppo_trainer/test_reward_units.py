@@ -58,12 +58,19 @@ def test_the_unit_is_that_of_the_references_answers_and_scores_are_in_it(make_co
     assert next(iter(after.by_name.values())).tolist() == after.total.tolist()
 
 
-def test_functions_and_raw_models_have_no_unit_and_weights_act_on_the_unit(make_config, judge, prompts):
+def test_functions_and_raw_models_have_no_unit_and_weights_act_on_the_unit(
+    make_config, judge, prompts, monkeypatch
+):
     assert PPOTrainer(make_config()).reward_computer.lacking_units() == []
     assert PPOTrainer(make_config(rewards=judge, reward_units="raw")).reward_computer.lacking_units() == []
     mixed = PPOTrainer(make_config(rewards=({"source": judge, "weight": 2.0, "name": "judge"}, count_e)))
     assert mixed.reward_computer.lacking_units() == ["judge"]
-    measure_units(mixed, prompts_of(8))  # fewer prompts than samples: each is answered several times
+    function = mixed.reward_computer.rewards[1][1]
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            function, "function", lambda *given, **named: pytest.fail("it has no unit to measure")
+        )
+        measure_units(mixed, prompts_of(8))  # fewer prompts than samples: each is answered several times
     scores = mixed.reward_computer.score_tokens(mixed.generator.sample(prompts, 3))
     assert torch.allclose(scores.total, 2 * scores.by_name["judge"] + scores.by_name["count_e"])
     assert abs(float(scores.by_name["judge"].mean())) < 4

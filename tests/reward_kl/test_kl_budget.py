@@ -10,7 +10,9 @@ import math
 import random
 
 import pytest
+import torch
 
+from proxima.ppo_trainer import PPOTrainer
 from proxima.reward_kl import KLBudget, adapt_kl_coef
 from proxima.reward_kl.kl_budget import DELAY, RANGE, SHORTEST_LAG
 
@@ -106,8 +108,9 @@ def test_warm_up_and_failed_measurements_leave_it_alone():
     coef = budget.begin(2.0)
     assert coef == 2.0 / math.sqrt(2 * TARGET) * math.exp(-SHORTEST_LAG / (SHORTEST_LAG + DELAY))
     before = budget.state()
-    assert budget.next_coef(coef, math.nan) == coef
-    assert budget.state() == before
+    for unmeasured in (math.nan, math.inf):
+        assert budget.next_coef(coef, unmeasured) == coef
+        assert budget.state() == before
 
 
 def test_its_state_survives_json_bit_for_bit():
@@ -122,3 +125,16 @@ def test_its_state_survives_json_bit_for_bit():
         coef = whole.next_coef(coef, kl)
         assert again == coef
         assert other == whole
+
+
+@pytest.mark.parametrize("count", [3, 7])
+def test_equal_rewards_begin_no_budget_whatever_their_rounding(make_config, count):
+    """The deviation of 3 times 0.1 is 1e-17, not 0: a coefficient of that size would never hold anything."""
+    trainer = PPOTrainer(make_config(kl_controller="budget", kl_target=TARGET, kl_coef=0.3))
+    equal = torch.full((count,), 0.1, dtype=torch.float64)
+    assert trainer._kl_coef(equal) == 0.3
+    assert trainer._kl_coef(equal.unsqueeze(1).expand(-1, 3)) == 0.3
+    equal[0] += 1e-3
+    assert trainer._kl_coef(equal) == pytest.approx(
+        float(equal.std(correction=0)) / math.sqrt(2 * TARGET) * math.exp(-KLBudget(TARGET).gain)
+    )

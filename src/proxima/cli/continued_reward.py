@@ -116,6 +116,12 @@ def check_continued(folder: str, config: RewardConfig) -> None:
     if path is None or not (Path(folder) / "reward.json").is_file():
         raise ValueError(f"--continue {folder}: not a folder that `proxima reward` wrote")
     before = read_yaml(str(path))
+    if bool(start := before.get("sft_adapter")) != bool(config.sft_adapter):
+        raise ValueError(
+            f"--continue {folder}: it was trained from the SFT adapter {start}; add --sft-adapter {start}"
+            if start
+            else f"--continue {folder}: it was trained without an SFT adapter; leave out --sft-adapter"
+        )
     for name in SAME:
         now = getattr(config, name)
         if name in before and before[name] != now:

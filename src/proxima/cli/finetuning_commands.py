@@ -107,6 +107,7 @@ class Reward(Command):
         centre = read_demonstrations(centre_rows, tokenizer) if centre_rows is not None else None
         kinds = kinds_of(rows)
         rated = "ratings" in kinds and "preferences" not in kinds
+        self._check_learning_curve(rated)
         if rated:
             ratings = with_earlier(read_ratings, rows, earlier, tokenizer)
             held_out = read_ratings(held_out_rows, tokenizer) if held_out_rows is not None else None
@@ -127,3 +128,11 @@ class Reward(Command):
             if self.learning_curve:
                 print(LearningCurve.measure(config, tokenizer, pairs, held_out_pairs, results))
         print(f"left out as too long: {results.left_out}; use it with --rewards {results.folder}")
+
+    def _check_learning_curve(self, rated: bool) -> None:
+        """Every point of a curve is a model trained from the start, on pairs."""
+        if self.learning_curve and (rated or self.continue_from):
+            given = f"ratings ({self.data})" if rated else f"--continue {self.continue_from}"
+            raise ValueError(
+                f"--learning-curve trains on parts of the pairs from the start, got {given}; leave it out"
+            )

@@ -40,6 +40,7 @@ class Generate(Command):
         from proxima.base_setup import BaseSetup
         from proxima.data import open_rows, read_prompts
         from proxima.ppo_trainer import SequenceGenerator, best_samples
+        from proxima.runs import Run
 
         if not is_encodable(self.prompt):
             raise ValueError("a prompt (--prompt) is not UTF-8 text")
@@ -50,11 +51,17 @@ class Generate(Command):
         setup = BaseSetup(config)
         prompts = [*self.prompt, *(read_prompts(rows, setup.tokenizer) if rows is not None else [])]
         if self.best_of > 1:
-            found = best_samples(setup.models, setup.tokenizer, config, prompts, self.best_of)
+            run = Run(self._run).results if (self._run / "config.yaml").is_file() else None
+            found = best_samples(setup.models, setup.tokenizer, config, prompts, self.best_of, run)
         else:
             texts = SequenceGenerator(setup.models, setup.tokenizer, config).sample(prompts).texts()
             found = [(text, math.nan) for text in texts]
         self._show(prompts, found)
+
+    @property
+    def _run(self) -> Path:
+        """Folder of the run that the adapter is from, where it is from one."""
+        return Path(self.adapter).parent
 
     def _with_rewards(self, config: PPOConfig) -> PPOConfig:
         """The settings with rewards to choose by: the command line's, or those of the adapter's run."""
@@ -62,13 +69,12 @@ class Generate(Command):
 
         if config.rewards:
             return config
-        run = Path(self.adapter).parent
-        if not self.adapter or not (run / "config.yaml").is_file():
+        if not self.adapter or not (self._run / "config.yaml").is_file():
             raise ValueError(
                 f"--best-of {self.best_of} chooses by a reward, and there is none; give --rewards, or as "
                 "--adapter the policy/ of a run, whose rewards are then used"
             )
-        return dataclasses.replace(config, rewards=run_config(run).rewards)
+        return dataclasses.replace(config, rewards=run_config(self._run).rewards)
 
     def _show(self, prompts: Sequence[str], found: Sequence[tuple[str, float]]) -> None:
         for prompt, (text, score) in zip(prompts, found, strict=True):

@@ -5,3 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 Record = dict[str, Any]
+
+
+def within(saved: Any, name: str) -> Record:
+    """The object under a name in what a file held; empty where there is none, or something else."""
+    found = saved.get(name) if isinstance(saved, dict) else None
+    return found if isinstance(found, dict) else {}

@@ -19,9 +19,9 @@ def best_of_kl(n: int) -> float:
 
 
 def best_of_mean(groups: Sequence[Scored], n: int) -> float:
-    """Mean over prompts of what the best of n samples is worth; samples whose reward is nan are left out,
-    prompts with fewer than n others too. nan where none is left."""
-    known = [[pair for pair in group if not math.isnan(pair[0])] for group in groups]
+    """Mean over prompts of what the best of n samples is worth; samples with a nan are left out, prompts with
+    fewer than n others too. nan where none is left."""
+    known = [[pair for pair in group if not any(map(math.isnan, pair))] for group in groups]
     means = [_expected(group, n) for group in known if len(group) >= n]
     return math.fsum(means) / len(means) if means else math.nan
 

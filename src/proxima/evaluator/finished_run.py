@@ -15,7 +15,7 @@ from typing import Any
 from proxima.config import PPOConfig, RewardSpec, check_trust
 from proxima.core.chat_turns import with_turns
 from proxima.core.errors import RewardFailure
-from proxima.core.json_record import Record
+from proxima.core.json_record import Record, within
 from proxima.evaluator.best_of_n import best_of_kl, best_of_mean, powers_up_to
 from proxima.evaluator.held_out import Answers, answer, reference_answers, win_rates
 from proxima.evaluator.judges import OWN
@@ -77,9 +77,9 @@ def evaluate_run(
     """
     judges = tuple(judges) or run_config(run, **_given(rewards), **changes).judges
     trainer = open_run(run, rewards, judges=judges, **changes)
-    saved = Run(run).results or {}
-    restore_endings(trainer, saved.get("endings"))
-    trainer.reward_computer.restore_units(saved.get("units") or {})
+    saved = Run(run).results
+    restore_endings(trainer, within(saved, "endings"))
+    trainer.reward_computer.restore_units(within(saved, "units"))
     reference = answer(trainer, prompts)
     trainer.load(run)
     policy = answer(trainer, prompts)

@@ -63,11 +63,13 @@ class LearningCurve:
 
     def gain(self, more: int) -> float:
         """What `more` pairs should bring, where accuracy grows with the logarithm of their number: by the
-        line through the curve with the least squares."""
+        line through the curve with the least squares; nan where all points have the same number."""
         places = [math.log(count) for count, _ in self.points]
         middle = sum(places) / len(places)
         mean = sum(accuracy for _, accuracy in self.points) / len(places)
         over = sum((place - middle) ** 2 for place in places)
+        if not over:
+            return math.nan
         pairs = zip(places, self.points, strict=True)
         slope = sum((place - middle) * (accuracy - mean) for place, (_, accuracy) in pairs) / over
         last = self.points[-1][0]
@@ -75,4 +77,6 @@ class LearningCurve:
 
     def __str__(self) -> str:
         points = ", ".join(f"{accuracy:.3f} with {count:,}" for count, accuracy in self.points)
-        return f"held-out accuracy by pairs: {points}; {MORE:,} more should bring about {self.gain(MORE):.3f}"
+        gain = self.gain(MORE)
+        more = "too few to tell" if math.isnan(gain) else f"{MORE:,} more should bring about {gain:.3f}"
+        return f"held-out accuracy by pairs: {points}; {more}"

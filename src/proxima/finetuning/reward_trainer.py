@@ -229,6 +229,11 @@ class RewardTrainer(ScoreTrainer[Preference]):
 
     def look(self, held_out: Sequence[RowPair]) -> None:
         """How likely the held-out answers are to it."""
+        if all(pair.tie for pair in held_out):
+            raise ValueError(
+                f"all held-out pairs that fit max_length ({self.config.max_length} tokens) are ties; raise "
+                "it, or give --validation"
+            )
         self.backbone.network.eval()
         parts = [
             self.likelihoods([row for pair in chunk for row in self.answers(pair)], self.start_adapter)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from proxima.config import PPOConfig
 from proxima.core.errors import RewardFailure
+from proxima.core.json_record import Record, within
 from proxima.core.tokenizer import Tokenizer
 from proxima.ppo_trainer.generator import SequenceGenerator
 from proxima.ppo_trainer.reward_computer import RewardComputer
@@ -19,12 +20,24 @@ ROWS = 256  # sampled at once
 
 
 def best_samples(
-    models: ModelSet, tokenizer: Tokenizer, config: PPOConfig, prompts: Sequence[str], count: int
+    models: ModelSet,
+    tokenizer: Tokenizer,
+    config: PPOConfig,
+    prompts: Sequence[str],
+    count: int,
+    run: Record | None = None,
 ) -> list[tuple[str, float]]:
     """Of `count` samples of the policy per prompt, the text that scores highest (the first of equals) and its
-    score. Samples whose reward failed are left out; a RewardFailure where all of a prompt did."""
+    score. Samples whose reward failed are left out; a RewardFailure where all of a prompt did.
+
+    Args:
+        run: results of the run that the policy is from: rewards of its names are in the units that it
+            measured, and texts end as they did in it.
+    """
     generator = SequenceGenerator(models, tokenizer, config)
     rewards = RewardComputer(models, tokenizer, config)
+    rewards.restore_units(within(run, "units"))
+    rewards.restore_endings(within(within(run, "endings"), "rewards"))
     found: list[tuple[str, float]] = []
     seen: dict[bytes, int] = {}  # equal prompts get other noise, in whatever part they are
     part = max(1, ROWS // count)

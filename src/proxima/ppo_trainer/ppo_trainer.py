@@ -46,6 +46,8 @@ from proxima.runs import advantage_metrics, rollout_metrics, score_metrics
 from proxima.runs.checkpoint import write_folder
 from proxima.training import learning_rate_factor
 
+ROUNDING = 1e-6  # relative to the largest reward
+
 
 class PPOTrainer:
     """Builds everything from the config; `ppo_step` runs one PPO iteration, `train` runs it over a set of
@@ -145,8 +147,9 @@ class PPOTrainer:
     def _kl_coef(self, rewards: Tensor) -> float:
         """The coefficient of this step; a budget begins where rewards (B,) or (B, R) first differ."""
         if self.kl_budget is not None and not self.kl_budget.has_begun:
-            spread = float((rewards if rewards.ndim == 1 else rewards.sum(1)).std(correction=0))
-            if spread > 0:
+            sums = rewards if rewards.ndim == 1 else rewards.sum(1)
+            spread = float(sums.std(correction=0))
+            if spread > ROUNDING * float(sums.abs().max()):  # equal rewards have a spread of rounding errors
                 self.kl_coef = self.kl_budget.begin(spread)
         return self.kl_coef
 

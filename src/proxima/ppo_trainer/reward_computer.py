@@ -48,7 +48,7 @@ class Scores:
     sequence: Tensor  # (B,) the rewards that are one number per sequence
     token: Tensor | None  # (B, R) those that are one number per response token; None where there are none
     by_name: dict[str, Tensor]  # (B,) each, before its weight; per-token rewards added up
-    spread: Tensor | None = None  # (B,) of a reward model that is an ensemble
+    spread: Tensor | None = None  # (B,) of a reward model that is an ensemble; nan where it failed
 
     @property
     def total(self) -> Tensor:
@@ -233,6 +233,11 @@ class RewardComputer:
         return scores.placed(shaped, rollout.mask)
 
     @property
+    def has_spread(self) -> bool:
+        """Whether a reward is an ensemble: the same in every process, whatever fails in one."""
+        return any(isinstance(each, TrainedReward) and each.model.heads > 1 for _, each in self.rewards)
+
+    @property
     def classifiers(self) -> dict[str, ClassifierSource]:
         return {spec.label: source for spec, source in self.rewards if isinstance(source, ClassifierSource)}
 
@@ -273,7 +278,7 @@ class RewardComputer:
         if not len(samples):  # a process without a share
             nothing = torch.zeros(0, dtype=torch.float64)
             by_name = {spec.label: nothing for spec, _ in self.rewards}
-            return Scores(nothing, None, by_name, nothing if self.models.reward.heads > 1 else None)
+            return Scores(nothing, None, by_name, nothing if self.has_spread else None)
         self.check_columns(samples.prompts)
         outcomes = [
             (spec, self._in_unit(spec.label, self._attempt(spec.label, source, samples)))
@@ -289,8 +294,10 @@ class RewardComputer:
             for row, numbers in outcome.token.items():
                 token[row, : len(numbers)] += spec.weight * torch.tensor(numbers, dtype=torch.float64)
         per_token = any(outcome.token for _, outcome in outcomes)
-        spreads = [outcome.spread for _, outcome in outcomes if outcome.spread is not None]
-        spread = torch.tensor(spreads[0], dtype=torch.float64) if spreads else None
+        spread = torch.full_like(sequence, torch.nan) if self.has_spread else None
+        for _, outcome in outcomes:
+            if outcome.spread is not None:
+                spread = torch.tensor(outcome.spread, dtype=torch.float64)
         return Scores(sequence, token if per_token else None, by_name, spread)
 
     def _in_unit(self, name: str, outcome: RewardOutcome) -> RewardOutcome:

@@ -7,13 +7,14 @@ A value model that starts from such a reward model's head starts in its unit too
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
 from proxima.models import ScoreUnit
-from proxima.ppo_trainer.reward_computer import Scores
+from proxima.ppo_trainer.reward_computer import RewardComputer, Scores
 
 if TYPE_CHECKING:
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer
@@ -30,13 +31,25 @@ def measure_units(trainer: PPOTrainer, prompts: Sequence[str]) -> None:
     names = computer.lacking_units()
     if not names:
         return
-    parts = [_score(trainer, prompts, batch) for batch in range(-(-SAMPLES // _size(trainer, prompts)))]
+    with _alone(computer, names):
+        parts = [_score(trainer, prompts, batch) for batch in range(-(-SAMPLES // _size(trainer, prompts)))]
     scores = {name: torch.cat([part.by_name[name] for part in parts])[:SAMPLES] for name in names}
     units = trainer.models.processes.on_main(lambda: {name: _unit(name, scores[name]) for name in names})
     for name, unit in units.items():
         computer.units[name] = ScoreUnit(*unit)
         log.info("reward %s: mean %g, deviation %g over %d answers", name, *unit, len(scores[name]))
         _rescale_value(trainer, name)
+
+
+@contextmanager
+def _alone(computer: RewardComputer, names: Sequence[str]) -> Iterator[None]:
+    """Ask these rewards alone: others, which may be slow or cost money, have no unit."""
+    kept = computer.rewards
+    computer.rewards = [(spec, source) for spec, source in kept if spec.label in names]
+    try:
+        yield
+    finally:
+        computer.rewards = kept
 
 
 def _unit(name: str, scores: torch.Tensor) -> list[float]:

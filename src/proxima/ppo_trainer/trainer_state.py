@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from proxima.config import PPOConfig, RewardSpec, current_names, declarations
-from proxima.core.json_record import Record
+from proxima.core.json_record import Record, within
 from proxima.ppo_trainer.batch_plan import BatchPlan
 from proxima.runs.checkpoint import (
     Checkpoint,
@@ -83,14 +83,9 @@ def endings(trainer: PPOTrainer) -> Record:
 
 def restore_endings(trainer: PPOTrainer, saved: Any) -> None:
     """A resumed run ends texts as before, whatever it would choose now."""
-    trainer.reward_computer.restore_endings(_within(saved, "rewards"))
+    trainer.reward_computer.restore_endings(within(saved, "rewards"))
     for name, judge in trainer.judges.scoring.items():
-        judge.restore_endings(_within(_within(saved, "judges"), name))
-
-
-def _within(saved: Any, name: str) -> Record:
-    found = saved.get(name) if isinstance(saved, dict) else None
-    return found if isinstance(found, dict) else {}
+        judge.restore_endings(within(within(saved, "judges"), name))
 
 
 def save_tensors(trainer: PPOTrainer, folder: Path, whole: Callable[[Tensor], Tensor]) -> None:
@@ -140,7 +135,7 @@ def load_state(trainer: PPOTrainer, folder: Path, state: Mapping[str, Any]) -> N
         load_optimizer(trainer.model_trainer.value_optimizer, folder / "value_optimizer.safetensors")
     load_random_state(folder / "random.safetensors", state["random"])
     restore_endings(trainer, state.get("endings"))
-    trainer.reward_computer.restore_units(_within(state, "units"))
+    trainer.reward_computer.restore_units(within(state, "units"))
     changed = changed_settings(state["config"], trainer.config)
     trainer.step, trainer.rate_factor = state["step"], state["rate_factor"]
     trainer.critic_is_ready = state.get("critic_is_ready", trainer.critic_is_ready)

@@ -72,8 +72,9 @@ class KLBudget:
         return self.centre * math.exp(-self.gain)
 
     def next_coef(self, coef: float, kl: float) -> float:
-        """The coefficient after a step whose mean exact sequence KL was `kl`; nan = nothing was measured."""
-        if math.isnan(kl) or not self.has_begun:
+        """The coefficient after a step whose mean exact sequence KL was `kl`; a number that is not finite =
+        nothing was measured."""
+        if not math.isfinite(kl) or not self.has_begun:
             return coef
         last, self.kl = self.kl, kl if math.isnan(self.kl) else self.kl + SMOOTHING * (kl - self.kl)
         error = self._error(self.kl)

@@ -63,13 +63,13 @@ def sampling_gap(pairs: TokenPairs) -> Tensor | float:
 def score_metrics(
     scores: Tensor, by_name: dict[str, Tensor], spread: Tensor | None = None
 ) -> dict[str, float]:
-    """Scores (B,), nan where failed; spread (B,) of an ensemble's heads."""
+    """Scores (B,), nan where failed; spread (B,) of an ensemble's heads, nan there too."""
     valid = scores[~scores.isnan()]
     numbers = {f"reward/{name}": float(each.nanmean()) for name, each in by_name.items()}
     deviation = float(valid.std(correction=0)) if len(valid) else float("nan")
     failed = len(scores) - len(valid)
     if spread is not None:
-        numbers["reward_spread"] = float(spread.mean())
+        numbers["reward_spread"] = float(spread.nanmean())
     return {"avg_reward": float(valid.mean()), "reward_std": deviation, "failed_rewards": failed, **numbers}
 
 

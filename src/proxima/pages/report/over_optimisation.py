@@ -30,7 +30,7 @@ WATCHED = {  # what is shown: the held-out metric, else that of training
     "reward": ("validation/reward", "avg_reward"),
     "quality": ("quality",),
     "kl": ("validation/kl", "kl_exact"),
-    "spread": ("validation/reward_spread", "reward_spread"),
+    "spread": ("reward_spread",),
     "length": ("validation/response_length", "response_length"),
     "opening": ("validation/common_opening",),
     "variety": ("validation/distinct_2",),
@@ -214,7 +214,8 @@ def _point(metrics: Metrics, rows: range, place: int) -> Point:
     noise = _mean([width for width in widths if math.isfinite(width)])
     point["noise"] = noise if math.isfinite(noise) else WITHOUT_INTERVAL
     width = _half_width(own, "reward")
-    point["reward_noise"] = width if math.isfinite(width) else _interval(metrics["avg_reward"], rows)
+    trained = metrics.get("avg_reward", [math.nan] * len(metrics["step"]))  # none before the first step
+    point["reward_noise"] = width if math.isfinite(width) else _interval(trained, rows)
     point["trained"] = mean("avg_reward") if "avg_reward" in own else math.nan
     return {**point, "step": own["step"]}
 
