@@ -8,6 +8,7 @@ In: the folder of a finished run (or `--model-name` alone, for "before" alone) a
 
 import argparse
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -196,6 +197,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--out", type=Path, default=Path("instructions.json"), help="without a run: file to write"
     )
     given = parser.parse_args(arguments)
+    try:
+        run(given)
+    except (OSError, ValueError) as error:
+        sys.exit(f"instructions: {error}")
+
+
+def run(given: argparse.Namespace) -> None:
     if given.run:
         trainer = open_run(given.run, [score], batch_size=given.batch_size, **FULL)
     else:

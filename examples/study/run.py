@@ -72,7 +72,7 @@ def run_all(given: argparse.Namespace) -> None:
         ]
         failed = [name for job in (*rewards.values(), *runs) if (name := job.result())]
     if failed:
-        raise SystemExit(f"failed, see log.txt of each: {', '.join(failed)}")
+        raise SystemExit(f"failed: {', '.join(failed)}; the log of each is NAME.log in {given.folder}")
 
 
 def run_job(given: argparse.Namespace, seed: int, method: str, first: Future[str] | None) -> str:
@@ -152,6 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         if not given.table:
             run_all(given)
+        elif not given.folder.is_dir():
+            parser.error(f"there is no study in {given.folder}; leave out --table to run one")
         text = table(given.folder, given.methods, given.seeds)
         (given.folder / "study.md").write_text(text + "\n", encoding="utf-8")
         print(text)

@@ -9,6 +9,7 @@ rates. Beside the models stand the person's own summary and the first sentence o
 import argparse
 import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -140,7 +141,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Evaluate the models of a seed on held-out posts.")
     parser.add_argument("folder", type=Path, help="runs/tldr-real/seed-N")
     folder = parser.parse_args(arguments).folder
-    write_json(folder / "results.json", evaluate(folder))
+    try:
+        write_json(folder / "results.json", evaluate(folder))
+    except (OSError, ValueError) as error:
+        sys.exit(f"tldr_real: {error}")
     print(f"saved to {folder / 'results.json'}")
 
 

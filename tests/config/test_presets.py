@@ -41,6 +41,13 @@ def test_flags_win_over_files_and_files_over_a_preset(tmp_path, command, flag):
     assert found.ppo.num_generations == 1, "the file's preset is not the flag's"
 
 
+@pytest.mark.parametrize("flag", [["--preset", ""], ["--preset="]])
+def test_an_empty_flag_takes_the_place_of_the_files_preset(tmp_path, flag):
+    path = tmp_path / "own.yaml"
+    path.write_text("preset: grpo\n")
+    assert parse(["train", *flag, *GIVEN, "--config", str(path)]).ppo == PPOConfig(rewards=("ends_with_eos",))
+
+
 def test_a_file_may_name_a_preset_and_none_is_the_defaults(tmp_path):
     path = tmp_path / "own.yaml"
     path.write_text("preset: grpo\n")

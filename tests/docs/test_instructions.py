@@ -798,3 +798,10 @@ def test_the_table_has_the_mean_over_seeds_and_students_interval():
     first = run.table([one, two]).splitlines()[2]
     assert "0.60 (-0.67 to 1.87)" in first  # 0.6 +- 12.706 * 0.1414 / sqrt(2)
     assert first.count("(") == 5
+
+
+@pytest.mark.parametrize("given", [["no-run"], ["--model-name", "no-model"]])
+def test_what_cannot_be_evaluated_is_said_in_one_line(tmp_path, given, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"^instructions: .*no-(run|model)"):
+        evaluate.main([*given, "--data", "no-file.jsonl"])

@@ -181,3 +181,13 @@ def test_a_phrase_is_reported_with_its_line_and_what_to_say():
 @pytest.mark.parametrize(("name", "phrase"), sorted(ALLOWED))
 def test_an_exception_is_still_needed(name, phrase):
     assert phrase in {said for _, said, _ in idioms((ROOT / name).read_text(encoding="utf-8"))}
+
+
+def test_no_page_has_a_place_holder():
+    """A word such as A_NAME outside code is text that was never written."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    for page in pages:
+        text = re.sub(
+            r"```.*?```|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]*\$", "", page.read_text(encoding="utf-8"), flags=re.S
+        )
+        assert re.findall(r"(?m)(?:^|\. )[A-Z]{2,}_[A-Z_]+$|\bTBD\b", text) == [], page

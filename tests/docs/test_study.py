@@ -64,10 +64,17 @@ def test_what_is_finished_is_not_run_again_and_what_failed_is_named(finished, mo
     run.run_all(given)
     assert started == []
     (finished / "seed-1" / "rloo" / run.JUDGED).unlink()
-    with pytest.raises(SystemExit, match="seed-1/rloo"):
+    with pytest.raises(SystemExit, match=r"seed-1/rloo; the log of each is NAME\.log in"):
         run.run_all(given)
     assert started == ["rloo"]
+    assert (finished / "seed-1" / "rloo.log").is_file(), "as the message says"
     (finished / "seed-1" / "reward.json").unlink()
     with pytest.raises(SystemExit, match="seed-1/reward, seed-1/rloo"):
         run.run_all(given)
     assert started == ["rloo", "reward"], "without its reward model a method is not started"
+
+
+def test_a_table_of_no_study_is_refused_in_one_line(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--table", "--folder", str(tmp_path / "nothing")])
+    assert "there is no study in" in capsys.readouterr().err

@@ -441,3 +441,8 @@ def test_seeds_of_other_tasks_are_not_joined(tmp_path):
         table.main([str(tmp_path / "0"), str(tmp_path / "1")])
     with pytest.raises(SystemExit, match="missing"):
         table.main([str(tmp_path / "missing")])
+
+
+def test_a_seed_without_runs_is_not_evaluated(tmp_path):
+    with pytest.raises(SystemExit, match=r"^tldr_real: .*ppo-rouge is not the folder of a finished"):
+        evaluate.main([str(tmp_path)])

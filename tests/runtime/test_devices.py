@@ -39,7 +39,7 @@ class PretendedMPS(TorchFunctionMode):
         before = self.sent
         given = [*args, *kwargs.values()]
         leaves = func is torch.Tensor.cpu or any(named(value, "cpu") for value in given)
-        stays = any(getattr(value, "on_mps", False) for value in given if isinstance(value, torch.Tensor))
+        stays = any(map(is_marked, given))
         result = func(
             *(self.real(value) for value in args),
             **{name: self.real(value) for name, value in kwargs.items()},
@@ -67,6 +67,13 @@ class PretendedMPS(TorchFunctionMode):
             result = result.float().long()
         result.on_mps = True
         return result
+
+
+def is_marked(value):
+    """A tensor, or one in a list, as `torch.cat` takes them."""
+    if isinstance(value, list | tuple):
+        return any(map(is_marked, value))
+    return isinstance(value, torch.Tensor) and getattr(value, "on_mps", False)
 
 
 def named(value, device):
@@ -179,13 +186,25 @@ def test_a_lack_of_memory_on_mps_halves_the_micro_batches():
         batches.run(lambda: (_ for _ in ()).throw(RuntimeError("another problem")), longest=16)
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_step_sends_no_float64_to_mps_and_takes_the_reference_path(mps, tiny, tmp_path, monkeypatch, known):
-    """Of a family that the fast path knows, and of one that is probed."""
+GROUPS = {"num_generations": 2, "whiten_advantages": False}
+
+
+@pytest.mark.parametrize(
+    ("known", "method"),
+    [
+        (True, {}),
+        (False, {}),
+        *((True, {"adv_estimator": name, **GROUPS}) for name in ("rloo", "grpo", "reinforce_plus_plus")),
+    ],
+)
+def test_a_step_sends_no_float64_to_mps_and_takes_the_reference_path(
+    mps, tiny, tmp_path, monkeypatch, known, method
+):
+    """Of a family that the fast path knows, and of one that is probed; by every kind of advantage."""
     monkeypatch.setattr(Backbone, "known", property(lambda self: known))
     monkeypatch.setattr(PreTrainedModel, "device", property(lambda self: MPS))
     monkeypatch.setattr("proxima.base_setup.model_setup.pick_device", lambda name: MPS)
-    settings = {"batch_size": 2, "minibatch_size": 2, "max_new_tokens": 4, "run_dir": str(tmp_path)}
+    settings = {"batch_size": 2, "minibatch_size": 2, "max_new_tokens": 4, "run_dir": str(tmp_path), **method}
     rewards = [lambda prompts, texts: [float(len(text)) for text in texts]]
     with PretendedMPS() as pretended:
         trainer = PPOTrainer(PPOConfig(model_name=str(tiny), rewards=rewards, device="mps", **settings))

@@ -12,6 +12,7 @@ from proxima.rewards import Samples
 from proxima.tools.doctor import canary_run
 from proxima.tools.doctor.canary_checks import canary
 from proxima.tools.doctor.canary_run import CanaryRun, PlantedReward, choose_class, plant, run_canary
+from proxima.tools.doctor.examination import canary_findings
 from tests.rollout_server import RolloutServer
 
 PROMPTS = [f"Prompt {i}:" for i in range(48)]
@@ -64,6 +65,22 @@ def test_sound_setups_pass(run_it, settings):
     found = run_it(**settings)
     assert found.level == "ok", found.text
     assert "this setup learns" in found.text
+
+
+# --- rewards that the planted one cannot stand in for ---
+
+
+def test_rewards_that_score_nothing_fail_and_a_constant_is_a_warning(make_config, run_it):
+    def broken(prompts, texts):
+        raise RuntimeError("no such key")
+
+    found = canary_findings(make_config(**SOUND, rewards=(broken,)), PROMPTS)
+    assert [item.level for item in found] == ["fail"]
+    assert "none of 32 responses a score" in found[0].text
+    assert "no such key" in found[0].text
+    constant = run_it(rewards=(lambda prompts, texts: [1.0] * len(texts),))
+    assert constant.level == "warn"
+    assert "your rewards score all 32 responses the same" in constant.text
 
 
 # --- seeded faults ---

@@ -19,7 +19,7 @@ EQUAL_SCORES = 1e-6
 
 
 class GroupScores(NamedTuple):
-    """Of each response (B,), float64."""
+    """Of each response (B,), float64, on the CPU: MPS has no float64."""
 
     scores: Tensor
     sizes: Tensor  # responses in its group
@@ -30,8 +30,8 @@ class GroupScores(NamedTuple):
 
 def group_scores(outcome: Outcome) -> GroupScores:
     """A response whose reward failed is not in the outcome, and so has no share in its group's numbers."""
-    scores = outcome.sequence_scores.double()
-    groups = torch.arange(len(scores), device=scores.device) if outcome.groups is None else outcome.groups
+    scores = outcome.sequence_scores.cpu().double()
+    groups = torch.arange(len(scores)) if outcome.groups is None else outcome.groups.cpu()
     same = groups.unsqueeze(0) == groups.unsqueeze(1)  # (B, B)
     sizes = same.sum(1)
     table = scores.unsqueeze(0).expand_as(same)
@@ -46,5 +46,5 @@ def group_scores(outcome: Outcome) -> GroupScores:
 def credit_to_go(outcome: Outcome, centred: Tensor) -> Credit:
     """Advantages (B, R) from centred scores (B,)."""
     cost = discounted_sum(outcome.kl_cost, outcome.mask, 1.0)
-    spread = centred.to(cost.dtype).unsqueeze(1).expand_as(cost)
+    spread = centred.to(cost).unsqueeze(1).expand_as(cost)
     return Credit(torch.where(outcome.mask, spread - cost, cost.new_zeros(())), None)

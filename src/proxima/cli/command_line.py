@@ -303,7 +303,7 @@ def _preset_of(kind: type[Command], arguments: Sequence[str], values: Values) ->
     name = values.get("preset", "")
     for word, after in pairwise([*arguments, ""]):
         if word == "--preset" or word.startswith("--preset="):
-            name = word.partition("=")[2] or after
+            name = word.partition("=")[2] if "=" in word else after
     return preset_values(name) if name else {}
 
 

@@ -32,6 +32,7 @@ def value_calibration(values: Tensor, returns: Tensor, mask: Tensor) -> dict[str
 
 
 def _means(errors: Tensor, parts: Tensor) -> list[float]:
-    sums = torch.zeros(PARTS, dtype=torch.float64, device=errors.device)
+    errors, parts = errors.cpu(), parts.cpu()  # MPS has no float64
+    sums = torch.zeros(PARTS, dtype=torch.float64)
     means = sums.index_add(0, parts, errors.double()) / torch.bincount(parts, minlength=PARTS)
     return means.tolist()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from proxima.config import PPOConfig
 from proxima.core.errors import EngineFailure
-from proxima.tools.doctor.canary_run import RISE, STEPS, CanaryRun, NothingToPlant, run_canary
+from proxima.tools.doctor.canary_run import PLANTED_ON, RISE, STEPS, CanaryRun, NothingToPlant, run_canary
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
 from proxima.tools.doctor.reward_checks import is_flat
 
@@ -193,6 +193,11 @@ def canary(config: PPOConfig, prompts: Sequence[str]) -> Finding:
         f"a planted reward went from {before:.2f} to {run.share:.2f} in {len(run.steps)} steps, at a KL of "
         f"{run.kl:.2g} nats per token"
     )
+    if run.passed and not run.like_rewards:
+        same = f"this setup learns, but your rewards score all {PLANTED_ON} responses the same"
+        return warn(
+            "canary", f"{text}: {same}", "run the doctor without --canary: it looks for two that differ"
+        )
     if run.passed:
         return ok("canary", f"{text}: this setup learns")
     text += f"; it must rise by {RISE} within {STEPS} steps and {run.kl_allowed:.2g} nats"

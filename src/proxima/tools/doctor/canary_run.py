@@ -48,6 +48,7 @@ class PlantedReward:
     eos_ids: tuple[int, ...]
     gain: float = 1.0
     offset: float = 0.0
+    like_rewards: bool = True  # in mean and spread
     seen: list[list[float]] = field(default_factory=list)  # shares of each call's responses
     attempts = 1
     lacks_unit = False
@@ -80,6 +81,7 @@ class CanaryRun:
     towards: float = 0.0  # the mean change of the class's tokens less that of the others
     depends: bool = True  # whether log-probabilities change with the trained weights
     rounding: float = 1e-3  # of a log-probability
+    like_rewards: bool = True  # whether the planted reward has the mean and spread of the configured ones
 
     @property
     def share(self) -> float:
@@ -163,7 +165,11 @@ def plant(trainer: PPOTrainer, written: Tokens, unit: bool) -> PlantedReward:
     if trainer.config.rewards and not unit:
         scores = trainer.reward_computer.score_tokens(written).total.tolist()
         scores = [score for score in scores if not math.isnan(score)]
+        if not scores:
+            why = trainer.reward_computer.last_failure
+            raise ValueError(f"your rewards gave none of {len(rows)} responses a score: {why}")
     mean, spread = (0.0, 1.0) if is_flat(scores) else (fmean(scores), pstdev(scores))
+    planted.like_rewards = unit or not trainer.config.rewards or not is_flat(scores)
     planted.gain = spread / pstdev(shares)
     planted.offset = mean - planted.gain * fmean(shares)
     return planted
@@ -200,7 +206,7 @@ def run_on(trainer: PPOTrainer, prompts: Sequence[str], unit: bool) -> CanaryRun
     rewards = torch.tensor(planted(Samples.of_tokens(first)).sequence, dtype=torch.float64)
     given = (config.missing_eos_penalty, config.normalize_rewards, config.clip_rewards)
     shaped = shape_scores(rewards, first.ended.cpu(), *given).tolist()
-    run = CanaryRun(config, planted.seen.pop(), shaped)
+    run = CanaryRun(config, planted.seen.pop(), shaped, like_rewards=planted.like_rewards)
     run.rounding = ROUNDING.get(trainer.models.sft.backbone.network.dtype, 1e-3)
     trainer.reward_computer.rewards = [(RewardSpec("planted"), planted)]
     before = logprobs_of(trainer, written)
