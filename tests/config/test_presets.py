@@ -52,6 +52,9 @@ def test_a_file_may_name_a_preset_and_none_is_the_defaults(tmp_path):
     path = tmp_path / "own.yaml"
     path.write_text("preset: grpo\n")
     assert parse(["train", *GIVEN, "--config", str(path)]).ppo.adv_estimator == "grpo"
+    assert PPOConfig.from_yaml(path) == PPOConfig.from_preset("grpo")
+    path.write_text("preset: grpo\nnum_generations: 4\n")
+    assert PPOConfig.from_yaml(path) == PPOConfig.from_preset("grpo", num_generations=4)
     assert parse(["train", *GIVEN]).ppo == PPOConfig(rewards=("ends_with_eos",))
 
 

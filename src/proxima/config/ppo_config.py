@@ -5,6 +5,7 @@ Names and defaults down to `top_p` are the user's documents'; the origin of othe
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from proxima.config.credit_checks import WITHOUT_CRITIC, check_credit, idle_credit
@@ -12,7 +13,7 @@ from proxima.config.presets import preset_values
 from proxima.config.reward_spec import RewardSpec
 from proxima.config.setting_checks import check_folder_name, check_labels, check_trackers, check_urls
 from proxima.config.setting_declaration import setting
-from proxima.config.settings_base import Settings, settings_class
+from proxima.config.settings_base import Settings, read_yaml, settings_class
 
 
 @settings_class
@@ -334,6 +335,13 @@ class PPOConfig(Settings):
                 "overlap needs engine_urls: vLLM in this process samples or trains, it cannot do both at once"
             )
         check_credit(self)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Self:
+        """Settings from a YAML file, which may name a preset; what both leave out keeps its default."""
+        values = read_yaml(path)
+        name = values.pop("preset", "")
+        return cls.from_dict((preset_values(name) if name else {}) | values)
 
     @classmethod
     def from_preset(cls, name: str, **settings: Any) -> Self:
