@@ -273,6 +273,8 @@ def slow_on_long(prompts, completions, ended):
 def test_planted_faults_are_named(audited, reward, name, level, text):
     found = audited(reward)[name]
     assert (found.level, found.advice != "") == (level, True)
+    if name == "length bias":
+        assert f"PPO would mostly learn {reward.__name__} answers" in found.advice
     assert text in found.text
 
 
