@@ -308,6 +308,7 @@ def test_what_is_complete_is_not_repeated_and_seeds_are_joined(done, capsys):
     assert capsys.readouterr().out.count("- the person: ") == 2
 
 
+@pytest.mark.long
 def test_interrupted_anywhere_it_gives_the_same(done, tmp_path, monkeypatch, capsys):
     """Killed while SFT saves, then in the middle of PPO; what is complete stays, PPO resumes."""
     monkeypatch.setattr(run, "SHORT", small_form())
