@@ -17,6 +17,16 @@ SOURCE = ROOT / "src" / "proxima"
 
 # Each level may import from itself and from levels before it. A room is named whole, or by its parts where
 # these differ.
+FORMULA_LEVEL = {
+    "token_attribution",
+    "reward_kl",
+    "advantage",
+    "training",
+    "runs.metrics",
+    "runs.value_calibration",
+    "runs.evidence",
+    "runs.guards",
+}
 LEVELS = [
     {
         "core",
@@ -27,16 +37,7 @@ LEVELS = [
         "runtime.threads",
         "runtime.distributed",
     },
-    {
-        "token_attribution",
-        "reward_kl",
-        "advantage",
-        "training",
-        "runs.metrics",
-        "runs.value_calibration",
-        "runs.evidence",
-        "runs.guards",
-    },
+    FORMULA_LEVEL,
     {"runtime.engine"},
     {"models", "data", "pages", "pages.web", "runs", "world.tiny_models"},
     {"pages.report"},
@@ -50,21 +51,7 @@ LEVELS = [
     {"world.demo"},
     {"cli", "__main__"},
 ]
-FORMULAS = (
-    "core.ops",
-    "core.sampling",
-    "core.encoding",
-    "core.pairs",
-    "core.types",
-    "token_attribution",
-    "reward_kl",
-    "advantage",
-    "training",
-    "runs.metrics",
-    "runs.value_calibration",
-    "runs.evidence",
-    "runs.guards",
-)
+FORMULAS = ("core.ops", "core.sampling", "core.encoding", "core.pairs", "core.types", *FORMULA_LEVEL)
 ROOMS = {
     *(
         "config",

@@ -56,8 +56,7 @@ def test_the_workflows_run_what_ci_runs_on_the_first_and_the_last_python():
 
 
 def test_a_release_is_the_distribution_under_its_version():
-    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
-    assert f"pypi.org/project/{PROJECT['name']}/" in text
+    assert jobs(ROOT / ".github" / "workflows" / "release.yml")["publish"]["environment"] == "pypi"
     assert re.search(
         rf'^version = "{PROJECT["version"]}"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
     )

@@ -11,17 +11,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import multiprocessing
 import shutil
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from proxima.runs import Run, write_json
 from proxima.world.demo.demo_pipeline import (
@@ -32,6 +28,7 @@ from proxima.world.demo.demo_pipeline import (
     run_demo,
 )
 from proxima.world.demo.gold_judge import judge_best_of
+from proxima.world.demo.parallel_jobs import in_jobs
 from proxima.world.demo.rounds import one_round, two_rounds
 from proxima.world.demo_settings import PPO_SETTINGS
 from proxima.world.posts import make_posts
@@ -159,15 +156,6 @@ def run_rounds(folder: Path, name: str, seed: int, steps: int, device: str) -> R
         with _told_in(folder / f"{run}.log"):
             write_json(done, ROUNDS[name](folder / run, seed, steps, LABELS, ppo, device))
     return {"run": run, "ppo": json.loads(done.read_text(encoding="utf-8"))}
-
-
-def in_jobs(jobs: int, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The results of these calls, in order; several at a time, each in a process with one thread."""
-    if jobs == 1:
-        return [call() for call in calls]
-    spawned = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, spawned, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
 @contextlib.contextmanager

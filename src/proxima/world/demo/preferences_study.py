@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,16 +27,16 @@ from proxima.finetuning import RewardTrainer, read_preferences
 from proxima.models import REPORT_FILE
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import write_json
-from proxima.world.demo.gold_judge import Judgement, judge
+from proxima.world.demo.gold_judge import Judgement, judge, judge_best_of
+from proxima.world.demo.parallel_jobs import in_jobs
 from proxima.world.demo_settings import MAX_NEW_TOKENS
-from proxima.world.gold import gold_score
-from proxima.world.posts import Post, make_posts
+from proxima.world.posts import make_posts
 from proxima.world.words import OPENING
 
 STEPS = 80
 EVERY = 10  # steps between judgements
 POSTS = 300
-BEST_OF = (2, 4, 8, 16)
+BEST_OF = 16
 SIZES: dict[str, Any] = {  # what a model of 1 M parameters needs, and what is written down
     "learning_rate": 1e-3,
     "value_learning_rate": 2e-3,
@@ -58,7 +55,6 @@ METHOD: dict[str, Any] = {"ppo_epochs": 2, "gamma": 1.0}  # where no preset says
 
 def study_seed(seed: int, folder: Path, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Train both models of one seed; its row of the table."""
-    torch.set_num_threads(1)
     home = folder / f"{name}-{seed}"
     if (home / "row.json").is_file():
         return json.loads((home / "row.json").read_text(encoding="utf-8"))
@@ -101,7 +97,7 @@ def run_ppo(home: Path, reward: Path, seed: int, given: Mapping[str, Any]) -> di
     trainer = PPOTrainer(config)
     posts = make_posts(POSTS, "eval", seed + 2)
     judged: list[tuple[int, Judgement]] = [(0, judge(trainer, posts))]
-    compared = best_of_n(trainer, posts) if given["best_of"] else []
+    compared = judge_best_of(trainer, posts, BEST_OF) if given["best_of"] else []
     step = trainer.ppo_step
 
     def judged_step(*batch: Any) -> Any:
@@ -121,25 +117,6 @@ def run_ppo(home: Path, reward: Path, seed: int, given: Mapping[str, Any]) -> di
 def told(one: Judgement) -> dict[str, float]:
     opened = sum(text.strip().lower().startswith(OPENING) for text in one.texts) / len(one.texts)
     return {**one.summary(), "opening": opened}
-
-
-def best_of_n(trainer: PPOTrainer, posts: Sequence[Post]) -> list[dict[str, float]]:
-    """The gold score of the best of n answers by the reward model; its KL is at most log n - (n - 1) / n."""
-    sides = []
-    for draw in range(max(BEST_OF)):
-        tokens = trainer.generator.sample([post.prompt for post in posts], -10 - draw, reference=True)
-        scores = trainer.reward_computer.score_tokens(tokens).total
-        sides.append((scores, tokens.texts(), tokens.ended.tolist()))
-    rows = []
-    for count in BEST_OF:
-        best = torch.stack([scores for scores, _, _ in sides[:count]]).argmax(0).tolist()
-        gold = [
-            gold_score(post, sides[at][1][i], sides[at][2][i])
-            for i, (post, at) in enumerate(zip(posts, best, strict=True))
-        ]
-        kl = float(torch.tensor(float(count)).log() - (count - 1) / count)
-        rows.append({"n": count, "kl": kl, "gold": sum(gold) / len(gold)})
-    return rows
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -180,10 +157,7 @@ def main() -> None:
     folder, name = given.pop("folder"), given.pop("name")
     seeds, jobs = given.pop("seeds"), given.pop("jobs")
     given |= {"reward_from": str(folder), "reward_name": given["reward_name"] or name}
-    os.environ["OMP_NUM_THREADS"] = "1"
-    work = partial(study_seed, folder=folder, name=name, given=given)
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        rows = list(pool.map(work, seeds))
+    rows = in_jobs(jobs, [partial(study_seed, seed, folder, name, given) for seed in seeds])
     write_json(folder / f"{name}.json", rows)
     show(rows)
     print(f"written to {folder / f'{name}.json'}")
