@@ -64,12 +64,12 @@ def adapter_views(lora: Lora, down: Tensor, up: Tensor) -> list[tuple[Tensor, Te
 
 def batched_copy(copies: list[tuple[Tensor, Tensor, float]]) -> Callable[[], None]:
     """A function that copies each source, times its factor, to its target; in one launch where Triton is
-    installed."""
+    installed. A network without adapters has nothing to copy."""
     try:
         from proxima.runtime.engine.kernels import Copies
     except ImportError:
         return lambda: _copy(copies)
-    return Copies(copies)
+    return Copies(copies) if copies else lambda: None
 
 
 @torch.no_grad()
