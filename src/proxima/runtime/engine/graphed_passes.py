@@ -39,6 +39,7 @@ class GraphedPasses:
         self.decoder = decoder
         self._passes: dict[PassKey, GraphedPass] = {}
         self._sizes: dict[int, PassCapacity] = {}
+        self._buffers: dict[str | None, tuple[list[Loras], GradientBuffers]] = {}
         self.by_size = False
         """Passes of several capacities: quicker for batches of different sizes, but a sequence's bits then
         depend on the batch it is in."""
@@ -57,15 +58,12 @@ class GraphedPasses:
         return self._passes[key](ids, layout)
 
     def _capture(self, layout: Layout, key: PassKey) -> GraphedPass:
-        decoder, adapter = self.decoder, key.adapter
-        given = decoder.loras(adapter, key.dropout) if adapter is not None else self._placeholder_loras()
-        loras = [_loras_with_sinks(lora, block) for lora, block in zip(given, decoder.blocks, strict=True)]
-        groups = [group for lora in loras for group in lora if group is not None]
-        found = [window for group in groups for window in adapter_views(group, *group.sinks)]
-        kept = {weight: torch.zeros_like(weight) for weight, _, _ in found}
-        collect = batched_copy([(window, kept[weight], scale) for weight, window, scale in found])
-        gradients = GradientBuffers(kept, [sink for group in groups for sink in group.sinks], collect)
-        load = self._loader(adapter)
+        decoder = self.decoder
+        if key.adapter not in self._buffers:
+            self._buffers[key.adapter] = self._make_buffers(key.adapter)
+        loras, gradients = self._buffers[key.adapter]
+        loras = [lora.with_dropout(key.dropout) for lora in loras]
+        load = self._loader(key.adapter)
 
         def run(flat: Tensor, layout: Layout) -> Tensor:
             load()
@@ -73,6 +71,17 @@ class GraphedPasses:
 
         pool = next(iter(self._passes.values())).pool if self._passes else None
         return GraphedPass(run, gradients, self._sizes[key.size], layout.read.device, pool)
+
+    def _make_buffers(self, adapter: str | None) -> tuple[list[Loras], GradientBuffers]:
+        """An adapter's parameters with sinks, and its gradients: the same for passes of all sizes."""
+        decoder = self.decoder
+        given = decoder.loras(adapter) if adapter is not None else self._placeholder_loras()
+        loras = [_loras_with_sinks(lora, block) for lora, block in zip(given, decoder.blocks, strict=True)]
+        groups = [group for lora in loras for group in lora if group is not None]
+        found = [window for group in groups for window in adapter_views(group, *group.sinks)]
+        kept = {weight: torch.zeros_like(weight) for weight, _, _ in found}
+        collect = batched_copy([(window, kept[weight], scale) for weight, window, scale in found])
+        return loras, GradientBuffers(kept, [sink for group in groups for sink in group.sinks], collect)
 
     def _loader(self, adapter: str | None) -> Callable[[], None]:
         """`Decoder.load` for a graph: all matrices in one launch, where Triton is installed."""
