@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, overload
+from typing import Protocol, overload
 
 import torch
 from torch import Tensor
@@ -36,11 +36,11 @@ class Prompt(str):
     the columns and the turns.
     """
 
-    columns: dict[str, Any]
+    columns: dict[str, object]
     turns: list[Turn]
 
     def __new__(
-        cls, text: str, columns: Mapping[str, Any] | None = None, turns: Sequence[Turn] = ()
+        cls, text: str, columns: Mapping[str, object] | None = None, turns: Sequence[Turn] = ()
     ) -> Prompt:
         prompt = super().__new__(cls, text)
         prompt.columns, prompt.turns = dict(columns or {}), list(turns)
@@ -137,12 +137,20 @@ class Tokens:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Tokens:
         """Apply a function to every tensor (to a device, to a row selection, to disk)."""
-        names = ("prompt_ids", "prompt_mask", "response_ids", "mask", "ended", "truncated", "keys")
-        changed: dict[str, Any] = {name: function(getattr(self, name)) for name in names}
-        for name in ("sampled_logprobs", "observed"):
-            column = getattr(self, name)
-            changed[name] = None if column is None else function(column)
-        return replace(self, **changed, kept=None if self.kept is None else self.kept.map(function))
+        sampled, observed = self.sampled_logprobs, self.observed
+        return replace(
+            self,
+            prompt_ids=function(self.prompt_ids),
+            prompt_mask=function(self.prompt_mask),
+            response_ids=function(self.response_ids),
+            mask=function(self.mask),
+            ended=function(self.ended),
+            truncated=function(self.truncated),
+            keys=function(self.keys),
+            sampled_logprobs=None if sampled is None else function(sampled),
+            observed=None if observed is None else function(observed),
+            kept=None if self.kept is None else self.kept.map(function),
+        )
 
     def select(self, rows: Tensor) -> Tokens:
         """Some rows, with the columns that only they leave empty cut away."""
