@@ -17,11 +17,15 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from proxima.core.hub import hub_or_cache
 from proxima.data.rows import BrokenData, JoinedRows, ListRows, Rows
 from proxima.data.text_files import CsvRows, JsonRows, TextRows, read_json
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(/[\w.-]+)?")
 SPLITS = ("train", "test", "valid", "eval", "dev")
@@ -135,7 +139,7 @@ def open_hub(name: str, split: str = "", limit: int = 0) -> Rows:
         return of_split(splits, split, name, limit)
 
 
-def of_split(splits: Any, split: str, name: str, limit: int) -> Rows:
+def of_split(splits: DatasetDict | IterableDatasetDict, split: str, name: str, limit: int) -> Rows:
     """One split: the named one, else `train`, else the only one."""
     split = split or ("train" if "train" in splits or len(splits) != 1 else next(iter(splits)))
     if split not in splits:
@@ -145,14 +149,14 @@ def of_split(splits: Any, split: str, name: str, limit: int) -> Rows:
     return first_rows(splits[split], f"{name}:{split}", limit)
 
 
-def first_rows(dataset: Any, name: str, limit: int) -> Rows:
+def first_rows(dataset: Dataset | IterableDataset, name: str, limit: int) -> Rows:
     if not hasattr(dataset, "__len__"):  # streamed
         return ListRows(list(dataset.take(limit)), name)
     return ListRows(dataset.select(range(min(limit, len(dataset)))) if limit else dataset, name)
 
 
 @contextmanager
-def needs_datasets(name: str) -> Iterator[Any]:
+def needs_datasets(name: str) -> Iterator[ModuleType]:
     """The `datasets` package, whose failures become one sentence."""
     try:
         import datasets
