@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal
 
 from proxima.config import PPOConfig, current_names, read_yaml
 from proxima.core.json_record import Record
@@ -41,7 +42,7 @@ class Run:
         if not self.path.is_dir():
             raise ValueError(f"{path} is not the folder of a run; `proxima train` makes them under runs/")
         self.name = name or self.path.resolve().name
-        self._kept: dict[str, tuple[Any, Any]] = {}
+        self._kept: dict[str, tuple[tuple[int, ...], Record | None]] = {}
         self._said: dict[str, str] = {}
         self._columns: dict[str, list[float]] = {}
         self._rows, self._version = 0, -1
@@ -263,7 +264,7 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _pandas() -> Any:
+def _pandas() -> ModuleType:
     try:
         import pandas
     except ImportError:
