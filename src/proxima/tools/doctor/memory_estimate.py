@@ -20,7 +20,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -31,6 +31,9 @@ from proxima.base_setup import has_head, is_adapter
 from proxima.config import PPOConfig
 from proxima.models import CHUNK
 from proxima.runtime.distributed import decoder_layers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 # numbers kept for the backward pass, as a multiple of the inputs and outputs of all maps (measured: 1.17)
 KEPT = 1.2
@@ -82,7 +85,7 @@ class NetworkSize:
     vocabulary: int
 
 
-def without_weights(kind: Any, network: Any) -> Any:
+def without_weights(kind: type[AutoModel], network: PreTrainedConfig) -> PreTrainedModel:
     """The modules of a network with the shapes of their weights but no memory behind them."""
     try:
         with torch.device("meta"):
@@ -93,11 +96,11 @@ def without_weights(kind: Any, network: Any) -> Any:
         ) from None
 
 
-def count_weights(built: Any) -> int:
+def count_weights(built: nn.Module) -> int:
     return sum(weight.numel() for weight in built.parameters())
 
 
-def network_size(network: Any, targets: str = "all-linear") -> NetworkSize:
+def network_size(network: PreTrainedConfig, targets: str = "all-linear") -> NetworkSize:
     """From the model's config alone."""
     built = without_weights(AutoModelForCausalLM, network)
     last = built.get_output_embeddings()
@@ -129,7 +132,7 @@ def network_size(network: Any, targets: str = "all-linear") -> NetworkSize:
     )
 
 
-def _number(config: Any, name: str) -> int:
+def _number(config: object, name: str) -> int:
     """A size of all layers alike; 0 where the architecture has none, or one for each layer."""
     try:
         value = getattr(config, name, None)
@@ -140,10 +143,10 @@ def _number(config: Any, name: str) -> int:
 
 def estimate_memory(
     config: PPOConfig,
-    network: Any,
+    network: PreTrainedConfig,
     longest_prompt: int = 512,
     on_gpu: bool = True,
-    others: Sequence[Any] = (),
+    others: Sequence[PreTrainedConfig] = (),
     smallest: bool = False,
     processes: int = 1,
 ) -> MemoryEstimate:

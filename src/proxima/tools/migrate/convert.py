@@ -6,7 +6,6 @@ In: `OldRun`. Out: `Migration`: settings for `proxima train`, and an account of 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from proxima.config import TRACKERS, PPOConfig
 from proxima.core.regular_files import open_file
@@ -227,7 +226,7 @@ def _check(new: Migration) -> None:
         raise ValueError(f"{new.name}: {origin}{error}") from None
 
 
-def _fits(name: str, value: Any) -> bool:
+def _fits(name: str, value: object) -> bool:
     try:
         PPOConfig.from_dict({name: value})
     except ValueError:
@@ -235,7 +234,7 @@ def _fits(name: str, value: Any) -> bool:
     return True
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: object) -> list[object]:
     return value if isinstance(value, list) else [value]
 
 

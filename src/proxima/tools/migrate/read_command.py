@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 from proxima.config import read_yaml
 from proxima.tools.migrate.old_run import UNREAD, OldRun, Setting
@@ -31,7 +30,7 @@ def read_yaml_settings(path: Path) -> OldRun:
     return run
 
 
-def put_all(run: OldRun, values: dict[str, Any], where: str) -> None:
+def put_all(run: OldRun, values: dict[str, object], where: str) -> None:
     for name, value in values.items():
         if name == "env":
             run.unread.append(f"env ({where}): set environment variables yourself")
@@ -176,7 +175,7 @@ def setting_of(name: str, values: list[str], where: str) -> tuple[str, Setting]:
     return name, Setting(True if not read else read[0] if len(read) == 1 else read, where)
 
 
-def plain(text: str) -> Any:
+def plain(text: str) -> object:
     """The value that a word stands for."""
     if text.lower() in WORDS:
         return WORDS[text.lower()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from typing import Any
 
 from proxima.tools.migrate.old_run import UNREAD, OldRun, Setting
 from proxima.tools.migrate.script_values import Values, shown
@@ -338,7 +337,7 @@ class Reader:
                     pending += self.values.assigned.get(item.id, [])
         return seen
 
-    def split(self, call: ast.Call, given: ast.expr | None) -> Any:
+    def split(self, call: ast.Call, given: ast.expr | None) -> object:
         """The split taken from the result of `load_dataset`: `load_dataset(...)["train"]`, or by the name it
         was assigned to."""
         above = self.values.parents.get(id(call))
