@@ -21,7 +21,7 @@ from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_st
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import TYPE_CHECKING, NoReturn, get_args, get_type_hints
 
 from proxima import __version__
 from proxima.cli.command import Command
@@ -45,6 +45,9 @@ from proxima.config import (
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.core.terminal_text import stderr_handler, visible
 from proxima.runtime.distributed import end_process, rank_and_count
+
+if TYPE_CHECKING:
+    from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 CONFIGS: dict[str, type[Settings]] = {
     "ppo": PPOConfig,
@@ -260,7 +263,7 @@ def _configs_of(kind: type[Command]) -> list[str]:
     return [field.name for field in _fields(kind) if field.name in CONFIGS]
 
 
-def _fields(kind: type[Command]) -> tuple[dataclasses.Field[Any], ...]:
+def _fields(kind: type[Command]) -> tuple[dataclasses.Field[object], ...]:
     return dataclasses.fields(kind)  # type: ignore[arg-type]
 
 
@@ -328,7 +331,7 @@ def _defaults(kind: type[Command], values: Values) -> Command:
     return kind(**own)
 
 
-def _in_type(name: str, value: object, kind: Any) -> object:
+def _in_type(name: str, value: object, kind: object) -> object:
     """A value from YAML for one of a command's own flags."""
     if kind is RewardSpec:
         return RewardSpec.of(value)
@@ -348,7 +351,7 @@ def _reward(word: str) -> RewardSpec:
         raise _Unusable(str(error)) from None
 
 
-def _reward_rule(info: Any) -> Any:
+def _reward_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[RewardSpec] | None:
     """On the command line a reward is one word."""
     import tyro
 
