@@ -93,17 +93,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
-        if _is_an_interrupt(error):
-            print("proxima: interrupted", file=sys.stderr)
-            raise SystemExit(130) from None
-        on_all = getattr(error, "shared", False) or isinstance(error, (RewardFailure, EngineFailure))
-        if on_all and not is_main:
-            _leave_silently()
-        known = isinstance(error, KNOWN_ERRORS)
-        reason = " ".join(str(error).split()) or type(error).__name__
-        hint = "" if known else f" (an unexpected {type(error).__name__}; --debug shows the traceback)"
-        print(f"proxima: {visible(shareable(reason))}{hint}", file=sys.stderr)
-        raise SystemExit(2 if known else 1) from None
+        raise SystemExit(_report(error, is_main)) from None
+
+
+def _report(error: Exception, is_main: bool) -> int:
+    """Print an error as one line; its exit code."""
+    if _is_an_interrupt(error):
+        print("proxima: interrupted", file=sys.stderr)
+        return 130
+    on_all = getattr(error, "shared", False) or isinstance(error, (RewardFailure, EngineFailure))
+    if on_all and not is_main:
+        _leave_silently()
+    known = isinstance(error, KNOWN_ERRORS)
+    reason = " ".join(str(error).split()) or type(error).__name__
+    hint = "" if known else f" (an unexpected {type(error).__name__}; --debug shows the traceback)"
+    print(f"proxima: {visible(shareable(reason))}{hint}", file=sys.stderr)
+    return 2 if known else 1
 
 
 def _is_an_interrupt(error: BaseException | None) -> bool:

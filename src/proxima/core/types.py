@@ -76,6 +76,17 @@ class KeptSet:
         assert self.bits is not None
         return KeptSet(bits=fit(self.bits, 0, self.bits.shape[2]))
 
+    @staticmethod
+    def cat(parts: Sequence[KeptSet], responses: int) -> KeptSet:
+        """Several under each other, padded to `responses` positions."""
+        choices = max((part.ids.shape[2] for part in parts if part.ids is not None), default=None)
+        fitted = [part.resized(responses, choices) for part in parts]
+        ids = [part.ids for part in fitted if part.ids is not None]
+        bits = [part.bits for part in fitted if part.bits is not None]
+        if ids and bits:
+            raise ValueError("cannot join rollouts sampled with top-k and with top-p alone")
+        return KeptSet(ids=torch.cat(ids)) if ids else KeptSet(bits=torch.cat(bits))
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -183,25 +194,9 @@ class Tokens:
         """Several rollouts under each other, padded to the widest."""
         prompts = max(part.prompt_ids.shape[1] for part in parts)
         responses = max(part.response_ids.shape[1] for part in parts)
-        kept = None
         sets = [part.kept for part in parts if part.kept is not None]
         if sets and len(sets) != len(parts):
             raise ValueError("cannot join rollouts sampled with and without truncation")
-        if sets:
-            choices = max((item.ids.shape[2] for item in sets if item.ids is not None), default=None)
-            fitted = [item.resized(responses, choices) for item in sets]
-            ids = [item.ids for item in fitted if item.ids is not None]
-            bits = [item.bits for item in fitted if item.bits is not None]
-            if ids and bits:
-                raise ValueError("cannot join rollouts sampled with top-k and with top-p alone")
-            kept = KeptSet(ids=torch.cat(ids)) if ids else KeptSet(bits=torch.cat(bits))
-        sampled = [
-            pad_to(part.sampled_logprobs, responses) for part in parts if part.sampled_logprobs is not None
-        ]
-        observed = [
-            pad_to(torch.zeros_like(part.mask) if part.observed is None else part.observed, responses)
-            for part in parts
-        ]
         return Tokens(
             prompts=[text for part in parts for text in part.prompts],
             prompt_ids=torch.cat([pad_to(part.prompt_ids, prompts, left=True) for part in parts]),
@@ -211,9 +206,9 @@ class Tokens:
             ended=torch.cat([part.ended for part in parts]),
             truncated=torch.cat([part.truncated for part in parts]),
             keys=torch.cat([part.keys for part in parts]),
-            kept=kept,
-            sampled_logprobs=torch.cat(sampled) if len(sampled) == len(parts) else None,
-            observed=None if all(part.observed is None for part in parts) else torch.cat(observed),
+            kept=KeptSet.cat(sets, responses) if sets else None,
+            sampled_logprobs=_cat_sampled(parts, responses),
+            observed=_cat_observed(parts, responses),
             tokenizer=parts[0].tokenizer,
         )
 
@@ -245,6 +240,22 @@ class Tokens:
     @cached_property
     def _prefixes(self) -> dict[int, list[str]]:
         return {}  # by row
+
+
+def _cat_sampled(parts: Sequence[Tokens], responses: int) -> Tensor | None:
+    """The log-probabilities of whatever sampled the tokens; None where a part has none."""
+    sampled = [
+        pad_to(part.sampled_logprobs, responses) for part in parts if part.sampled_logprobs is not None
+    ]
+    return torch.cat(sampled) if len(sampled) == len(parts) else None
+
+
+def _cat_observed(parts: Sequence[Tokens], responses: int) -> Tensor | None:
+    """The tokens that the policy did not choose; None where no part has any."""
+    if all(part.observed is None for part in parts):
+        return None
+    columns = [torch.zeros_like(part.mask) if part.observed is None else part.observed for part in parts]
+    return torch.cat([pad_to(column, responses) for column in columns])
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,17 @@ def open_folder(folder: Path, split: str = "", limit: int = 0) -> Rows:
     if (folder / "dataset_info.json").is_file() and not split:
         with needs_datasets(str(folder)) as datasets:
             return first_rows(datasets.load_from_disk(str(folder)), str(folder), limit)
+    parts: list[Rows] = []
+    for path in _files_of_one_kind(folder, split):
+        missing = limit - sum(len(part) for part in parts)
+        if limit and missing <= 0:
+            break
+        parts.append(open_file(path, missing if limit else 0))
+    return JoinedRows([part for part in parts if len(part)] or parts, str(folder))
+
+
+def _files_of_one_kind(folder: Path, split: str) -> list[Path]:
+    """The files of one split; all of them where there is only one."""
     files = sorted(
         path
         for path in folder.iterdir()
@@ -104,13 +115,7 @@ def open_folder(folder: Path, split: str = "", limit: int = 0) -> Rows:
         raise ValueError(
             f"{folder} holds several splits ({', '.join(named)}); say which, for example {folder}:{named[0]}"
         )
-    parts: list[Rows] = []
-    for path in files:
-        missing = limit - sum(len(part) for part in parts)
-        if limit and missing <= 0:
-            break
-        parts.append(open_file(path, missing if limit else 0))
-    return JoinedRows([part for part in parts if len(part)] or parts, str(folder))
+    return files
 
 
 def open_parquet(path: Path, limit: int = 0) -> Rows:

@@ -167,8 +167,6 @@ def estimate_memory(
     trained = (base if full else config.lora_r * size.adapted) * copies
     batch = -(-config.batch_size * config.num_generations // processes)
     minibatch = -(-config.minibatch_size // processes)
-    rewards = [str(spec.source) for spec in config.rewards if isinstance(spec.source, str)]
-    frozen = bool(config.sft_adapter) + sum(is_adapter(source) for source in rewards if has_head(source))
     own = base + sum(count_weights(without_weights(AutoModel, other)) for other in others)
     longest = longest_prompt + config.max_new_tokens
     sequences = 1 if smallest else min(batch, minibatch, config.micro_batch_size)
@@ -183,13 +181,19 @@ def estimate_memory(
     positions = min(CHUNK, max(1, tokens // longest) * config.max_new_tokens)
     return MemoryEstimate(
         weights=own * width + (4 * trained if full else 0),
-        adapters=4 * ((0 if full else trained) + frozen * config.lora_r * size.adapted),
+        adapters=4 * ((0 if full else trained) + _frozen_adapters(config) * config.lora_r * size.adapted),
         optimizer=12 * trained,
         activations=int(tokens * (kept + backward * layer) * (4 if full else width)),
         cache=min(batch, SLOTS) * longest * size.cached * width,
         logits=LOGITS * positions * size.vocabulary * 4,
         overhead=OVERHEAD["cuda" if on_gpu else "cpu"],
     )
+
+
+def _frozen_adapters(config: PPOConfig) -> int:
+    """How many adapters are loaded that do not train: of SFT, and of reward models on this base."""
+    rewards = [spec.source for spec in config.rewards if isinstance(spec.source, str)]
+    return bool(config.sft_adapter) + sum(is_adapter(source) for source in rewards if has_head(source))
 
 
 def free_memory(device: torch.device) -> int:

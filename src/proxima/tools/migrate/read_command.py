@@ -40,6 +40,20 @@ def put_all(run: OldRun, values: dict[str, object], where: str) -> None:
 
 def read_shell(text: str, path: Path) -> OldRun:
     """Read the one command of a shell script that starts a PPO script."""
+    command = _ppo_command(text, path)
+    run = OldRun(path.name, outside=True)
+    read_launch(run, command)
+    for name, values, line in flags_of(command):
+        where = f"line {line}"
+        if name == "config" and values:
+            read_settings_file(run, path, values[0], where)
+    for name, values, line in flags_of(command):
+        if name != "config":
+            run.put(*setting_of(name, values, f"line {line}"))
+    return run
+
+
+def _ppo_command(text: str, path: Path) -> Words:
     commands = [command for command in split_commands(text, path.name) if start_of_flags(command) is not None]
     named = [command for command in commands if "ppo" in Path(program(command)).name]
     chosen = named or [
@@ -58,16 +72,7 @@ def read_shell(text: str, path: Path) -> OldRun:
         raise ValueError(
             f"{path.name} starts {len(chosen)} PPO runs (lines {lines}); leave the one to migrate"
         )
-    run = OldRun(path.name, outside=True)
-    read_launch(run, chosen[0])
-    for name, values, line in flags_of(chosen[0]):
-        where = f"line {line}"
-        if name == "config" and values:
-            read_settings_file(run, path, values[0], where)
-    for name, values, line in flags_of(chosen[0]):
-        if name != "config":
-            run.put(*setting_of(name, values, f"line {line}"))
-    return run
+    return chosen[0]
 
 
 def read_settings_file(run: OldRun, path: Path, name: str, where: str) -> None:
