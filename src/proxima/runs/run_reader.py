@@ -103,7 +103,9 @@ class Run:
         """Columns by name, `step` first, one number per step; nan where a step has none."""
         records = self._metric_lines.look()
         if self._version != self._metric_lines.version:
-            self._columns, self._rows, self._version = {"step": []}, 0, self._metric_lines.version
+            self._columns = {"step": []}
+            self._rows = 0
+            self._version = self._metric_lines.version
         new = records[self._rows :]
         for name in dict.fromkeys(chain.from_iterable(new)):
             self._columns.setdefault(name, [math.nan] * self._rows)
@@ -182,12 +184,11 @@ class Run:
 
     def tokens_frame(self, step: int) -> pandas.DataFrame:
         """One row per token of a logged step: sample, kind, position, token, then its columns."""
-        rows = [
-            {"sample": place, "kind": sample["kind"], "position": position, "token": token}
-            | {name: values[position] for name, values in sample["columns"].items()}
-            for place, sample in enumerate(self.tokens(step))
-            for position, token in enumerate(sample["tokens"])
-        ]
+        rows = []
+        for place, sample in enumerate(self.tokens(step)):
+            for position, token in enumerate(sample["tokens"]):
+                row = {"sample": place, "kind": sample["kind"], "position": position, "token": token}
+                rows.append(row | {name: values[position] for name, values in sample["columns"].items()})
         return _pandas().DataFrame(rows)
 
     def plot(self, *names: str | Sequence[str]) -> Plot:

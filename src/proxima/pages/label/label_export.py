@@ -41,11 +41,12 @@ def rows_of(
     for answer in answers:
         if answer.choice != "skip":
             given[answer.item].append(answer)
-    groups = [
-        (item, group)
-        for item in items
-        for group in ([[one] for one in given[item.id]] if every_answer else [given[item.id]])
-    ]
+    groups: list[tuple[Item, list[LabelAnswer]]] = []
+    for item in items:
+        if every_answer:
+            groups += [(item, [one]) for one in given[item.id]]
+        else:
+            groups.append((item, given[item.id]))
     rows = [
         _preference(item, group) if item.mode == "pairs" else _rating(item, group)
         for item, group in groups

@@ -116,6 +116,5 @@ def read_items(path: str | Path, mode: str) -> list[Item]:
         if mode == "ratings":
             items.append(Item(texts["prompt"], sides[0], a_ended=ended[0], a_model=str(path)))
         else:
-            (a, b), (a_ended, b_ended), (a_model, b_model) = sides, ended, names
-            items.append(Item(texts["prompt"], a, b, a_ended, b_ended, a_model, b_model))
+            items.append(Item(texts["prompt"], sides[0], sides[1], ended[0], ended[1], names[0], names[1]))
     return items
