@@ -15,6 +15,7 @@ from transformers.utils import logging as progress
 
 from proxima.base_setup.gguf_files import SMOLLM2, is_gguf, smollm2_path
 from proxima.base_setup.gguf_networks import load_gguf_config, load_gguf_network
+from proxima.core.errors import first_line
 from proxima.core.hub import hub_or_cache
 from proxima.runtime import (
     default_device,
@@ -98,7 +99,7 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"device {name!r} cannot be used here: {first_line(error)}") from None
     if device.type == "mps" and (problem := noise_problem(device)):
         raise ValueError(f"device {name!r} cannot be used here: {problem}; use --device cpu")
     return device

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from proxima.core.errors import first_line
 from proxima.core.hub import hub_or_cache
 from proxima.data.rows import BrokenData, JoinedRows, ListRows, Rows
 from proxima.data.text_files import CsvRows, JsonRows, TextRows, read_json
@@ -177,7 +178,7 @@ def needs_datasets(name: str) -> Iterator[ModuleType]:
                 isinstance(error, datasets.exceptions.DatasetGenerationError) and error.__cause__
             ):  # says only that there was one
                 error = Exception(error.__cause__)
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            reason = first_line(error).rstrip(".")
             if Path(name).exists():
                 raise BrokenData(f"cannot read {name}: {reason}") from None
             if problem:

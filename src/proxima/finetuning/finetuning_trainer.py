@@ -36,7 +36,7 @@ from proxima.base_setup import (
 from proxima.config import SETTINGS_FILE, FinetuningConfig, settings_in
 from proxima.core.tokenizer import Tokenizer
 from proxima.finetuning.encoded_examples import Encoded, Example, TokenRow
-from proxima.models import Backbone, BaseModel
+from proxima.models import Backbone, BaseModel, EngineSettings
 from proxima.runs import make_run_folder
 from proxima.runtime import forked_random_state
 from proxima.training import learning_rate_factor
@@ -96,8 +96,9 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         with forked_random_state(device):
             torch.manual_seed(config.seed)
             self.role = self.make_role()
-        if device.type == "cuda":  # a captured graph cannot hold weights that `transformers` trains
-            self.backbone.settings.fast = False
+        if device.type == "cuda":  # a captured graph cannot hold weights that train
+            fast = config.lora_r > 0
+            self.backbone.settings = EngineSettings(fast=fast, compiled=False, by_size=True)
 
     def adapter(self, name: str) -> str | None:
         """What trains: an adapter (new, or a copy of `sft_adapter`), or with lora_r = 0 the whole network in
@@ -246,7 +247,7 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         optimizer.zero_grad()
         summed = torch.zeros((), device=self.role.device)
         for start in range(0, len(batch), self.config.micro_batch_size):
-            with self.role.active():
+            with self.role.training():
                 loss = self.loss(batch[start : start + self.config.micro_batch_size]) / total
                 loss.backward()
             summed += loss.detach()

@@ -29,6 +29,7 @@ from transformers.pytorch_utils import Conv1D
 
 from proxima.base_setup import has_head, is_adapter
 from proxima.config import PPOConfig
+from proxima.core.errors import first_line
 from proxima.models import CHUNK
 from proxima.runtime.distributed import decoder_layers
 
@@ -91,9 +92,7 @@ def without_weights(kind: type[AutoModel], network: PreTrainedConfig) -> PreTrai
         with torch.device("meta"):
             return kind.from_config(network)
     except (ValueError, KeyError) as error:
-        raise ValueError(
-            f"the size of a {network.model_type} is not known: {str(error).splitlines()[0]}"
-        ) from None
+        raise ValueError(f"the size of a {network.model_type} is not known: {first_line(error)}") from None
 
 
 def count_weights(built: nn.Module) -> int:
