@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -39,12 +39,14 @@ class ModelSettings(Protocol):
 
     model_name: str
     device: str
-    dtype: Any
     trust_remote_code: bool
     lora_r: int
     lora_alpha: int
     lora_dropout: float
     lora_targets: str
+
+    @property
+    def dtype(self) -> str: ...
 
 
 def model_path(name: str) -> str:

@@ -291,7 +291,7 @@ class Backbone:
                 (0 * hidden.sum()).backward()
 
 
-def _groups(layer: BaseTunerLayer | AuxiliaryTrainingWrapper) -> list[Mapping[str, Any]]:
+def _groups(layer: BaseTunerLayer | AuxiliaryTrainingWrapper) -> list[Mapping[str, nn.Module | nn.Parameter]]:
     """The parts of a layer that belong to adapters, each a mapping by adapter name."""
     return [attrgetter(name)(layer) for name in layer.adapter_layer_names]
 
