@@ -177,7 +177,8 @@ ANY = {
     "rewards/reward_options.py": 5,
     # what transformers returns depends on its options, and attributes on the architecture
     "core/tokenizer.py": 2,
-    "runtime/engine/architecture.py": 1,
+    "runtime/engine/architecture.py": 2,
+    "runtime/engine/families.py": 1,
     # arguments passed through to tenacity, uvicorn and torch's checkpointing
     "core/retries.py": 1,
     "models/backbone.py": 2,

@@ -117,7 +117,7 @@ def test_the_gate_and_its_gradient_with_an_adapter_folded_in(room):
     torch.manual_seed(0)
     wide, d_out, d_inner, down = random(37, 2 * 136), random(37, 136), random(37, room), random(room, 136)
     leaf = wide.detach().clone().requires_grad_(True)
-    plain = activate(leaf, (136, 136), "")
+    plain = activate(leaf, (136, 136), "silu")
     plain.backward((d_out.float() + d_inner.float() @ down.float()).to(KIND))
     out, d_wide = gate_backward(wide, d_out, d_inner, down)
     for ours, theirs in ((gate(wide), plain), (out, plain), (d_wide, leaf.grad)):

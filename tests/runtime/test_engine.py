@@ -233,8 +233,10 @@ def test_what_the_engine_does_not_know_takes_the_reference_path(tiny_folders, ma
     assert supports(network)
     for name, value in (
         ("model_type", "falcon"),
-        ("hidden_act", "gelu"),
-        ("layer_types", ["sliding_attention"]),
+        ("hidden_act", "relu6"),
+        ("layer_types", ["sliding_attention"] * 2),  # without a window
+        ("layer_types", ["chunked_attention"] * 2),
+        ("rope_parameters", {"rope_type": "dynamic"}),
     ):
         before = getattr(network.config, name)
         setattr(network.config, name, value)

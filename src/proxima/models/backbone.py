@@ -27,7 +27,15 @@ from proxima.models.passes import Passes
 from proxima.models.probe import probe
 from proxima.runtime import FAST_PATH
 from proxima.runtime.distributed import Lockstep, decoder_layers, shard_network
-from proxima.runtime.engine import Decoder, Generation, Layout, knows, supports, worth_compiling
+from proxima.runtime.engine import (
+    Decoder,
+    Generation,
+    Layout,
+    knows,
+    network_logits,
+    supports,
+    worth_compiling,
+)
 
 Result = TypeVar("Result")
 
@@ -215,7 +223,7 @@ class Backbone:
     def head(self, hidden: Tensor, adapter: str | None) -> Tensor:
         """Logits (M, V) of hidden states (M, D), with one adapter."""
         if self.known and not self.adapts_head:
-            return self.network.get_output_embeddings()(hidden)
+            return network_logits(self.network, hidden)
         with self.using(adapter) if self.adapts_head else nullcontext():
             return self.passes.logits(hidden)
 

@@ -3,9 +3,10 @@
 In: a `transformers` network with its adapters, whose live weights it reads. Out: hidden states and sampled
 responses, equal to those of the reference path by test.
 
-A pass: `layout` (where tokens lie), `architecture` and `layer_weights` (what is multiplied), `decoder` (the
-layers) with `lora_products`, `layer_functions` and `packed_attention`; on a GPU `graphed_passes` and
-`cuda_graphs`. Sampling: `generation`, on the buffers of `generation_slots`.
+A pass: `layout` (where tokens lie), `families` (which networks), `architecture` and `layer_weights` (what is
+multiplied), `decoder` (the layers) with `lora_products`, `layer_functions`, `packed_attention` and
+`attention_rules`; on a GPU `graphed_passes` and `cuda_graphs`. Sampling: `generation`, on the buffers of
+`generation_slots`.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from proxima.runtime.engine.architecture import knows, supports
+    from proxima.runtime.engine.architecture import knows, network_logits, supports
     from proxima.runtime.engine.decoder import Decoder
     from proxima.runtime.engine.generation import Generation
     from proxima.runtime.engine.layer_functions import worth_compiling

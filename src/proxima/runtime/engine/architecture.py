@@ -1,28 +1,35 @@
-"""Which networks the decoder supports, and where each keeps its layers and modules.
+"""Which networks the decoder supports, and each network's parts under common names.
 
-Two families: GPT-2, and those built like Llama.
+`families.py` declares where they are.
 """
 
 from __future__ import annotations
 
+import inspect
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 from peft.tuners.lora import LoraLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from proxima.runtime.engine.layer_functions import ACTIVATIONS, DecoderShape, Norm
+from proxima.runtime.engine.attention_rules import AttentionRule
+from proxima.runtime.engine.families import FAMILIES, Config, Family
+from proxima.runtime.engine.layer_functions import ACTIVATIONS, NO_NORM, DecoderShape, Norm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-LLAMA_LIKE = ("llama", "qwen2", "qwen3", "mistral")
-
+ROTARY = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary positions whose angles depend on a token's own position alone."""
 DecoderLayer: TypeAlias = Any
 """A layer, or a module in it; their attributes depend on the architecture."""
 LinearModule: TypeAlias = "nn.Linear | Conv1D | LoraLayer"
 """A projection of a layer, with or without adapters."""
+Angles: TypeAlias = "tuple[Tensor | None, Tensor | None]"
+"""Cosines and sines (N, D) of rotary positions; None for a layer without."""
 
 
 def supports(network: PreTrainedModel) -> bool:
@@ -40,17 +47,41 @@ def knows(network: PreTrainedModel) -> bool:
     config = network.config.get_text_config()
     if config is not network.config:  # the language model is part of a larger network
         return False
-    if config.model_type == "gpt2":
-        usual = not config.scale_attn_by_inverse_layer_idx and not config.add_cross_attention
-        usual = usual and config.activation_function in ACTIVATIONS
-    elif config.model_type in LLAMA_LIKE:
-        rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-        windows = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-        windows = windows and not (config.model_type == "mistral" and config.sliding_window)
-        usual = rope in ("default", "linear", "llama3", "yarn") and windows and config.hidden_act == "silu"
-    else:
+    family = FAMILIES.get(config.model_type)
+    if family is None or not family.usual(config):
         return False
-    return usual
+    return (
+        _field(config, family.activation_field) in ACTIVATIONS
+        and all(rope.get("rope_type", "default") in ROTARY for rope in _rotary_parameters(config))
+        and _has_known_layers(config, family)
+    )
+
+
+def _has_known_layers(config: Config, family: Family) -> bool:
+    """Whether each layer's attention is causal, or causal with a sliding window."""
+    kinds = set(_layer_types(config, family))
+    if kinds - {"full_attention", "sliding_attention"}:
+        return False
+    return "sliding_attention" not in kinds or (config.sliding_window or 0) >= 1
+
+
+def _layer_types(config: Config, family: Family) -> list[str]:
+    """The kind of attention of each layer."""
+    count = config.num_hidden_layers
+    if family.window_everywhere:
+        return ["full_attention" if config.sliding_window is None else "sliding_attention"] * count
+    return list(getattr(config, "layer_types", None) or ["full_attention"] * count)
+
+
+def _rotary_parameters(config: Config) -> list[dict[str, object]]:
+    """Those of all layers, or those of each type of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [part for part in rope.values() if isinstance(part, dict)] or [rope]
+
+
+def _field(config: Config, name: str | None) -> Any:
+    """The value of a field of the config, where it is named and the config has it."""
+    return None if name is None else getattr(config, name, None)
 
 
 def _is_special(layer: LoraLayer) -> bool:
@@ -69,64 +100,120 @@ class Architecture:
     def __init__(self, network: PreTrainedModel):
         self.network = network
         self.inner = network.base_model
-        self.config = network.config.get_text_config()
-        self.is_gpt2 = self.config.model_type == "gpt2"
-        self.layers = self.inner.h if self.is_gpt2 else self.inner.layers
+        self.config: Config = network.config.get_text_config()
+        self.family = FAMILIES[self.config.model_type]
+        self.layers = attrgetter(self.family.layers)(self.inner)
+        self.rotary_kinds = self._rotary_kinds()
 
     @property
     def shape(self) -> DecoderShape:
-        config = self.config
+        config, family = self.config, self.family
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return DecoderShape(
             heads=config.num_attention_heads,
             kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
             head_size=size,
-            eps=config.layer_norm_epsilon if self.is_gpt2 else config.rms_norm_eps,
-            scale=1.0 if self.is_gpt2 and not config.scale_attn_weights else size**-0.5,
-            activation=config.activation_function if self.is_gpt2 else "",
+            eps=_field(config, family.eps_field),
+            scale=family.attention_scale(config, size),
+            activation=_field(config, family.activation_field),
+            norm_offset=family.norm_offset,
+            residual_factor=_field(config, family.residual_factor_field) or 1.0,
         )
+
+    @property
+    def rules(self) -> list[AttentionRule]:
+        """The sliding window and soft cap of each layer's attention."""
+        kinds = _layer_types(self.config, self.family)
+        windows = [self.config.sliding_window if kind == "sliding_attention" else None for kind in kinds]
+        cap = _field(self.config, self.family.attention_cap_field)
+        if self.config._attn_implementation == "sdpa":  # it has no soft cap
+            cap = None
+        return [AttentionRule(window, cap) for window in windows]
+
+    @property
+    def suits_kernels(self) -> bool:
+        """Whether its norms, heads, MLP and logits are those that the Triton kernels compute."""
+        family, shape = self.family, self.shape
+        usual = family.gated and shape.activation == "silu" and shape.residual_factor == 1
+        norms = self.norms(self.layers[0])
+        usual_norms = [norm is not NO_NORM for norm in norms] == [True, False, True, False]
+        usual_norms = usual_norms and norms[0].bias is None and family.norm_offset is None
+        heads = [norm is None or len(norm) == shape.head_size for norm in self.head_norms(self.layers[0])]
+        turned = [rope.get("partial_rotary_factor") or 1.0 for rope in _rotary_parameters(self.config)]
+        rotary = set(self.rotary_kinds) == {""} and turned == [1.0]
+        return usual and usual_norms and all(heads) and rotary and self.plain_head
+
+    @property
+    def plain_head(self) -> bool:
+        """Whether logits are what the output embeddings give."""
+        return not self.family.logit_cap_field and not self.family.logit_divisor_field
 
     def members(self, layer: DecoderLayer) -> tuple[list[LinearModule], ...]:
         """The modules of each projection, in the order of `layer_weights.Loras`."""
-        if self.is_gpt2:
-            return [layer.attn.c_attn], [layer.attn.c_proj], [layer.mlp.c_fc], [layer.mlp.c_proj]
-        attention = layer.self_attn
-        mlp = layer.mlp
-        return (
-            [attention.q_proj, attention.k_proj, attention.v_proj],
-            [attention.o_proj],
-            [mlp.gate_proj, mlp.up_proj],
-            [mlp.down_proj],
-        )
+        family = self.family
+        groups = (family.qkv, (family.out,), family.up, (family.down,))
+        return tuple([attrgetter(path)(layer) for path in group] for group in groups)
 
-    def norms(self, layer: DecoderLayer) -> tuple[Norm, Norm]:
-        """The norms before attention and before the MLP."""
-        if self.is_gpt2:
-            return _norm(layer.ln_1), _norm(layer.ln_2)
-        return _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
+    def norms(self, layer: DecoderLayer) -> tuple[Norm, Norm, Norm, Norm]:
+        """The norms before and after attention, before and after the MLP."""
+        family = self.family
+        paths = (family.norm, family.after_attention, family.mlp_norm, family.after_mlp)
+        one, two, three, four = (
+            NO_NORM if path is None else self._norm(attrgetter(path)(layer)) for path in paths
+        )
+        return one, two, three, four
 
     def head_norms(self, layer: DecoderLayer) -> list[Tensor | None]:
         """The weights of the norms of queries and keys, where there are any."""
-        attention = layer.attn if self.is_gpt2 else layer.self_attn
-        found = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        modules = dict(layer.named_modules())
+        found = [modules.get(path) for path in self.family.head_norms]
         return [None if norm is None else norm.weight for norm in found]
 
     @property
     def last_norm(self) -> Norm:
-        return _norm(self.inner.ln_f if self.is_gpt2 else self.inner.norm)
+        return self._norm(attrgetter(self.family.last_norm)(self.inner))
 
-    def embed(self, flat: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Token embeddings (N, hidden), and rotary angles where the architecture has them."""
+    def _norm(self, module: DecoderLayer) -> Norm:
+        return Norm(module.weight, getattr(module, "bias", None), self.family.norm_offset)
+
+    def embed(self, flat: Tensor, positions: Tensor) -> tuple[Tensor, list[Angles]]:
+        """Token embeddings (N, hidden), and the rotary angles of each layer."""
         x = self.network.get_input_embeddings()(flat)
-        if self.is_gpt2:
-            return x + self.inner.wpe(positions), None, None
-        cos, sin = self.inner.rotary_emb(x, positions.unsqueeze(0))
-        return x, cos[0], sin[0]
+        if (factor := _field(self.config, self.family.embedding_factor_field)) is not None:
+            x = x * factor
+        if self.family.learned_positions is not None:
+            x = x + attrgetter(self.family.learned_positions)(self.inner)(positions)
+        known = {kind: self._angles(kind, x, positions) for kind in set(self.rotary_kinds)}
+        return x, [known[kind] for kind in self.rotary_kinds]
+
+    def _rotary_kinds(self) -> list[str | None]:
+        """For each layer which angles it has: None, the network's only ones (""), or those of its type."""
+        kinds: list[str | None] = [""] * len(self.layers)
+        if self.family.learned_positions is not None:
+            return [None] * len(self.layers)
+        if "layer_type" in inspect.signature(self.inner.rotary_emb.forward).parameters:
+            kinds = [*_layer_types(self.config, self.family)]
+        rotates = _field(self.config, self.family.rotates_field) or [True] * len(kinds)
+        return [kind if rotated else None for kind, rotated in zip(kinds, rotates, strict=True)]
+
+    def _angles(self, kind: str | None, x: Tensor, positions: Tensor) -> Angles:
+        if kind is None:
+            return None, None
+        cos, sin = self.inner.rotary_emb(x, positions.unsqueeze(0), *([kind] if kind else []))
+        return cos[0], sin[0]
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (M, V)."""
-        return self.network.get_output_embeddings()(hidden)
+        return network_logits(self.network, hidden)
 
 
-def _norm(module: DecoderLayer) -> Norm:
-    return Norm(module.weight, getattr(module, "bias", None))
+def network_logits(network: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Logits (M, V) of a network that the decoder knows, whose output embeddings have no adapter."""
+    config: Config = network.config.get_text_config()
+    family = FAMILIES[config.model_type]
+    logits = network.get_output_embeddings()(hidden)
+    if (divisor := _field(config, family.logit_divisor_field)) is not None:
+        logits = logits / divisor
+    if (cap := _field(config, family.logit_cap_field)) is not None:
+        logits = cap * torch.tanh(logits / cap)
+    return logits

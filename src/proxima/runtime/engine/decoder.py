@@ -16,8 +16,16 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from proxima.runtime.engine.architecture import Architecture
+from proxima.runtime.engine.attention_rules import ruled_packed_attention
 from proxima.runtime.engine.graphed_passes import GraphedPasses
-from proxima.runtime.engine.layer_functions import Functions, add_then_norm, can_compile, with_train_kernels
+from proxima.runtime.engine.layer_functions import (
+    NO_NORM,
+    Functions,
+    Norm,
+    add_then_norm,
+    can_compile,
+    with_train_kernels,
+)
 from proxima.runtime.engine.layer_weights import Loras, read_block, read_loras, trains_base_weights
 from proxima.runtime.engine.layout import Layout
 from proxima.runtime.engine.lora_products import load_lora, product
@@ -39,7 +47,8 @@ class Decoder:
         """
         self.architecture = Architecture(network)
         self.shape = self.architecture.shape
-        self.is_gpt2 = self.architecture.is_gpt2
+        self.suits_kernels = self.architecture.suits_kernels
+        self.rules = self.architecture.rules
         self.trained = trains_base_weights(self.architecture)
         self.blocks = [
             read_block(self.architecture, layer, self.trained) for layer in self.architecture.layers
@@ -53,13 +62,13 @@ class Decoder:
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 32)
             self.functions, trained = Functions().compiled(dynamic=True), Functions().compiled(dynamic=False)
             self.train_functions = trained._replace(add_and_norm=add_then_norm(trained.first_norm))
-        if self.graphed and not self.is_gpt2:
+        if self.graphed and self.suits_kernels:
             self.train_functions = with_train_kernels(self.train_functions, self.shape)
 
     @property
     def weight(self) -> Tensor:
         """One of its weights, for the dtype and device of all."""
-        return self.blocks[0].norm.weight
+        return self.architecture.last_norm.weight
 
     @property
     def half(self) -> bool:
@@ -67,8 +76,9 @@ class Decoder:
 
     @property
     def graphed(self) -> bool:
-        """Whether passes run as CUDA graphs: adapters on half-precision weights on a GPU."""
-        return self.weight.is_cuda and self.half and not self.trained
+        """Whether passes run as CUDA graphs: adapters on half-precision weights on a GPU, where no attention
+        needs to know how long sequences are."""
+        return self.weight.is_cuda and self.half and not self.trained and not any(map(any, self.rules))
 
     # --- passes ---
 
@@ -102,15 +112,15 @@ class Decoder:
             attend: (layer, q, k, v) -> attended; by default each sequence of the layout attends to itself.
         """
         functions = functions or self.functions
-        x, cos, sin = self.architecture.embed(flat, layout.positions)
+        x, angles = self.architecture.embed(flat, layout.positions)
         normed = functions.first_norm(x, self.blocks[0].norm, self.blocks[0].qkv.padding, self.shape.eps)
 
         def by_layout(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return packed_attention(q, k, v, layout, self.shape.scale)
+            return self.attend(number, q, k, v, layout)
 
         for number, lora in enumerate(loras):
             wanted = read if number + 1 == len(loras) else None
-            given = (number, x, normed, lora, cos, sin, attend or by_layout, functions, wanted)
+            given = (number, x, normed, lora, *angles[number], attend or by_layout, functions, wanted)
             if self.checkpointing and torch.is_grad_enabled():
                 x, normed = checkpoint(self._layer, *given, use_reentrant=False)
             else:
@@ -131,6 +141,7 @@ class Decoder:
         if read is not None:  # no layer reads the other outputs of the last one
             x, attended = x[read], attended[read]
         out = product(attended, block.out, lora.out)
+        out = self._change(out, block.after_attention, functions)
         x, normed = functions.add_and_norm(x, out, block.mlp_norm, block.up.padding, shape.eps)
         wide = product(normed, block.up, lora.up)
         if functions.gate is not None and block.down.padding:
@@ -139,10 +150,24 @@ class Decoder:
             mlp_out = product(
                 functions.activate(wide, block.up.sizes, shape.activation), block.down, lora.down
             )
+        mlp_out = self._change(mlp_out, block.after_mlp, functions)
         if number + 1 == len(self.blocks):
             return functions.add_and_norm(x, mlp_out, self.architecture.last_norm, 0, shape.eps)
         after = self.blocks[number + 1]
         return functions.add_and_norm(x, mlp_out, after.norm, after.qkv.padding, shape.eps)
+
+    def _change(self, out: Tensor, norm: Norm, functions: Functions) -> Tensor:
+        """What attention or MLP adds to the residual stream."""
+        if norm is not NO_NORM:
+            out = functions.first_norm(out, norm, 0, self.shape.eps)
+        return out if self.shape.residual_factor == 1 else out * self.shape.residual_factor
+
+    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        """Attention of a layer, of each sequence to itself: (N, H, D), (N, Hkv, D) twice -> (N, H, D)."""
+        rule, scale = self.rules[number], self.shape.scale
+        if any(rule) and rule.changes(layout.longest):
+            return ruled_packed_attention(q, k, v, layout, scale, rule)
+        return packed_attention(q, k, v, layout, scale)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (M, V)."""

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from proxima.core.sampling import Sampling, choose, fold, hash_words, token_logprobs, truncate
 from proxima.core.types import Tokens
+from proxima.runtime.engine.attention_rules import ruled_cached_attention
 from proxima.runtime.engine.decode_clock import StepTimer
 from proxima.runtime.engine.decoder import Decoder
 from proxima.runtime.engine.generation_slots import Drawn, Outputs, Slots, new_outputs, new_slots
 from proxima.runtime.engine.layer_functions import with_decode_kernels
 from proxima.runtime.engine.layout import Layout, cut, pack
-from proxima.runtime.engine.packed_attention import cached_attention, packed_attention
+from proxima.runtime.engine.packed_attention import cached_attention
 
 BUCKETS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 STRIDE = 8  # steps on a GPU between checks for finished sequences
@@ -60,7 +61,7 @@ class Generation:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._made_for: tuple[Sampling, str | None] | None = None
         self._kernel = _decode_kernel(decoder) if self.on_gpu else None
-        has_kernels = self._kernel is not None and not decoder.is_gpt2
+        has_kernels = self._kernel is not None and decoder.suits_kernels
         self._functions = with_decode_kernels(decoder.functions) if has_kernels else decoder.functions
         self._no_loras = decoder.loras(None)  # sampling needs no gradients
         self._pick: Callable[..., Drawn] = torch.compile(pick, dynamic=True) if decoder.compiled else pick
@@ -147,7 +148,7 @@ class Generation:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             slots.keys[layer].flatten(0, 1).index_copy_(0, place, k)
             slots.values[layer].flatten(0, 1).index_copy_(0, place, v)
-            return packed_attention(q, k, v, layout, self.decoder.shape.scale)
+            return self.decoder.attend(layer, q, k, v, layout)
 
         states = self.decoder.run(
             ids.flatten()[layout.source], layout, self._no_loras, attend, read=layout.read
@@ -179,10 +180,13 @@ class Generation:
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = slots.keys[layer][:n], slots.values[layer][:n]
-            if self._kernel is not None:
+            rule = self.decoder.rules[layer]
+            if self._kernel is not None and not any(rule):
                 return self._kernel(q, k, v, keys, values, lengths, scale)
             keys.flatten(0, 1).index_copy_(0, place, k)
             values.flatten(0, 1).index_copy_(0, place, v)
+            if any(rule):
+                return ruled_cached_attention(q, keys, values, now, scale, rule)
             return cached_attention(q, keys, values, now, slots.starts[:, : n + 1], scale)
 
         here = replace(_EMPTY_LAYOUT, positions=lengths)

@@ -22,6 +22,7 @@ from proxima.runtime.engine.lora_products import Gate
 log = logging.getLogger(__name__)
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
     "gelu_new": lambda x: gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: gelu(x, approximate="tanh"),
     "gelu": gelu,
@@ -34,6 +35,12 @@ class Norm(NamedTuple):
 
     weight: Tensor
     bias: Tensor | None
+    offset: float | None = None
+    """Added to the weight of an RMS norm, which is multiplied in float32; None = in the input's dtype."""
+
+
+NO_NORM = Norm(torch.empty(0), None)
+"""Where a layer has no norm."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +52,22 @@ class DecoderShape:
     head_size: int
     eps: float
     scale: float
-    activation: str  # of a plain MLP; gated ones use silu
+    activation: str
+    norm_offset: float | None = None  # of the norms of queries and keys, see `Norm`
+    residual_factor: float = 1.0  # of what attention and MLP add to the residual stream
 
 
 def normalize(x: Tensor, norm: Norm, eps: float) -> Tensor:
-    """Layer norm where there is a bias, else RMS norm in float32."""
+    """Layer norm where there is a bias, nothing where there is no weight, else RMS norm in float32."""
+    if not len(norm.weight):
+        return x
     if norm.bias is not None:
         return layer_norm(x, (x.shape[-1],), norm.weight, norm.bias, eps)
     wide = x.float()
-    return norm.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if norm.offset is not None:
+        return (scaled * (norm.offset + norm.weight.float())).to(x.dtype)
+    return norm.weight * scaled.to(x.dtype)
 
 
 def first_norm(x: Tensor, norm: Norm, padding: int, eps: float) -> Tensor:
@@ -84,26 +98,36 @@ def split_heads(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(N, q + k + v) -> queries (N, H, D), keys and values (N, Hkv, D); normalised and rotated where the
     architecture does so."""
-    q, k, v = (part.unflatten(-1, (-1, shape.head_size)) for part in qkv.split(sizes, -1))
+    q, k, v = qkv.split(sizes, -1)
     if q_norm is not None and k_norm is not None:
-        q, k = normalize(q, Norm(q_norm, None), shape.eps), normalize(k, Norm(k_norm, None), shape.eps)
+        q, k = _normalize_heads(q, q_norm, shape), _normalize_heads(k, k_norm, shape)
+    q, k, v = (part.unflatten(-1, (-1, shape.head_size)) for part in (q, k, v))
     if cos is not None and sin is not None:
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     return q, k, v
 
 
+def _normalize_heads(x: Tensor, weight: Tensor, shape: DecoderShape) -> Tensor:
+    """RMS norm of (N, H * D), of groups of as many values as there are weights: one head, or all."""
+    grouped = x.unflatten(-1, (-1, len(weight)))
+    return normalize(grouped, Norm(weight, None, shape.norm_offset), shape.eps).flatten(1)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding of (N, H, D) with (N, D) angles."""
+    """Rotary position embedding of (N, H, D) with (N, D) angles, or with fewer for the first values alone."""
+    if cos.shape[-1] < x.shape[-1]:
+        turned, rest = x.split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), -1)
+        return torch.cat((rotate(turned, cos, sin), rest), -1)
     first, second = x.chunk(2, -1)
-    return x * cos.unsqueeze(1) + torch.cat((-second, first), -1) * sin.unsqueeze(1)
+    return (x * cos.unsqueeze(1) + torch.cat((-second, first), -1) * sin.unsqueeze(1)).to(x.dtype)
 
 
 def activate(wide: Tensor, sizes: tuple[int, ...], activation: str) -> Tensor:
-    """The inside of the MLP: silu(gate) * up, or one activation."""
+    """The inside of the MLP: activation(gate) * up, or the activation alone."""
     if len(sizes) == 1:
         return ACTIVATIONS[activation](wide)
     gate, up = wide.split(sizes, -1)
-    return silu(gate) * up
+    return ACTIVATIONS[activation](gate) * up
 
 
 class Functions(NamedTuple):

@@ -28,9 +28,11 @@ class Block(NamedTuple):
     q_norm: Tensor | None
     k_norm: Tensor | None
     out: Projection
+    after_attention: Norm
     mlp_norm: Norm
     up: Projection  # gate and up, or the one up projection
     down: Projection
+    after_mlp: Norm
 
     @property
     def projections(self) -> tuple[Projection, ...]:
@@ -58,33 +60,36 @@ def trains_base_weights(architecture: Architecture) -> bool:
 
 def read_block(architecture: Architecture, layer: DecoderLayer, trained: bool) -> Block:
     qkv, out, up, down = architecture.members(layer)
-    norm, mlp_norm = architecture.norms(layer)
+    norm, after_attention, mlp_norm, after_mlp = architecture.norms(layer)
     q_norm, k_norm = architecture.head_norms(layer)
+    shape = architecture.shape
     return Block(
         norm=norm,
-        qkv=_projection(qkv, trained, split=3 if architecture.is_gpt2 else 1),
+        qkv=_projection(qkv, trained, shares=(shape.heads, shape.kv_heads, shape.kv_heads)),
         q_norm=q_norm,
         k_norm=k_norm,
         out=_projection(out, trained),
+        after_attention=after_attention,
         mlp_norm=mlp_norm,
-        up=_projection(up, trained),
+        up=_projection(up, trained, shares=(1, 1) if architecture.family.gated else (1,)),
         down=_projection(down, trained),
+        after_mlp=after_mlp,
     )
 
 
-def _projection(modules: list[LinearModule], trained: bool, split: int = 1) -> Projection:
+def _projection(modules: list[LinearModule], trained: bool, shares: tuple[int, ...] = (1,)) -> Projection:
     """One fused projection.
 
     Args:
         trained: whether the weights are trained; they are not fused then.
-        split: parts of a single module's output (GPT-2's queries, keys and values).
+        shares: relative sizes of the parts that a single module gives (GPT-2's queries, keys and values).
     """
     bases = [_base(module) for module in modules]
     weights = [_matrix(base) for base in bases]
     sizes = tuple(len(weight) for weight in weights)
     inputs = weights[0].shape[1]
     given = [base.bias for base in bases if base.bias is not None]
-    shown = (sizes[0] // split,) * split if split > 1 else sizes
+    shown = sizes if len(sizes) > 1 else tuple(sizes[0] * share // sum(shares) for share in shares)
     if trained:
         return Projection(tuple(weights), tuple(base.bias for base in bases), shown, inputs, None)
     names = {name for module in modules if isinstance(module, LoraLayer) for name in module.lora_A}

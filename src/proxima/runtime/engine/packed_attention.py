@@ -20,19 +20,25 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: flo
         if (tiled := _tiled(q.shape[-1])) is not None:
             return tiled(q, k, v, layout.tiles, scale)
         return _Flash.apply(q, k, v, layout.starts, layout.longest, scale)
+    q4, k4, v4 = pad_rows(layout, q, k, v)
+    out = scaled_dot_product_attention(q4, *same_heads(q4, k4, v4), is_causal=True, scale=scale)
+    return unpad_rows(layout, out)
+
+
+def pad_rows(layout: Layout, *packed: Tensor) -> list[Tensor]:
+    """(N, H, D) each -> (B, H, T, D) with zeros after the end of a sequence."""
     rows, longest = len(layout.lengths), layout.longest
-    if layout.total == rows * longest:  # nothing to pad
-        padded = [x.view(rows, longest, *x.shape[1:]) for x in (q, k, v)]
-    else:
+    if layout.total < rows * longest:
         place = layout.rows * longest + layout.positions
-        padded = [x.new_zeros(rows * longest, *x.shape[1:]).index_copy(0, place, x) for x in (q, k, v)]
-        padded = [x.view(rows, longest, *x.shape[1:]) for x in padded]
-    q4, k4, v4 = (x.transpose(1, 2) for x in padded)
-    out = scaled_dot_product_attention(q4, *_same_heads(q4, k4, v4), is_causal=True, scale=scale).transpose(
-        1, 2
-    )
-    out = out.reshape(rows * longest, *q.shape[1:])
-    return out if layout.total == rows * longest else out[place]
+        packed = tuple(x.new_zeros(rows * longest, *x.shape[1:]).index_copy(0, place, x) for x in packed)
+    return [x.view(rows, longest, *x.shape[1:]).transpose(1, 2) for x in packed]
+
+
+def unpad_rows(layout: Layout, padded: Tensor) -> Tensor:
+    """(B, H, T, D) -> (N, H, D)."""
+    rows, longest = len(layout.lengths), layout.longest
+    flat = padded.transpose(1, 2).reshape(rows * longest, padded.shape[1], -1)
+    return flat if layout.total == rows * longest else flat[layout.rows * longest + layout.positions]
 
 
 @cache
@@ -110,6 +116,7 @@ def cached_attention(
     return scaled_dot_product_attention(grouped, k4, v4, seen[:, None, None], scale=scale).reshape(q.shape)
 
 
-def _same_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def same_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values repeated for each of the queries that share them."""
     groups = q.shape[1] // k.shape[1]
     return (k, v) if groups == 1 else (k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1))
