@@ -102,7 +102,11 @@ GRANITE = replace(
     logit_divisor_field="logits_scaling",
     attention_scale=lambda config, size: config.attention_multiplier,
 )
-GEMMA = replace(LLAMA, norm_offset=1.0)
+GEMMA = replace(
+    LLAMA,
+    norm_offset=1.0,
+    usual=lambda config: not getattr(config, "use_bidirectional_attention", None),
+)
 GEMMA3 = replace(
     GEMMA,
     after_attention="post_attention_layernorm",
@@ -111,11 +115,11 @@ GEMMA3 = replace(
     logit_cap_field="final_logit_softcapping",
     attention_scale=lambda config, size: config.query_pre_attn_scalar**-0.5,
     activation_field="hidden_activation",
-    usual=lambda config: not getattr(config, "use_bidirectional_attention", None),
 )
 GEMMA2 = replace(GEMMA3, attention_cap_field="attn_logit_softcapping")
 
 FAMILIES: dict[str, Family] = {
+    "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
     "gpt2": GPT2,

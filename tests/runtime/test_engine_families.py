@@ -1,0 +1,185 @@
+"""Every family that the fast engine declares equals transformers on a tiny random network: logits, gradients
+of adapters and of all weights, decoded tokens."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from proxima.core.types import Tokens
+from proxima.models import Sampling
+from proxima.models.backbone import Backbone
+from proxima.runtime.engine import pack_mask, supports
+from proxima.runtime.engine.families import FAMILIES
+from proxima.world.tiny_models import byte_tokenizer
+from tests.families.networks import tiny_network
+
+WINDOW = 5  # shorter than the sequences
+LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
+PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+CASES = {
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {**LAYERS, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma2 without caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3_text": ("gemma3_text", {**LAYERS, "query_pre_attn_scalar": 5, "final_logit_softcapping": 3.0}),
+    "gpt2": ("gpt2", {}),
+    "gpt2 unscaled": ("gpt2", {"scale_attn_weights": False}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 2.0,
+            "attention_bias": True,
+        },
+    ),
+    "llama": ("llama", {}),
+    "llama with another activation": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "mistral": ("mistral", {"sliding_window": WINDOW}),
+    "mistral without a window": ("mistral", {"sliding_window": None}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", LAYERS),
+    "phi3": ("phi3", {}),
+    "phi3 windowed, partly rotated": ("phi3", {"sliding_window": WINDOW, "rope_parameters": PARTIAL}),
+    "qwen2": ("qwen2", {"use_sliding_window": True, **LAYERS}),
+    "qwen3": ("qwen3", {"use_sliding_window": True, **LAYERS}),
+    "smollm3": ("smollm3", {"use_sliding_window": True, **LAYERS, "no_rope_layers": [1, 0]}),
+}
+LENGTHS = (11, 3, 1, 8)  # around the window
+ROUNDING = 2e-5  # logits of a few units after two layers of float32, summed in another order
+
+
+def make_network(case, **changes):
+    """A network whose norms and biases are no longer ones and zeros."""
+    model_type, settings = CASES[case]
+    network = tiny_network(model_type, **{**settings, **changes})
+    network.set_attn_implementation("eager")  # the only one with soft caps on a CPU
+    generator = torch.Generator().manual_seed(3)
+    for weight in network.parameters():
+        if weight.dim() == 1:
+            weight.data += 0.2 * torch.randn(weight.shape, generator=generator)
+    return network
+
+
+def make_backbones(case, adapted=True):
+    """The same network with an adapter on all linear layers, on either path."""
+    made = []
+    for fast in (True, False):
+        backbone = Backbone(make_network(case))
+        backbone.settings.fast = fast
+        if adapted:
+            lora = LoraConfig(r=3, lora_alpha=6, target_modules="all-linear", init_lora_weights=False)
+            torch.manual_seed(5)
+            peft = get_peft_model(backbone.network, lora, adapter_name="policy")
+            backbone.network = peft.get_base_model()
+            backbone.attach(peft)
+        else:
+            backbone.network.requires_grad_(True)
+        assert (backbone.decoder is not None) == fast
+        made.append(backbone)
+    return made
+
+
+def left_padded(width=12):
+    """Prompts of several lengths, padded on the left."""
+    ids = torch.randint(0, 250, (len(LENGTHS), width), generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(width) >= width - torch.tensor(LENGTHS).unsqueeze(1)
+    return ids, mask
+
+
+def every_position(mask):
+    """A layout that reads every token."""
+    layout = pack_mask(mask)
+    return type(layout)(**{**vars(layout), "read": torch.arange(layout.total)})
+
+
+def test_every_family_has_a_case():
+    assert {model_type for model_type, _ in CASES.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("adapted", [True, False], ids=["lora", "full"])
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_gradients_are_those_of_transformers(case, adapted):
+    ids, mask = left_padded()
+    layout = every_position(mask)
+    adapter = "policy" if adapted else None
+    found = []
+    for backbone in make_backbones(case, adapted):
+        with backbone.using(adapter):
+            for parameter in backbone.adapter_parameters("policy"):
+                parameter.requires_grad_(True)
+            logits = backbone.head(backbone.hidden(ids, layout, adapter), adapter)
+            (logits.square().mean() + logits.exp().mean()).backward()
+        gradients = {name: p.grad for name, p in backbone.network.named_parameters() if p.grad is not None}
+        found.append((logits.detach(), gradients, backbone))
+    (ours, our_gradients, _), (theirs, their_gradients, backbone) = found
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=ROUNDING)
+    assert our_gradients.keys() == their_gradients.keys() != set()
+    for name, gradient in their_gradients.items():
+        atol = 1e-4 * float(gradient.abs().max()) + 1e-7
+        torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-3, atol=atol, msg=name)
+    starts = layout.starts.tolist()
+    with torch.no_grad(), backbone.using(adapter):  # each sequence alone, without padding
+        for row, length in enumerate(LENGTHS):
+            alone = backbone.network(input_ids=ids[row][mask[row]][None]).logits[0]
+            here = ours[starts[row] : starts[row] + length]
+            torch.testing.assert_close(here, alone, rtol=0, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_decoded_tokens_and_log_probabilities_are_those_of_transformers(case):
+    """Greedy tokens in slots that are used again; the log-probabilities are those of a pass over the whole."""
+    ids, mask = left_padded()
+    backbone, plain = make_backbones(case)
+    count = len(LENGTHS)
+    prompts = Tokens(
+        prompts=[""] * count,
+        prompt_ids=ids.masked_fill(~mask, 0),
+        prompt_mask=mask,
+        response_ids=ids[:, :0],
+        mask=mask[:, :0],
+        ended=torch.zeros(count, dtype=torch.bool),
+        truncated=torch.zeros(count, dtype=torch.bool),
+        keys=torch.arange(count),
+        tokenizer=byte_tokenizer(),
+    )
+    backbone.generation.max_slots = 3
+    greedy = Sampling(9, 1.0, 1, 1.0, (), 0, 0)
+    found = backbone.generation.generate(prompts, greedy, "policy")
+    with torch.no_grad(), plain.using("policy"):
+        theirs = plain.network.generate(
+            input_ids=prompts.prompt_ids,
+            attention_mask=mask.long(),
+            max_new_tokens=9,
+            min_new_tokens=9,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        assert torch.equal(found.response_ids, theirs[:, ids.shape[1] :])
+    sampled = backbone.generation.generate(prompts, Sampling(9, 1.0, 0, 1.0, (), 0, 0), "policy")
+    with torch.no_grad(), plain.using("policy"):
+        for row, length in enumerate(LENGTHS):
+            whole = torch.cat([ids[row][mask[row]], sampled.response_ids[row]])
+            logits = plain.network(input_ids=whole[None]).logits[0, length - 1 : -1]
+            expected = logits.log_softmax(-1).gather(1, sampled.response_ids[row][:, None])[:, 0]
+            torch.testing.assert_close(sampled.sampled_logprobs[row], expected, rtol=0, atol=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        ("phi3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4,
+                                      "long_factor": [2.0] * 4}}),
+        ("gemma3_text", {"use_bidirectional_attention": True}),
+    ],
+)  # fmt: skip
+def test_what_a_declaration_leaves_out_takes_the_reference_path(case, changes):
+    assert supports(make_network(case))
+    assert not supports(make_network(case, **changes))
+
+
+def test_only_networks_like_llama_use_the_kernels():
+    suits = {case: Backbone(make_network(case)).decoder.suits_kernels for case in CASES}
+    expected = {"llama", "mistral", "mistral without a window", "phi3", "qwen2", "qwen3"}
+    assert {case for case, suited in suits.items() if suited} == expected
