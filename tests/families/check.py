@@ -101,7 +101,7 @@ def run_twice(trainer: PPOTrainer, own: Any = None) -> None:
     Args:
         own: what the reference must be; by default the base as `transformers` loads it.
     """
-    own = own or AutoModelForCausalLM.from_pretrained(trainer.config.model_name, dtype=torch.float32).eval()
+    own = own or load_alone(trainer.config.model_name)
     for step in range(2):
         results = trainer.ppo_step(PROMPTS)
         pairs = results["sa_pairs"]
@@ -128,12 +128,20 @@ def run_twice(trainer: PPOTrainer, own: Any = None) -> None:
         )
 
 
+def load_alone(folder: str | Path) -> Any:
+    """A network as `transformers` loads it, with the attention that computes all that its config says."""
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    if getattr(network.config.get_text_config(), "attn_logit_softcapping", None):
+        network.set_attn_implementation("eager")
+    return network
+
+
 def check_export(trainer: PPOTrainer, folder: Path) -> None:
     """The merged policy, loaded by `transformers`, gives the policy's log-probabilities."""
     trainer.models.policy.save(folder / "run" / "policy")
     trainer.config.to_yaml(folder / "run" / "config.yaml")
     exported = export(folder / "run", folder / "exported", merge=True)
-    network = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32).eval()
+    network = load_alone(exported)
     tokens = trainer.generator.sample(PROMPTS, 7)
     scored = trainer.generator.score(tokens)["logprob_policy"]
     kept = whole_logprobs(trainer, tokens)

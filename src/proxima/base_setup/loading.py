@@ -142,6 +142,8 @@ def load_with_missing(
             output_loading_info=True,
             **extra,
         )
+    if getattr(network.config.get_text_config(), "attn_logit_softcapping", None):
+        network.set_attn_implementation("eager")  # transformers' SDPA leaves soft caps out
     return network.to(device), set(loaded["missing_keys"])
 
 
