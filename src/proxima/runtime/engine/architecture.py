@@ -117,7 +117,9 @@ class Architecture:
             scale=family.attention_scale(config, size),
             activation=_field(config, family.activation_field),
             norm_offset=family.norm_offset,
-            residual_factor=_field(config, family.residual_factor_field) or 1.0,
+            residual_factor=1.0
+            if family.residual_factor_field is None
+            else _field(config, family.residual_factor_field),
         )
 
     @property
@@ -132,7 +134,7 @@ class Architecture:
 
     @property
     def suits_kernels(self) -> bool:
-        """Whether its norms, heads, MLP and logits are those that the Triton kernels compute."""
+        """Whether its norms, heads, attention, MLP and logits are those that the Triton kernels compute."""
         family, shape = self.family, self.shape
         usual = family.gated and shape.activation == "silu" and shape.residual_factor == 1
         norms = self.norms(self.layers[0])
@@ -141,6 +143,7 @@ class Architecture:
         heads = [norm is None or len(norm) == shape.head_size for norm in self.head_norms(self.layers[0])]
         turned = [rope.get("partial_rotary_factor") or 1.0 for rope in _rotary_parameters(self.config)]
         rotary = set(self.rotary_kinds) == {""} and turned == [1.0]
+        usual = usual and not any(map(any, self.rules))
         return usual and usual_norms and all(heads) and rotary and self.plain_head
 
     @property
