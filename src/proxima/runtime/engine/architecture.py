@@ -79,9 +79,9 @@ def _rotary_parameters(config: Config) -> list[dict[str, object]]:
     return [part for part in rope.values() if isinstance(part, dict)] or [rope]
 
 
-def _field(config: Config, name: str | None) -> Any:
+def _field(config: Config, name: str | None, otherwise: float | None = None) -> Any:
     """The value of a field of the config, where it is named and the config has it."""
-    return None if name is None else getattr(config, name, None)
+    return otherwise if name is None else getattr(config, name, otherwise)
 
 
 def _is_special(layer: LoraLayer) -> bool:
@@ -117,9 +117,7 @@ class Architecture:
             scale=family.attention_scale(config, size),
             activation=_field(config, family.activation_field),
             norm_offset=family.norm_offset,
-            residual_factor=1.0
-            if family.residual_factor_field is None
-            else _field(config, family.residual_factor_field),
+            residual_factor=_field(config, family.residual_factor_field, 1.0),
         )
 
     @property
@@ -135,16 +133,20 @@ class Architecture:
     @property
     def suits_kernels(self) -> bool:
         """Whether its norms, heads, attention, MLP and logits are those that the Triton kernels compute."""
-        family, shape = self.family, self.shape
-        usual = family.gated and shape.activation == "silu" and shape.residual_factor == 1
-        norms = self.norms(self.layers[0])
-        usual_norms = [norm is not NO_NORM for norm in norms] == [True, False, True, False]
-        usual_norms = usual_norms and norms[0].bias is None and family.norm_offset is None
-        heads = [norm is None or len(norm) == shape.head_size for norm in self.head_norms(self.layers[0])]
+        shape, first = self.shape, self.layers[0]
+        norms, head_norms = self.norms(first), self.head_norms(first)
         turned = [rope.get("partial_rotary_factor") or 1.0 for rope in _rotary_parameters(self.config)]
-        rotary = set(self.rotary_kinds) == {""} and turned == [1.0]
-        usual = usual and not any(map(any, self.rules))
-        return usual and usual_norms and all(heads) and rotary and self.plain_head
+        return all(
+            (
+                self.plain_head and self.family.gated,
+                shape.activation == "silu" and shape.residual_factor == 1,
+                [norm is NO_NORM for norm in norms] == [False, True, False, True],
+                norms[0].bias is None and norms[0].offset is None,
+                all(norm is None or len(norm) == shape.head_size for norm in head_norms),
+                set(self.rotary_kinds) == {""} and turned == [1.0],
+                not any(map(any, self.rules)),
+            )
+        )
 
     @property
     def plain_head(self) -> bool:
