@@ -161,7 +161,7 @@ def train_reward_model(
     if start_from is not None:
         rewarder.continued = start_from
     learned = rewarder.train(train, validation)
-    by_gap = accuracy_by_gap(rewarder, validation)
+    by_gap = accuracy_by_gap(rewarder.held_out_margins.tolist(), validation)
     measured = {name: learned.best[name] for name in ("accuracy", "validation_loss", "calibration_error")}
     return {"preferences": len(train), "pairs": len(validation), **measured, "by_gold_gap": by_gap}
 
