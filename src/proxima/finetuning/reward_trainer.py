@@ -259,9 +259,14 @@ class RewardTrainer(ScoreTrainer[Preference]):
         elsewhere, likelihoods = torch.full((2, len(pairs)), torch.nan)
         elsewhere[self._looked_at] = self.margins_elsewhere([pairs[i] for i in self._looked_at])
         likelihoods[self._looked_at] = self._likelihoods
-        columns = (self.held_out_margins, elsewhere, lengths, likelihoods)
         self.held_out_report = report(
-            HeldOutPairs(*(column[decided] for column in columns), longer_wins=self.longer_wins)
+            HeldOutPairs(
+                self.held_out_margins[decided],
+                elsewhere[decided],
+                lengths[decided],
+                likelihoods[decided],
+                self.longer_wins,
+            )
         )
         super().finish(held_out)
 
