@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# packages are installed uncompiled: what the first import compiles is kept
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu bench peer test-peer format kill learn frontier real instructions embedded dist clean
 

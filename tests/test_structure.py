@@ -5,6 +5,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -94,6 +95,16 @@ def part(module: str, parts=LEVEL) -> str:
     return next((name for name in names if name in parts), "")
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree(path)))
+
+
 MODULES = {dotted(path) for path in FILES}
 EXPORTS = {
     f"proxima.{dotted(path)}": exported_names(path.read_bytes())
@@ -110,10 +121,11 @@ def home(module: str, name: str) -> str:
     return module
 
 
+@cache
 def imports(path: Path) -> set[str]:
     found = set()
     exported = exported_names(path.read_bytes()) if f"proxima.{dotted(path)}" in EXPORTS else {}
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = {alias.name for alias in node.names if exported.get(alias.name) != node.module}
             found |= {home(node.module, name) for name in names}
@@ -143,7 +155,7 @@ def test_a_class_name_is_used_once():
     names = [
         node.name
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef)
     ]
     assert {name for name in names if names.count(name) > 1} == set()
@@ -157,7 +169,7 @@ def test_a_class_name_is_used_once():
 def test_a_function_fits_on_a_screen(path):
     functions = [
         node
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     ]
     assert [each.name for each in functions if each.end_lineno - each.lineno >= 50] == []
@@ -168,7 +180,7 @@ def test_from_outside_a_package_only_what_it_exports_is_imported(path):
     """`core` is a library of small modules, each for itself."""
     inside = ["proxima", *path.relative_to(SOURCE).parts[:-1]]
     deep = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("proxima."):
             *package, _ = node.module.split(".")
             is_module = (
@@ -185,7 +197,7 @@ def test_what_is_imported_from_a_package_is_what_it_exports(path):
     """A type checker cannot tell: a package with `__getattr__` has any name."""
     missing = {
         f"{node.module}.{alias.name}"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.ImportFrom) and node.module in EXPORTS
         for alias in node.names
         if alias.name not in EXPORTS[node.module]
@@ -210,8 +222,7 @@ def test_formulas_know_no_config_no_model_and_no_logging(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_nothing_is_pickled_or_evaluated(path):
-    tree = ast.parse(path.read_text())
-    called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    called = {ast.unparse(node.func) for node in nodes(path) if isinstance(node, ast.Call)}
     assert not called & {
         "eval",
         "exec",
@@ -243,7 +254,7 @@ def test_nothing_that_trains_can_see_the_gold_score():
 
 def test_every_file_begins_with_its_purpose():
     assert [
-        str(path) for path in SOURCE.rglob("*.py") if not ast.get_docstring(ast.parse(path.read_text()))
+        str(path) for path in SOURCE.rglob("*.py") if not ast.get_docstring(tree(path))
     ] == []
 
 
