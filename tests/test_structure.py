@@ -152,12 +152,7 @@ def test_a_module_name_says_what_it_holds_without_its_folder():
 
 
 def test_a_class_name_is_used_once():
-    names = [
-        node.name
-        for path in FILES
-        for node in nodes(path)
-        if isinstance(node, ast.ClassDef)
-    ]
+    names = [node.name for path in FILES for node in nodes(path) if isinstance(node, ast.ClassDef)]
     assert {name for name in names if names.count(name) > 1} == set()
 
 
@@ -167,11 +162,7 @@ def test_a_class_name_is_used_once():
     ids=lambda path: str(path.relative_to(SOURCE)),
 )
 def test_a_function_fits_on_a_screen(path):
-    functions = [
-        node
-        for node in nodes(path)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    ]
+    functions = [node for node in nodes(path) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     assert [each.name for each in functions if each.end_lineno - each.lineno >= 50] == []
 
 
@@ -253,9 +244,7 @@ def test_nothing_that_trains_can_see_the_gold_score():
 
 
 def test_every_file_begins_with_its_purpose():
-    assert [
-        str(path) for path in SOURCE.rglob("*.py") if not ast.get_docstring(tree(path))
-    ] == []
+    assert [str(path) for path in SOURCE.rglob("*.py") if not ast.get_docstring(tree(path))] == []
 
 
 def test_importing_does_no_work_and_needs_no_optional_package():
