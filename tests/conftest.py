@@ -20,6 +20,7 @@ from proxima.config import PPOConfig
 from proxima.world.tiny_models import ARCHITECTURES, make_tiny_model
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+os.fsync = lambda file: None  # no test cuts the power; thousands of flushes would take a minute
 
 PROMPTS = ["SUBREDDIT: r/a TITLE: b POST: c TL;DR:", "Why? TL;DR:", "A somewhat longer prompt, TL;DR:", "x"]
 

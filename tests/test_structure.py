@@ -3,6 +3,7 @@ pickled."""
 
 import ast
 import importlib
+import json
 import subprocess
 import sys
 from functools import cache
@@ -226,15 +227,47 @@ def test_nothing_is_pickled_or_evaluated(path):
     assert "pickle" not in imports(path)
 
 
-def test_nothing_that_trains_can_see_the_gold_score():
-    code = (
-        "import sys\n"
-        "import proxima.ppo_trainer, proxima.finetuning, proxima.evaluator, proxima.cli\n"
-        "assert not [name for name in sys.modules if name.startswith('proxima.world')]\n"
+FRESH = """
+import importlib, json, os, sys
+
+optional = "datasets tyro pandas tensorboard wandb trackio fastapi uvicorn httpx tenacity vllm".split()
+sys.modules |= dict.fromkeys(["fcntl", *optional])
+del os.fork
+import proxima
+found = {"torch is imported with the package": "torch" in sys.modules}
+import proxima.ppo_trainer, proxima.finetuning, proxima.evaluator, proxima.cli
+import torch
+found["world"] = [name for name in sys.modules if name.startswith("proxima.world")]
+found["CUDA is initialised"] = torch.cuda.is_initialized()
+found["missing"] = [name for name in proxima.__all__ if not getattr(proxima, name)]
+for name in optional:
+    del sys.modules[name]
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+from proxima.core.moved_modules import new_name
+found["old paths"] = [name for name in sys.modules if new_name(name)]
+print(json.dumps(found))
+"""
+"""Imports the package without its optional packages, then each module; always without file locks and fork."""
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    """What a new process finds that imports the package, then all of its modules but kernels, which need
+    Triton."""
+    names = sorted(f"proxima.{name}" for name in MODULES if "kernels" not in name and name != "__main__")
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH, *names],
+        check=True,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT / "src"), "PATH": ""},
+        stdout=subprocess.PIPE,
     )
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT / "src"), "PATH": ""}
-    )
+    return json.loads(done.stdout)
+
+
+def test_nothing_that_trains_can_see_the_gold_score(fresh):
+    assert fresh["world"] == []
     users = {
         dotted(path).split(".")[0]
         for path in FILES
@@ -247,37 +280,15 @@ def test_every_file_begins_with_its_purpose():
     assert [str(path) for path in SOURCE.rglob("*.py") if not ast.get_docstring(tree(path))] == []
 
 
-def test_importing_does_no_work_and_needs_no_optional_package():
-    code = (
-        "import sys\n"
-        "for name in 'datasets tyro pandas tensorboard wandb trackio fastapi uvicorn httpx tenacity "
-        "vllm'.split():\n"
-        "    sys.modules[name] = None\n"
-        "import proxima\n"
-        "assert 'torch' not in sys.modules\n"
-        "import proxima.ppo_trainer, proxima.cli\n"
-        "import torch\n"
-        "assert not torch.cuda.is_initialized()\n"
-        "assert all(getattr(proxima, name) for name in proxima.__all__)\n"
-    )
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT / "src"), "PATH": ""}
-    )
+def test_importing_does_no_work_and_needs_no_optional_package_no_file_locks_and_no_fork(fresh):
+    """Not every system has locks and fork."""
+    assert not fresh["torch is imported with the package"]
+    assert not fresh["CUDA is initialised"]
+    assert fresh["missing"] == []
 
 
-def test_no_module_needs_file_locks_or_fork_when_it_is_imported():
-    """Not every system has them; kernels need Triton, which is for Linux alone."""
-    names = sorted(f"proxima.{name}" for name in MODULES if "kernels" not in name and name != "__main__")
-    code = (
-        "import importlib, os, sys\n"
-        "sys.modules['fcntl'] = None\n"
-        "del os.fork\n"
-        f"for name in {names}:\n"
-        "    importlib.import_module(name.removesuffix('.__init__'))\n"
-    )
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT / "src"), "PATH": ""}
-    )
+def test_nothing_of_this_package_uses_an_old_path(fresh):
+    assert fresh["old paths"] == []
 
 
 def test_training_loads_no_table_no_dataset_and_no_web_server(tmp_path):

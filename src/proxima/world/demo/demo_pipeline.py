@@ -51,8 +51,7 @@ def run_demo(
 
     Args:
         relabel: sample answers and ask the annotators again, instead of reading the shipped preferences.
-        preferences: pairs to train the reward model on; as many are held out, where there are, and at
-            least `FEWEST_HELD_OUT`.
+        preferences: pairs to train the reward model on; no more are held out (`FEWEST_HELD_OUT` at least).
         ppo: changes to `PPO_SETTINGS`.
         reward_from: folder of an earlier demo whose reward model is reused.
     """
