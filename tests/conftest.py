@@ -5,6 +5,7 @@ busy cores.
 Processes that tests start have one thread too: two tests run beside each other.
 """
 
+import gc
 import os
 
 import proxima  # noqa: F401 (before torch: it shortens the waits of OpenMP's threads)
@@ -20,9 +21,16 @@ from proxima.config import PPOConfig
 from proxima.world.tiny_models import ARCHITECTURES, make_tiny_model
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+gc.disable()  # until the tests are imported
 os.fsync = lambda file: None  # no test cuts the power; thousands of flushes would take a minute
 
 PROMPTS = ["SUBREDDIT: r/a TITLE: b POST: c TL;DR:", "Why? TL;DR:", "A somewhat longer prompt, TL;DR:", "x"]
+
+
+def pytest_runtestloop(session):
+    """What is imported stays: no garbage collection looks through it."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
