@@ -21,10 +21,15 @@ from proxima.config import PPOConfig
 from proxima.world.tiny_models import ARCHITECTURES, make_tiny_model
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-gc.disable()  # until the tests are imported
-os.fsync = lambda file: None  # no test cuts the power; thousands of flushes would take a minute
 
 PROMPTS = ["SUBREDDIT: r/a TITLE: b POST: c TL;DR:", "Why? TL;DR:", "A somewhat longer prompt, TL;DR:", "x"]
+
+
+def pytest_configure(config):
+    """No garbage collection until the tests are imported; and no flushes of the disk, thousands of which
+    would take a minute: no test cuts the power."""
+    gc.disable()
+    os.fsync = lambda file: None
 
 
 def pytest_runtestloop(session):
