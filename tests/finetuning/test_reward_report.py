@@ -63,6 +63,9 @@ def test_a_model_that_is_no_better_than_length_or_ignores_the_prompt_is_told():
     other = lines(1.0, report(HeldOutPairs(sure, -sure, lengths.flip(1), -torch.arange(400.0), True)))
     assert not any("not clearly" in line or "hardly" in line for line in other)
     assert any("measured on 4 pairs" in line for line in lines(0.75, report(PAIRS)))
+    right = torch.where(torch.arange(400) % 10 < 7, 2.0, -2.0)
+    one_prompt = report(HeldOutPairs(right, right * math.nan, lengths.flip(1), -torch.arange(400.0), True))
+    assert not any("hardly" in line for line in lines(0.7, one_prompt))  # no other prompt was tried
 
 
 def test_length_alone_counts_equal_lengths_half():

@@ -125,10 +125,9 @@ def lines(accuracy: float, found: Mapping[str, Any]) -> list[str]:
 
 def _warnings(accuracy: float, found: Mapping[str, Any]) -> list[str]:
     base, count = found["baselines"], found["pairs"]
-    error, elsewhere_error = (
-        math.sqrt(max(accuracy * (1 - accuracy), 0.05) / max(pairs, 1))
-        for pairs in (count, base["another_prompt_pairs"])
-    )
+    moved = base["another_prompt_pairs"]
+    spread = math.sqrt(max(accuracy * (1 - accuracy), 0.05))
+    error = spread / math.sqrt(count)
     told = []
     if count < FEW:
         told.append(
@@ -137,7 +136,7 @@ def _warnings(accuracy: float, found: Mapping[str, Any]) -> list[str]:
         )
     if accuracy < base["length_alone"] + 2 * error:
         told.append("the model is not clearly better than the length of the answers alone")
-    if base["another_prompt"] > accuracy - elsewhere_error and accuracy > 0.5 + 2 * error:
+    if moved and base["another_prompt"] > accuracy - spread / math.sqrt(moved) and accuracy > 0.5 + 2 * error:
         told.append("the model hardly reads the prompt: its accuracy is the same with another one")
     return told
 

@@ -344,7 +344,7 @@ class RewardTrainer(ScoreTrainer[Preference]):
 
 
 def spread(places: Sequence[int], count: int) -> Sequence[int]:
-    """At most `count` of these places, from all over."""
+    """At most `count` of these places: every n-th."""
     return places[:: max(1, len(places) // count)][:count]
 
 
