@@ -124,3 +124,105 @@ def test_the_gate_and_its_gradient_with_an_adapter_folded_in(room):
         torch.testing.assert_close(
             ours.float(), theirs.float(), **(NEAR if INTERPRETED else {"rtol": 5e-2, "atol": 1e-1})
         )
+
+
+def exact_scores(logits, others, ids, temperature):
+    """Log-probabilities of both, KL, entropy; in float64."""
+    ours, theirs = (torch.log_softmax(x.double() / temperature, -1) for x in (logits, others))
+    rows = torch.arange(len(ids), device=ids.device)
+    kl = (ours.exp() * (ours - theirs)).sum(-1)
+    return ours[rows, ids], theirs[rows, ids], kl, -(ours.exp() * ours).sum(-1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("scale", [0.1, 8.0], ids=["flat", "peaked"])
+def test_numbers_over_the_vocabulary_are_those_of_float64(temperature, scale):
+    from proxima.runtime.engine.kernels import pair, stats
+
+    torch.manual_seed(0)
+    logits = scale * random(5, 9000)  # more than two blocks, the last one cut
+    others = (logits.float() + 0.3 * torch.randn(5, 9000, device=DEVICE)).to(KIND)
+    ids = torch.tensor([0, 4095, 4096, 8999, 17], device=DEVICE)
+    (ours, own), (theirs, other) = (stats(x, ids, temperature) for x in (logits, others))
+    found = (ours, theirs, *pair(logits, others, (own, other), temperature))
+    for number, wanted in zip(found, exact_scores(logits, others, ids, temperature), strict=True):
+        torch.testing.assert_close(number.double(), wanted, rtol=1e-5, atol=1e-5)  # float32, sums of 9,000
+
+
+def test_kl_is_zero_for_equal_logits_and_exact_for_close_and_impossible_ones():
+    from proxima.runtime.engine.kernels import pair, stats
+
+    torch.manual_seed(0)
+    logits, ids = random(3, 5000), torch.zeros(3, dtype=torch.long, device=DEVICE)
+    near = logits.float() + 2e-3 * torch.randn(3, 5000, device=DEVICE)
+    cut = near.masked_fill(torch.rand(3, 5000, device=DEVICE) < 0.5, -1e30)
+
+    def kl(one, other):
+        normalisers = tuple(stats(x, ids, 1.0)[1] for x in (one, other))
+        return pair(one, other, normalisers, 1.0)[0]
+
+    assert kl(logits, logits).tolist() == [0.0] * 3
+    for one, other in ((logits.float(), near), (cut, near)):
+        wanted = exact_scores(one, other, ids, 1.0)[2]
+        torch.testing.assert_close(kl(one, other).double(), wanted, rtol=1e-2, atol=1e-9)
+    assert not kl(near, cut).isnan().any()
+
+
+def test_the_gradient_of_a_log_probability_is_that_of_float64():
+    from proxima.runtime.engine.kernels import slope, stats
+
+    torch.manual_seed(0)
+    logits, ids = 3 * random(4, 5000), torch.tensor([0, 4999, 4096, 7], device=DEVICE)
+    weights = torch.randn(4, device=DEVICE)
+    leaf = logits.double().requires_grad_(True)
+    (exact_scores(leaf, leaf, ids, 0.7)[0] * weights).sum().backward()
+    normalisers = stats(logits, ids, 0.7)[1]
+    found = slope(logits, ids, normalisers, 0.7, weights / 0.7)
+    near = 1e-5 if INTERPRETED else 2**-8
+    torch.testing.assert_close(found.double(), leaf.grad, rtol=near, atol=1e-8)
+    replaced = logits.clone()
+    assert slope(replaced, ids, normalisers, 0.7) is replaced
+    torch.testing.assert_close(replaced.double() * weights[:, None] / 0.7, leaf.grad, rtol=near, atol=1e-8)
+
+
+def test_log_probabilities_from_the_head_are_those_from_logits_and_so_are_their_gradients(monkeypatch):
+    from proxima.runtime.engine import vocabulary
+
+    monkeypatch.setattr(vocabulary, "has_kernels", lambda logits: True)
+    torch.manual_seed(0)
+    hidden, head, ids = random(6, 32), 0.3 * random(4200, 32), torch.randint(4200, (6,), device=DEVICE)
+    results = []
+    for function in (
+        lambda x: vocabulary.head_logprobs(x, head, ids, 0.9),
+        lambda x: vocabulary.token_logprobs(x @ head.t(), ids, None, 0.9),
+        lambda x: exact_scores(x.double() @ head.double().t(), x.double() @ head.double().t(), ids, 0.9)[0],
+    ):
+        leaf = hidden.clone().requires_grad_(True)
+        logprobs = function(leaf)
+        (logprobs * torch.arange(1, 7, device=DEVICE)).sum().backward()
+        results.append((logprobs.detach().double(), leaf.grad.double()))
+    assert torch.equal(results[0][0], results[1][0])
+    near = {"rtol": 1e-4, "atol": 1e-4} if INTERPRETED else {"rtol": 3e-2, "atol": 6e-2}
+    for found in results[:2]:
+        for ours, wanted in zip(found, results[2], strict=True):
+            torch.testing.assert_close(ours, wanted, **near)
+
+
+@pytest.mark.parametrize("top_k", [0, 20])
+def test_scores_by_kernels_are_those_without(top_k, monkeypatch):
+    from proxima.core.sampling import score_tokens, truncate
+    from proxima.runtime.engine import vocabulary
+
+    monkeypatch.setattr(vocabulary, "has_kernels", lambda logits: True)
+    torch.manual_seed(0)
+    logits, others = 2 * random(6, 4200), 2 * random(6, 4200)
+    kept = truncate(logits.float() / 0.8, top_k, 0.9) if top_k else None
+    ids = torch.randint(4200, (6,), device=DEVICE) if kept is None else kept.ids[:, 0, 0].long()
+    found = vocabulary.score_tokens(logits, others, ids, kept, 0.8)
+    wanted = score_tokens(logits.unsqueeze(1), others.unsqueeze(1), ids.unsqueeze(1), kept, 0.8)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs.squeeze(1), rtol=1e-4, atol=1e-4)
+    acting = vocabulary.token_logprobs(
+        logits, ids, kept, 0.8
+    )  # what training computes: the ratio starts at 1
+    assert torch.equal(found[0], acting)

@@ -12,5 +12,6 @@ if TYPE_CHECKING:
     from proxima.runtime.engine.kernels.copy_kernels import Copies
     from proxima.runtime.engine.kernels.decode_kernels import add_and_rms_norm, decode_attention, fits
     from proxima.runtime.engine.kernels.gate_kernels import gate
+    from proxima.runtime.engine.kernels.vocabulary_kernels import pair, slope, stats
 
 __all__, __getattr__ = lazy_exports(__name__)
