@@ -226,3 +226,126 @@ def test_scores_by_kernels_are_those_without(top_k, monkeypatch):
         logits, ids, kept, 0.8
     )  # what training computes: the ratio starts at 1
     assert torch.equal(found[0], acting)
+
+
+def test_samples_and_their_log_probabilities_are_those_of_the_hash():
+    from proxima.core.sampling import hash_words
+    from proxima.runtime.engine.generation import pick
+    from proxima.runtime.engine.kernels import sample
+
+    torch.manual_seed(0)
+    logits = random(12, 9000)
+    lanes = hash_words(torch.randint(2**62, (12,), device=DEVICE), 3, 5)
+    columns = torch.arange(12, device=DEVICE) * 1000
+    tokens, logprobs = sample(logits, lanes, columns, 0.8)
+    wanted, wanted_logprobs, _ = pick(logits, lanes, columns, 0.8, 0, 1.0)
+    assert torch.equal(tokens, wanted)
+    torch.testing.assert_close(logprobs, wanted_logprobs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("gated", "padding"), [(False, 0), (False, 8), (False, 40), (True, 0)])
+def test_products_of_few_rows_are_those_of_float64_and_do_not_depend_on_the_rows(gated, padding):
+    from proxima.runtime.engine.kernels import few_rows_product
+
+    torch.manual_seed(0)
+    x, bias = random(70, 152), random(100 if gated else 50)
+    weight, down = 0.1 * random(len(bias), 152 + padding), random(padding, 152) if padding else None
+    out = few_rows_product(x, weight, bias, down, gated)
+    wide = x.double() @ weight[:, :152].double().t() + bias.double()
+    if down is not None:
+        inner = (x.double() @ down.double().t()).to(KIND).double()
+        wide = wide + inner @ weight[:, 152:].double().t()
+    wanted = activate(wide, (50, 50), "") if gated else wide
+    near = {"rtol": 1e-4, "atol": 1e-4} if INTERPRETED else {"rtol": 3e-2, "atol": 1e-1}
+    torch.testing.assert_close(out.double(), wanted, **near)
+    for count in (1, 8, 16, 17, 64):
+        fewer = few_rows_product(x[:count], weight, bias, down, gated)
+        exact = {"rtol": 0, "atol": 0}  # the interpreter's products are numpy's, which round by shape
+        torch.testing.assert_close(fewer, out[:count], **(near if INTERPRETED else exact))
+
+
+@pytest.mark.parametrize("padding", [0, 8, 24])
+def test_the_norm_of_a_sum_and_an_adapters_inner_values(padding):
+    from proxima.runtime.engine.kernels import add_norm_down
+
+    torch.manual_seed(0)
+    x, change, weight = random(5, 96), random(5, 96), random(96)
+    down = random(padding, 96) if padding else None
+    sums, out = add_norm_down(x, change, weight, 1e-6, down)
+    assert torch.equal(sums, x + change)
+    normed = normalize(sums, Norm(weight, None), 1e-6)
+    torch.testing.assert_close(out[:, :96].float(), normed.float(), **NEAR)
+    if down is not None:
+        inner = out[:, :96].double() @ down.double().t()
+        torch.testing.assert_close(out[:, 96:].double(), inner, **NEAR)
+    unchanged, alone = add_norm_down(sums, None, weight, 1e-6, down)
+    assert unchanged is sums
+    assert torch.equal(alone, out)
+
+
+@pytest.mark.parametrize(("heads", "normed"), [((4, 2, 32), True), ((3, 3, 16), False), ((8, 1, 64), True)])
+def test_attention_against_the_cache_in_pieces(heads, normed, monkeypatch):
+    from proxima.runtime.engine.kernels import few_rows_kernels
+    from proxima.runtime.engine.packed_attention import cached_attention
+
+    monkeypatch.setattr(few_rows_kernels, "PIECE", 128)
+    torch.manual_seed(0)
+    count, kv, head = heads
+    lengths = torch.tensor([0, 1, 127, 128, 300, 511], device=DEVICE, dtype=torch.int32)
+    rows, size = len(lengths), 512
+    qkv, angle = random(rows, (count + 2 * kv) * head), torch.randn(rows, head // 2, device=DEVICE)
+    cos, sin = (torch.cat([x, x], -1).to(KIND) for x in (angle.cos(), angle.sin()))
+    norms = (random(head), random(head)) if normed else (None, None)
+    caches = [random(rows, size, kv, head) for _ in range(2)]
+    copies = [cache.clone() for cache in caches]
+    attend = few_rows_kernels.CacheAttention(rows + 2, size, kv, head, DEVICE)
+    given = (qkv, norms, cos, sin, *caches, lengths, head**-0.5, 1e-6)
+    ours = attend(*given)
+    shape = DecoderShape(heads=count, kv_heads=kv, head_size=head, eps=1e-6, scale=1.0, activation="")
+    wide = [None if norm is None else norm.double() for norm in norms]
+    parts = split_heads(
+        qkv.double(), (count * head, kv * head, kv * head), *wide, cos.double(), sin.double(), shape
+    )
+    for row, length in enumerate(lengths.tolist()):
+        for cache, new in zip(copies, parts[1:], strict=True):
+            cache[row, length] = new[row].to(KIND)
+    for ours_cache, theirs in zip(caches, copies, strict=True):
+        torch.testing.assert_close(ours_cache, theirs, **NEAR)
+    queries, *wide_caches = (x.double().cpu() for x in (parts[0].to(KIND), *caches))
+    starts = torch.zeros(2, rows + 1, dtype=torch.int32)
+    theirs = cached_attention(queries, *wide_caches, lengths.cpu() + 1, starts, head**-0.5)
+    torch.testing.assert_close(ours.double().cpu(), theirs.flatten(1), **NEAR)
+    assert not attend.arrived.any()
+    order = [4, 2, 5, 0]  # other slots, fewer rows: the same bits
+    moved = attend(
+        qkv[order], norms, cos[order], sin[order], *(x[order] for x in caches), lengths[order], *given[-2:]
+    )
+    assert torch.equal(moved, ours[order])
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="compares on a CPU; on a GPU test_gpu.py does")
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_a_decode_step_by_kernels_is_the_decoders(name, tmp_path, monkeypatch):
+    from proxima.config import PPOConfig
+    from proxima.models import Sampling
+    from proxima.ppo_trainer import PPOTrainer
+    from proxima.runtime.engine import few_rows_decoder, generation
+    from proxima.world.tiny_models import make_tiny_model
+    from tests.helpers import shake
+
+    folder = str(make_tiny_model(tmp_path / name, name))
+    trainer = shake(PPOTrainer(PPOConfig(folder, device="cpu", max_new_tokens=4)), 0.05)
+    prompts = trainer.generator.read_prompts(["a", "some longer prompt", "another one"])
+    sampling = Sampling(4, 1.0, 0, 1.0, (), 0, 0)
+    plain = trainer.models.policy.generate(prompts, sampling)
+    made = []
+    monkeypatch.setattr(
+        generation,
+        "few_rows_decoder",
+        lambda *given: made.append(few_rows_decoder.FewRowsDecoder(*given)) or made[0],
+    )
+    trainer.models.policy.backbone.release_generation()
+    ours = trainer.models.policy.generate(prompts, sampling)
+    assert made
+    assert torch.equal(ours.response_ids, plain.response_ids)
+    torch.testing.assert_close(ours.sampled_logprobs, plain.sampled_logprobs, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,115 @@
+"""`FewRowsDecoder`: one decode step of a gated, rotary decoder in seven kernels per layer.
+
+In: one token per sequence and the caches. Out: normalised last hidden states. `Decoder.run` computes the same
+with products made for many tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from proxima.runtime.engine.lora_products import Projection
+
+if TYPE_CHECKING:
+    from proxima.runtime.engine.decoder import Decoder
+    from proxima.runtime.engine.generation_slots import Slots
+
+log = logging.getLogger(__name__)
+
+
+class FewRowsDecoder:
+    """Reads the adapter that is loaded. Made for one set of slots."""
+
+    def __init__(self, decoder: Decoder, slots: Slots):
+        from proxima.runtime.engine.kernels import CacheAttention
+
+        shape = decoder.shape
+        self.decoder = decoder
+        self.slots = slots
+        self.attend = CacheAttention(
+            slots.count, slots.size, shape.kv_heads, shape.head_size, slots.tokens.device
+        )
+
+    def __call__(self, count: int) -> Tensor:
+        """Hidden states (n, D) after the last token of each of the first `count` slots; the token's keys and
+        values are added to the cache."""
+        from proxima.runtime.engine.kernels import add_norm_down
+
+        decoder, slots, eps = self.decoder, self.slots, self.decoder.shape.eps
+        blocks, lengths = decoder.blocks, slots.lengths[:count]
+        x, cos, sin = decoder.architecture.embed(slots.tokens[:count], lengths)
+        assert cos is not None
+        assert sin is not None
+        cos, sin = cos.contiguous(), sin.contiguous()
+        x, normed = add_norm_down(x, None, blocks[0].norm.weight, eps, blocks[0].qkv.down)
+        for number, block in enumerate(blocks):
+            qkv = _of_padded(normed, block.qkv)
+            caches = slots.keys[number][:count], slots.values[number][:count]
+            norms = (block.q_norm, block.k_norm)
+            attended = self.attend(qkv, norms, cos, sin, *caches, lengths, decoder.shape.scale, eps)
+            x, normed = add_norm_down(
+                x, _folded(attended, block.out), block.mlp_norm.weight, eps, block.up.down
+            )
+            change = _folded(_of_padded(normed, block.up, gated=True), block.down)
+            if number + 1 == len(blocks):
+                return add_norm_down(x, change, decoder.architecture.last_norm.weight, eps, None)[1]
+            after = blocks[number + 1]
+            x, normed = add_norm_down(x, change, after.norm.weight, eps, after.qkv.down)
+        raise AssertionError("a decoder has layers")
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (n, V); the number of rows does not change a row's."""
+        from proxima.runtime.engine.kernels import few_rows_product
+
+        head = self.decoder.architecture.network.get_output_embeddings()
+        return few_rows_product(hidden, head.weight, head.bias)
+
+    @staticmethod
+    def sample(logits: Tensor, lanes: Tensor, columns: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Tokens (n,) of the whole vocabulary and their log-probabilities, as `generation.pick` draws them."""
+        from proxima.runtime.engine.kernels import sample
+
+        return sample(logits, lanes, columns, temperature)
+
+
+def _of_padded(x: Tensor, p: Projection, gated: bool = False) -> Tensor:
+    """The product of inputs that are followed by the adapter's inner values."""
+    from proxima.runtime.engine.kernels import few_rows_product
+
+    return few_rows_product(x, p.weights[0], p.biases[0], gated=gated)
+
+
+def _folded(x: Tensor, p: Projection) -> Tensor:
+    from proxima.runtime.engine.kernels import few_rows_product
+
+    return few_rows_product(x, p.weights[0], p.biases[0], p.down)
+
+
+def supports_few_rows(decoder: Decoder) -> bool:
+    """Whether the kernels compute this decoder: rotary and gated, no trained or biased norm, fused weights."""
+    try:
+        from proxima.runtime.engine.kernels import fits
+    except ImportError:
+        return False
+    shape = decoder.shape
+    plain = not decoder.is_gpt2 and decoder.half and not decoder.trained
+    return plain and fits(shape.heads, shape.kv_heads, shape.head_size)
+
+
+def few_rows_decoder(decoder: Decoder, slots: Slots) -> FewRowsDecoder | None:
+    """One for these slots, where the kernels support the decoder and run here."""
+    if not (slots.tokens.is_cuda and supports_few_rows(decoder)):
+        return None
+    made = FewRowsDecoder(decoder, slots)
+    try:
+        with torch.no_grad():
+            made.sample(made.logits(made(1)), slots.lanes[:1], slots.columns[:1], 1.0)
+    except Exception as error:  # whatever Triton cannot compile or launch here
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        log.warning("decode steps without their kernels, sampling is slower: %s", first)
+        return None
+    return made
