@@ -18,7 +18,7 @@ if not (torch.cuda.is_available() or INTERPRETED):
 DEVICE, KIND = ("cpu", torch.float32) if INTERPRETED else ("cuda", torch.bfloat16)
 NEAR = {"rtol": 1e-4, "atol": 1e-5} if INTERPRETED else {"rtol": 2e-2, "atol": 2e-2}
 
-from proxima.runtime.engine.layer_functions import DecoderShape, Norm, activate, normalize, split_heads  # noqa: E402, F401
+from proxima.runtime.engine.layer_functions import DecoderShape, Norm, activate, normalize, split_heads  # noqa: E402
 from proxima.runtime.engine.layout import tile_table  # noqa: E402
 
 
@@ -54,7 +54,7 @@ def test_tiled_attention_and_its_gradients(heads):
     tiles = torch.tensor(tile_table(lengths, 12), dtype=torch.int32, device=DEVICE)
     results = []
     for function in (
-        lambda q, k, v: TiledAttention.apply(q, k, v, tiles, size**-0.5),
+        lambda q, k, v: TiledAttention.apply(q, k, v, tiles, size**-0.5, 8)[:, :-8].unflatten(1, (n_q, size)),
         lambda q, k, v: attend_plainly(q, k, v, lengths, size**-0.5),
     ):
         leaves = [x.detach().clone().requires_grad_(True) for x in (q, k, wide)]
@@ -77,7 +77,7 @@ def test_tiled_attention_is_the_same_to_the_bit_wherever_a_sequence_stands():
         leaves = [x.requires_grad_(True) for x in parts[:3]]
         tiles = torch.tensor(tile_table([(100, 50)[i] for i in order], 8), dtype=torch.int32, device=DEVICE)
         out = TiledAttention.apply(*leaves, tiles, 0.2)
-        out.backward(parts[3])
+        out.backward(parts[3].flatten(1))
         sizes = [(100, 50)[i] for i in order]
         back = [
             dict(zip(order, x.split(sizes), strict=True))
@@ -89,19 +89,19 @@ def test_tiled_attention_is_the_same_to_the_bit_wherever_a_sequence_stands():
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("normed", [True, False])
-def test_heads_are_split_normed_and_rotated(normed):
+@pytest.mark.parametrize(("normed", "kv"), [(True, 2), (False, 2), (True, 3)])
+def test_heads_are_split_normed_and_rotated(normed, kv):
     from proxima.runtime.engine.kernels.head_kernels import split_heads as fast
 
     torch.manual_seed(0)
-    shape = DecoderShape(heads=6, kv_heads=2, head_size=32, eps=1e-6, scale=1.0, activation="")
-    qkv, cos = random(7, 10 * 32), torch.randn(7, 16, device=DEVICE)
+    shape = DecoderShape(heads=6, kv_heads=kv, head_size=32, eps=1e-6, scale=1.0, activation="")
+    qkv, cos = random(7, (6 + 2 * kv) * 32), torch.randn(7, 16, device=DEVICE)
     cos, sin = (torch.cat([x, x], -1).to(KIND) for x in (cos.cos(), cos.sin()))
     norms = [random(32) for _ in range(2)] if normed else [None, None]
-    given, results = [random(7, 6, 32), random(7, 2, 32), random(7, 2, 32)], []
+    given, results = [random(7, 6, 32), random(7, kv, 32), random(7, kv, 32)], []
     for function in (fast, split_heads):
         leaf = qkv.detach().clone().requires_grad_(True)
-        parts = function(leaf, (192, 64, 64), *norms, cos, sin, shape)
+        parts = function(leaf, (192, 32 * kv, 32 * kv), *norms, cos, sin, shape)
         sum(
             (part.float() * gradient.float()).sum() for part, gradient in zip(parts, given, strict=True)
         ).backward()
@@ -349,3 +349,98 @@ def test_a_decode_step_by_kernels_is_the_decoders(name, tmp_path, monkeypatch):
     assert made
     assert torch.equal(ours.response_ids, plain.response_ids)
     torch.testing.assert_close(ours.sampled_logprobs, plain.sampled_logprobs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "padding"), [(96, 8), (64, 0)])
+@pytest.mark.parametrize("used", ["both", "sum", "norm"])
+def test_the_norm_of_a_sum_and_its_gradients(size, padding, used):
+    from proxima.runtime.engine.kernels import norm_kernels
+    from proxima.runtime.engine.layer_functions import add_and_norm, first_norm
+
+    torch.manual_seed(0)
+    x, change, weight, given = random(7, size), random(7, size), random(size), random(7, size + padding)
+
+    def run(function, kind):
+        leaves = [part.detach().to(kind, copy=True).requires_grad_(True) for part in (x, change)]
+        sums, out = function(*leaves, Norm(weight.to(kind), None), padding, 1e-6)
+        loss = (sums * given[:, :size].to(kind).flip(0)).sum() if used != "norm" else 0.0
+        if used != "sum":
+            loss = loss + (out[:, :size] * given[:, :size].to(kind)).sum()
+        loss.backward()
+        return sums, out[:, :size], leaves[0].grad, leaves[1].grad
+
+    ours, wanted = run(norm_kernels.add_and_rms_norm, KIND), run(add_and_norm, torch.float64)
+    for found, exact in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(found.double(), exact, **NEAR)
+    if used != "norm":
+        return
+    leaf, exact_leaf = (x.to(kind, copy=True).requires_grad_(True) for kind in (KIND, torch.float64))
+    alone = norm_kernels.first_rms_norm(leaf, Norm(weight, None), padding, 1e-6)
+    exact = first_norm(exact_leaf, Norm(weight.double(), None), padding, 1e-6)
+    for result in (alone, exact):
+        (result[:, :size] * given[:, :size].to(result.dtype)).sum().backward()
+    torch.testing.assert_close(alone[:, :size].double(), exact[:, :size], **NEAR)
+    torch.testing.assert_close(leaf.grad.double(), exact_leaf.grad, **NEAR)
+
+
+@pytest.mark.parametrize("padding", [8, 16, 48])
+def test_an_adapters_gradients_are_added_to_its_sinks(padding):
+    from proxima.runtime.engine.kernels import add_gradients
+
+    torch.manual_seed(0)
+    rows, inputs, outputs = 150, 72, 100
+    x, dy = random(rows, inputs + padding), random(rows, outputs)  # inputs and inner values as they lie
+    inner, d_inner = random(rows, 200)[:, :padding], random(rows, padding)
+    sinks = torch.randn(padding, inputs, device=DEVICE), torch.randn(outputs, padding, device=DEVICE)
+    wanted = (
+        sinks[0].double() + d_inner.double().t() @ x[:, :inputs].double(),
+        sinks[1].double() + dy.double().t() @ inner.double(),
+    )
+    add_gradients(sinks, d_inner, x[:, :inputs], dy, inner)
+    for found, exact in zip(sinks, wanted, strict=True):
+        torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-3)  # float32 sums of 150
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="compares on a CPU; on a GPU test_gpu.py does")
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_a_pass_and_its_gradients_by_kernels_are_the_decoders(name, tmp_path, monkeypatch):
+    from proxima.config import PPOConfig
+    from proxima.ppo_trainer import PPOTrainer
+    from proxima.runtime.engine import lora_products
+    from proxima.runtime.engine.graphed_passes import _loras_with_sinks
+    from proxima.runtime.engine.kernels import TiledAttention, add_gradients
+    from proxima.runtime.engine.layer_functions import kernel_functions
+    from proxima.runtime.engine.layout import pack
+    from proxima.world.tiny_models import make_tiny_model
+    from tests.helpers import shake
+
+    monkeypatch.setattr(lora_products, "_add_gradients", add_gradients)
+    folder = str(make_tiny_model(tmp_path / name, name))
+    policy = shake(PPOTrainer(PPOConfig(folder, device="cpu")), 0.05).models.policy
+    decoder, parameters = policy.backbone.decoder, policy.parameters()
+    layout = pack(torch.tensor([5, 9]), torch.tensor([4, 2]), 9, torch.device("cpu"))
+    ids = torch.randint(200, (layout.total,))
+    decoder.load(policy.adapter)
+    loras = decoder.loras(policy.adapter)
+    with_sinks = [_loras_with_sinks(*both) for both in zip(loras, decoder.blocks, strict=True)]
+    _, functions = kernel_functions(decoder.shape, torch.device("cpu"))
+
+    def attend(number, q, k, v):
+        padding = decoder.blocks[number].out.padding
+        return TiledAttention.apply(q, k, v, layout.tiles, decoder.shape.scale, padding)
+
+    with policy.training():
+        plain = decoder.run(ids, layout, loras, read=layout.read)
+        given = torch.randn_like(plain)
+        exact = torch.autograd.grad(plain, parameters, given)
+        ours = decoder.run(ids, layout, with_sinks, attend, layout.read, functions)
+        torch.autograd.grad(ours, parameters, given, allow_unused=True)
+    torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-4)
+    groups = [group for lora in with_sinks for group in lora if group is not None]
+    found = {
+        weight: scale * window
+        for group in groups
+        for weight, window, scale in lora_products.adapter_views(group, *group.sinks)
+    }
+    for parameter, gradient in zip(parameters, exact, strict=True):
+        torch.testing.assert_close(found[parameter], gradient, rtol=1e-2, atol=1e-3)

@@ -70,7 +70,7 @@ class FewRowsDecoder:
 
     @staticmethod
     def sample(logits: Tensor, lanes: Tensor, columns: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Tokens (n,) of the whole vocabulary and their log-probabilities, as `generation.pick` draws them."""
+        """Tokens (n,) and their log-probabilities, as `generation.pick` draws them without a kept set."""
         from proxima.runtime.engine.kernels import sample
 
         return sample(logits, lanes, columns, temperature)
@@ -90,7 +90,7 @@ def _folded(x: Tensor, p: Projection) -> Tensor:
 
 
 def supports_few_rows(decoder: Decoder) -> bool:
-    """Whether the kernels compute this decoder: rotary and gated, no trained or biased norm, fused weights."""
+    """Whether the kernels compute this decoder: rotary and gated, in half precision, frozen."""
     try:
         from proxima.runtime.engine.kernels import fits
     except ImportError:

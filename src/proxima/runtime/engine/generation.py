@@ -158,7 +158,9 @@ class Generation:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             slots.keys[layer].flatten(0, 1).index_copy_(0, place, k)
             slots.values[layer].flatten(0, 1).index_copy_(0, place, v)
-            return packed_attention(q, k, v, layout, self.decoder.shape.scale)
+            return packed_attention(
+                q, k, v, layout, self.decoder.shape.scale, self.decoder.blocks[layer].out.padding
+            )
 
         states = self.decoder.run(
             ids.flatten()[layout.source], layout, self._no_loras, attend, read=layout.read

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from proxima.runtime.engine.cuda_graphs import GradientBuffers, GraphedPass, PassCapacity
 from proxima.runtime.engine.layer_weights import Block, Loras
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class GraphedPasses:
-    """Captures a pass at first use, and again when a batch exceeds its capacity."""
+    """Captures a pass at first use, without its backward pass until gradients are wanted, and again when a
+    batch exceeds its capacity."""
 
     def __init__(self, decoder: Decoder):
         self.decoder = decoder
@@ -34,13 +35,15 @@ class GraphedPasses:
         if not self._sizes.fits(layout):
             self._sizes = self._sizes.grow(layout)
             self._passes.clear()
-        if adapter not in self._passes:
-            self._passes[adapter] = self._capture(layout, adapter)
+        trains = torch.is_grad_enabled() and adapter is not None
+        if adapter not in self._passes or (trains and not self._passes[adapter].parameters):
+            self._passes.pop(adapter, None)  # frees its memory first
+            self._passes[adapter] = self._capture(layout, adapter, trains)
         return self._passes[adapter](ids, layout)
 
-    def _capture(self, layout: Layout, adapter: str | None) -> GraphedPass:
+    def _capture(self, layout: Layout, adapter: str | None, trains: bool) -> GraphedPass:
         decoder = self.decoder
-        given = decoder.loras(adapter) if adapter is not None else self._placeholder_loras()
+        given = decoder.loras(adapter if trains else None)
         loras = [_loras_with_sinks(lora, block) for lora, block in zip(given, decoder.blocks, strict=True)]
         groups = [group for lora in loras for group in lora if group is not None]
         found = [window for group in groups for window in adapter_views(group, *group.sinks)]
@@ -68,23 +71,6 @@ class GraphedPasses:
             if group is not None and part.down is not None:
                 copies += adapter_views(group, part.down, part.weights[0][:, part.inputs :])
         return batched_copy(copies)
-
-    def _placeholder_loras(self) -> list[Loras]:
-        """For a role without an adapter: zero parameters that are never loaded, so that it runs the same code
-        as the others."""
-        if not self.decoder.known_loras:
-            return self.decoder.loras(None)
-        like = next(iter(self.decoder.known_loras.values()))
-
-        return [Loras(*map(_placeholder, loras)) for loras in like]
-
-
-def _placeholder(lora: Lora | None) -> Lora | None:
-    if lora is None:
-        return None
-    down = tuple(nn.Parameter(torch.zeros_like(weight)) for weight in lora.down)
-    up = tuple(nn.Parameter(torch.zeros_like(weight)) for weight in lora.up)
-    return Lora(down, up, lora.scales)
 
 
 def _loras_with_sinks(loras: Loras, block: Block) -> Loras:

@@ -124,13 +124,37 @@ class Functions(NamedTuple):
         return Functions(*made)
 
 
+def kernel_functions(shape: DecoderShape, device: torch.device) -> tuple[Functions, Functions] | None:
+    """Triton kernels for all of them, for sampling and for training, where they run and support the shape;
+    for frozen weights, RMS norms and gated MLPs. Nothing needs compiling by torch then."""
+    try:
+        from proxima.runtime.engine.kernels import gate_kernels, head_kernels, norm_kernels
+
+        if not head_kernels.fits(shape):
+            return None
+        x = torch.ones(2, 16, device=device, dtype=torch.bfloat16, requires_grad=True)
+        with torch.enable_grad():
+            made = norm_kernels.add_and_rms_norm(x, x, Norm(x.detach()[0], None), 8, shape.eps)
+            (made[0].sum() + made[1][:, :16].sum()).backward()
+    except Exception as error:  # whatever is missing: Triton, a C compiler, a writable cache
+        log.warning("norms without their kernels, the run is slower: %s", _first_line(error))
+        return None
+    norms = (norm_kernels.first_rms_norm, norm_kernels.add_and_rms_norm, head_kernels.split_heads)
+    gate = Gate(gate_kernels.padded_gate, gate_kernels.gate_backward)
+    return Functions(*norms, gate_kernels.gate), Functions(*norms, gate=gate)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def with_train_kernels(functions: Functions, shape: DecoderShape) -> Functions:
     """The same with Triton kernels, where Triton is installed; for frozen weights and gated MLPs."""
     try:
         from proxima.runtime.engine.kernels import gate_kernels, head_kernels
     except ImportError:
         return functions
-    functions = functions._replace(gate=Gate(gate_kernels.gate, gate_kernels.gate_backward))
+    functions = functions._replace(gate=Gate(gate_kernels.padded_gate, gate_kernels.gate_backward))
     return functions._replace(split_heads=head_kernels.split_heads) if head_kernels.fits(shape) else functions
 
 
@@ -159,7 +183,7 @@ def can_compile(device: torch.device) -> bool:
         torch.compile(_probe, dynamic=False)(torch.ones(8, device=device))
         return True
     except Exception as error:  # whatever is missing: Triton, a C compiler, a writable cache
-        log.warning("layers are not compiled, the run is slower: %s", str(error).strip().splitlines()[0])
+        log.warning("layers are not compiled, the run is slower: %s", _first_line(error))
         return False
 
 

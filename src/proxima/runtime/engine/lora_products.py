@@ -7,12 +7,16 @@ inner values. Only the adapter is trained.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+
+log = logging.getLogger(__name__)
 
 
 class Lora(NamedTuple):
@@ -65,6 +69,8 @@ def adapter_views(lora: Lora, down: Tensor, up: Tensor) -> list[tuple[Tensor, Te
 def batched_copy(copies: list[tuple[Tensor, Tensor, float]]) -> Callable[[], None]:
     """A function that copies each source, times its factor, to its target; in one launch where Triton is
     installed."""
+    if not copies:
+        return lambda: None
     try:
         from proxima.runtime.engine.kernels import Copies
     except ImportError:
@@ -92,7 +98,7 @@ def load_lora(p: Projection, lora: Lora | None) -> None:
 class Gate(NamedTuple):
     """A gated activation, fused with the product that follows it."""
 
-    forward: Callable[[Tensor], Tensor]  # (N, 2 in) -> (N, in)
+    forward: Callable[[Tensor, int], Tensor]  # (N, 2 in), padding -> (N, in + padding), the last ones unset
     backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     """(N, 2 in), and the output's gradient as d + d_inner @ down -> the output of `forward`, and the gradient
     of its input."""
@@ -112,7 +118,7 @@ def product(x: Tensor, p: Projection, lora: Lora | None, gate: Gate | None = Non
     if torch.is_grad_enabled():
         lora = lora or NO_LORA
         return _LoraProduct.apply(x, p, lora, gate, *lora.down, *lora.up)
-    return _forward(gate.forward(x) if gate else x, p)[0]
+    return _forward(gate.forward(x, p.padding) if gate else x, p)[0]
 
 
 def _forward(x: Tensor, p: Projection) -> tuple[Tensor, Tensor]:
@@ -133,10 +139,11 @@ class _LoraProduct(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, p: Projection, lora: Lora, gate: Gate | None, *_parameters: Tensor
     ) -> Tensor:
-        y, inner = _forward(gate.forward(x) if gate else x, p)
+        y, inner = _forward(gate.forward(x, p.padding) if gate else x, p)
         ctx.p, ctx.lora, ctx.gate = p, lora, gate
         ctx.is_padded = gate is None and x.shape[1] > p.inputs
-        ctx.save_for_backward(x.data, inner)
+        # the gate's output is computed again: a view of it would keep it
+        ctx.save_for_backward(x.data, inner.clone() if gate else inner)
         return y
 
     @staticmethod
@@ -149,17 +156,18 @@ class _LoraProduct(torch.autograd.Function):
             dx = torch.mm(dy, p.weights[0])  # (N, in + padding)
             d_inner = dx[:, p.inputs :]
             dx[:, : p.inputs].addmm_(d_inner, p.down)
+        elif ctx.gate:
+            d_gated = torch.mm(dy, p.weights[0])  # (N, in + padding)
+            d_inner = d_gated[:, p.inputs :]
+            x, dx = ctx.gate.backward(x, d_gated[:, : p.inputs], d_inner, p.down)
         else:
             d_inner = torch.mm(dy, p.weights[0][:, p.inputs :])
-            if ctx.gate:
-                x, dx = ctx.gate.backward(x, torch.mm(dy, p.weights[0][:, : p.inputs]), d_inner, p.down)
-            elif ctx.needs_input_grad[0]:
+            if ctx.needs_input_grad[0]:
                 dx = torch.mm(dy, p.weights[0][:, : p.inputs]).addmm_(d_inner, p.down)
         if not lora.up:
             return dx, None, None, None
         if lora.sinks:
-            _add_product(lora.sinks[0], d_inner.t(), x[:, : p.inputs])
-            _add_product(lora.sinks[1], dy.t(), inner)
+            _add_gradients(lora.sinks, d_inner, x[:, : p.inputs], dy, inner)
             return dx, None, None, None, *[None] * (2 * len(lora.up))
         d_down, d_up = torch.mm(d_inner.t(), x[:, : p.inputs]), torch.mm(dy.t(), inner)
         downs: list[Tensor] = []
@@ -172,6 +180,35 @@ class _LoraProduct(torch.autograd.Function):
             row += rows
             rank += size
         return dx, None, None, None, *downs, *ups
+
+
+def _add_gradients(sinks: tuple[Tensor, ...], d_inner: Tensor, x: Tensor, dy: Tensor, inner: Tensor) -> None:
+    """sinks[0] += d_inner.T @ x, sinks[1] += dy.T @ inner; in one launch where the kernel runs."""
+    if dy.is_cuda and gradients_by_kernel(dy.device, len(sinks[0])):
+        from proxima.runtime.engine.kernels import add_gradients
+
+        add_gradients(sinks, d_inner, x, dy, inner)
+        return
+    _add_product(sinks[0], d_inner.t(), x)
+    _add_product(sinks[1], dy.t(), inner)
+
+
+@cache
+def gradients_by_kernel(device: torch.device, padding: int) -> bool:
+    """Whether the kernel for an adapter's gradients runs here and supports its inner size."""
+    try:
+        from proxima.runtime.engine.kernels import MOST_PADDING, add_gradients
+
+        if padding > MOST_PADDING:
+            return False
+        wide = torch.ones(32, 64, dtype=torch.bfloat16, device=device)
+        narrow = torch.ones(32, padding, dtype=torch.bfloat16, device=device)
+        sinks = torch.zeros(padding, 64, device=device), torch.zeros(64, padding, device=device)
+        add_gradients(sinks, narrow, wide, wide, narrow)
+        return True
+    except Exception as error:  # whatever is missing: Triton, a C compiler, a writable cache
+        log.warning("adapter gradients without their kernel, the run is slower: %s", error)
+        return False
 
 
 def _add_product(sink: Tensor, left: Tensor, right: Tensor) -> None:

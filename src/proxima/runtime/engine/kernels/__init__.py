@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         few_rows_product,
     )
     from proxima.runtime.engine.kernels.gate_kernels import gate
+    from proxima.runtime.engine.kernels.gradient_kernels import MOST_PADDING, add_gradients
     from proxima.runtime.engine.kernels.sampling_kernels import sample
     from proxima.runtime.engine.kernels.vocabulary_kernels import pair, slope, stats
 

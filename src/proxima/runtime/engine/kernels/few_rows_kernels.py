@@ -18,6 +18,40 @@ FEW_ROWS, MANY_ROWS = 16, 64  # per program of a product
 
 
 @triton.jit
+def _rotated(lines, real, weight, cos, sin, eps, head: tl.constexpr, normed: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Heads (L, head) that start at `lines`, normalised and rotated, in float32."""
+    dims = tl.arange(0, head)[None, :]
+    across = (dims + head // 2) % head  # the other half of a rotated pair
+    x = tl.load(lines + dims, mask=real, other=0.0).to(tl.float32)
+    other = tl.load(lines + across, mask=real, other=0.0).to(tl.float32)
+    if normed:
+        by = tl.rsqrt(tl.sum(x * x, 1) / head + eps)[:, None]
+        x = x * by * tl.load(weight + dims).to(tl.float32)
+        other = other * by * tl.load(weight + across).to(tl.float32)
+    turn = tl.where(dims < head // 2, -1.0, 1.0)
+    return x * tl.load(cos + dims).to(tl.float32) + other * turn * tl.load(sin + dims).to(tl.float32)
+
+
+@triton.jit
+def _combined(parts, peaks, totals, first, pieces, head: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The attention of all pieces (16, head), added in ascending order."""
+    lanes, dims = tl.arange(0, 16), tl.arange(0, head)
+    top = tl.full([16], float("-inf"), tl.float32)
+    total = tl.zeros([16], tl.float32)
+    gathered = tl.zeros([16, head], tl.float32)
+    for index in range(0, pieces):
+        place = (first + index) * 16 + lanes
+        peak = tl.load(peaks + place, cache_modifier=".cg")
+        higher = tl.maximum(top, peak)
+        shrink, grow = tl.exp(top - higher), tl.exp(peak - higher)
+        part = tl.load(parts + place[:, None] * head + dims[None, :], cache_modifier=".cg")
+        gathered = gathered * shrink[:, None] + part * grow[:, None]
+        total = total * shrink + tl.load(totals + place, cache_modifier=".cg") * grow
+        top = higher
+    return gathered / total[:, None]
+
+
+@triton.jit
 def _attend_cache(  # type: ignore[no-untyped-def]
     qkv, q_weight, k_weight, cos, sin, keys, values, lengths, out, parts, peaks, totals, arrived, scale, eps,
     stride: tl.constexpr, size, kv_heads: tl.constexpr, group: tl.constexpr, head: tl.constexpr,
@@ -25,87 +59,57 @@ def _attend_cache(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """One sequence, one key head, one piece of the cache: its queries, normalised and rotated, against the
     cached tokens. The piece of the new token also writes its key and value."""
-    row, kv, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = tl.load(lengths + row)
-    begin = part * piece
+    row, kv, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    length, begin = tl.load(lengths + row), part * piece
     if begin > length:
         return
     heads: tl.constexpr = kv_heads * group
-    lanes, dims, steps = tl.arange(0, 16), tl.arange(0, head), tl.arange(0, block)
-    real = lanes < group  # the matrix unit wants 16 rows
-    across = (dims + head // 2) % head  # the other half of a rotated pair
-    turn = tl.where(dims < head // 2, -1.0, 1.0)
-    c = tl.load(cos + row * head + dims).to(tl.float32)
-    s = tl.load(sin + row * head + dims).to(tl.float32) * turn
-    token = qkv + row.to(tl.int64) * stride
-    lines = token + (kv * group + lanes[:, None]) * head
-    q = tl.load(lines + dims[None, :], mask=real[:, None], other=0.0).to(tl.float32)
-    q_across = tl.load(lines + across[None, :], mask=real[:, None], other=0.0).to(tl.float32)
-    k_line = token + (heads + kv) * head
-    k = tl.load(k_line + dims).to(tl.float32)
-    k_across = tl.load(k_line + across).to(tl.float32)
-    v_new = tl.load(token + (heads + kv_heads + kv) * head + dims)
-    if normed:
-        by = tl.rsqrt(tl.sum(q * q, 1) / head + eps)[:, None]
-        q = q * by * tl.load(q_weight + dims).to(tl.float32)[None, :]
-        q_across = q_across * by * tl.load(q_weight + across).to(tl.float32)[None, :]
-        k_by = tl.rsqrt(tl.sum(k * k, 0) / head + eps)
-        k = k * k_by * tl.load(k_weight + dims).to(tl.float32)
-        k_across = k_across * k_by * tl.load(k_weight + across).to(tl.float32)
     kind: tl.constexpr = keys.dtype.element_ty
-    q = (q * c[None, :] + q_across * s[None, :]).to(kind)
-    k_new = (k * c + k_across * s).to(kind)
-    first = (row.to(tl.int64) * size * kv_heads + kv) * head
+    lanes, dims, steps = tl.arange(0, 16), tl.arange(0, head), tl.arange(0, block)
+    real = lanes[:, None] < group  # the matrix unit wants 16 rows
+    token, cos, sin = qkv + row * stride, cos + row * head, sin + row * head
+    q = _rotated(
+        token + (kv * group + lanes[:, None]) * head, real, q_weight, cos, sin, eps, head, normed
+    ).to(kind)
+    one = tl.arange(0, 1)[:, None]
+    k_new = _rotated(
+        token + (heads + kv) * head + one, one < 1, k_weight, cos, sin, eps, head, normed
+    ).to(kind)  # fmt: skip
+    v_new = tl.load(token + (heads + kv_heads + kv) * head + one + dims[None, :])
+    first, cached = (row * size * kv_heads + kv) * head, kv_heads * head
     newest = length < begin + piece  # the new token belongs to this piece
-    slot = first + length.to(tl.int64) * kv_heads * head + dims
-    tl.store(keys + slot, k_new, mask=(dims < head) & newest)
-    tl.store(values + slot, v_new, mask=(dims < head) & newest)
-    own = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], 1) * scale
-    peak = tl.where(newest, own, float("-inf"))
+    slot = first + length.to(tl.int64) * cached + one + dims[None, :]
+    tl.store(keys + slot, k_new, mask=(one < 1) & newest)
+    tl.store(values + slot, v_new, mask=(one < 1) & newest)
     share = tl.where(newest, 1.0, 0.0)
+    peak = tl.where(newest, tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * scale, float("-inf"))
     total = tl.zeros([16], tl.float32) + share
-    gathered = tl.zeros([16, head], tl.float32) + v_new.to(tl.float32)[None, :] * share
+    gathered = tl.zeros([16, head], tl.float32) + v_new.to(tl.float32) * share
     end = tl.minimum(begin + piece, length)
     for start in range(begin, end, block):
         seen = start + steps < end
-        at = first + (start + steps)[:, None].to(tl.int64) * kv_heads * head + dims[None, :]
-        read = tl.load(keys + at, mask=seen[:, None], other=0.0)
-        scores = tl.dot(q, tl.trans(read)).to(tl.float32) * scale
-        scores = tl.where(seen[None, :], scores, float("-inf"))
+        at = first + (start + steps)[:, None].to(tl.int64) * cached + dims[None, :]
+        k = tl.load(keys + at, mask=seen[:, None], other=0.0)
+        scores = tl.where(seen[None, :], tl.dot(q, tl.trans(k)) * scale, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.exp(scores - higher[:, None])
-        shrink = tl.exp(peak - higher)
+        weights, shrink = tl.exp(scores - higher[:, None]), tl.exp(peak - higher)
         v = tl.load(values + at, mask=seen[:, None], other=0.0)
         gathered = gathered * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
-        total = total * shrink + tl.sum(weights, 1)
-        peak = higher
-    target = out + row.to(tl.int64) * heads * head + (kv * group + lanes[:, None]) * head + dims[None, :]
+        total, peak = total * shrink + tl.sum(weights, 1), higher
+    target = out + row * heads * head + (kv * group + lanes[:, None]) * head + dims[None, :]
     pieces = length // piece + 1
     if pieces == 1:
-        tl.store(target, (gathered / total[:, None]).to(kind), mask=real[:, None])
+        tl.store(target, (gathered / total[:, None]).to(kind), mask=real)
         return
-    most = tl.num_programs(2)
-    here = ((row * kv_heads + kv) * most + part) * 16 + lanes
-    tl.store(parts + here[:, None] * head + dims[None, :], gathered)
-    tl.store(peaks + here, peak)
-    tl.store(totals + here, total)
+    mine = (row * kv_heads + kv) * tl.num_programs(2)
+    place = (mine + part) * 16 + lanes
+    tl.store(parts + place[:, None] * head + dims[None, :], gathered)
+    tl.store(peaks + place, peak)
+    tl.store(totals + place, total)
     tl.debug_barrier()  # every warp has stored before the program counts as arrived
-    before = tl.atomic_add(arrived + row * kv_heads + kv, 1, sem="acq_rel")
-    if before == pieces - 1:  # the last to arrive
+    if tl.atomic_add(arrived + row * kv_heads + kv, 1, sem="acq_rel") == pieces - 1:  # the last one
         tl.store(arrived + row * kv_heads + kv, 0)
-        top = tl.full([16], float("-inf"), tl.float32)
-        total = tl.zeros([16], tl.float32)
-        gathered = tl.zeros([16, head], tl.float32)
-        for index in range(0, pieces):
-            place = ((row * kv_heads + kv) * most + index) * 16 + lanes
-            found = tl.load(peaks + place, cache_modifier=".cg")
-            higher = tl.maximum(top, found)
-            shrink, grow = tl.exp(top - higher), tl.exp(found - higher)
-            read_parts = tl.load(parts + place[:, None] * head + dims[None, :], cache_modifier=".cg")
-            gathered = gathered * shrink[:, None] + read_parts * grow[:, None]
-            total = total * shrink + tl.load(totals + place, cache_modifier=".cg") * grow
-            top = higher
-        tl.store(target, (gathered / total[:, None]).to(kind), mask=real[:, None])
+        tl.store(target, _combined(parts, peaks, totals, mine, pieces, head).to(kind), mask=real)
 
 
 class CacheAttention:

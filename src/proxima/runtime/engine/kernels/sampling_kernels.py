@@ -59,7 +59,7 @@ def _draw(  # type: ignore[no-untyped-def]
 ):
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, lanes)
     real, at = lane < count, row * count + lane
-    value, winner = tl.max(tl.load(best + at, mask=real, other=float("-inf")), 0, return_indices=True)
+    winner = tl.argmax(tl.load(best + at, mask=real, other=float("-inf")), 0)
     token = tl.load(places + row * count + winner)
     peak = tl.load(peaks + at, mask=real, other=float("-inf"))
     top = tl.max(peak, 0)
