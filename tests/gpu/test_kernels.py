@@ -444,3 +444,21 @@ def test_a_pass_and_its_gradients_by_kernels_are_the_decoders(name, tmp_path, mo
     }
     for parameter, gradient in zip(parameters, exact, strict=True):
         torch.testing.assert_close(found[parameter], gradient, rtol=1e-2, atol=1e-3)
+
+
+def test_every_kernel_is_called_with_the_shapes_of_its_decoder(tmp_path):
+    """What compiles kernels before their first use: a wrong shape would compile another kernel, or none."""
+    from proxima.config import PPOConfig
+    from proxima.ppo_trainer import PPOTrainer
+    from proxima.runtime.engine.few_rows_decoder import FewRowsDecoder
+    from proxima.runtime.engine.generation_slots import new_slots
+    from proxima.runtime.engine.kernels import training_calls
+    from proxima.world.tiny_models import make_tiny_model
+
+    folder = str(make_tiny_model(tmp_path, "qwen3"))
+    dtype = "float32" if INTERPRETED else "bfloat16"
+    decoder = PPOTrainer(PPOConfig(folder, device=DEVICE, dtype=dtype)).models.policy.backbone.decoder
+    slots = new_slots(3, 64, decoder, torch.device(DEVICE))
+    for call in (*FewRowsDecoder(decoder, slots).kernels(3), *training_calls(decoder)):
+        with torch.no_grad():
+            call()

@@ -9,6 +9,7 @@ optimiser states stay float32.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +29,7 @@ from proxima.runtime.engine.layer_weights import Loras, read_block, read_loras, 
 from proxima.runtime.engine.layout import Layout
 from proxima.runtime.engine.lora_products import load_lora, product
 from proxima.runtime.engine.packed_attention import packed_attention
+from proxima.runtime.engine.vocabulary import kernels_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,6 +59,7 @@ class Decoder:
         own = kernel_functions(self.shape, self.weight.device) if self.graphed and not self.is_gpt2 else None
         if own is not None:
             self.functions, self.train_functions = own
+            compile_kernels(self)
         self.compiled = compiled and own is None and can_compile(self.weight.device)
         if self.compiled:  # any number of tokens for generation, one fixed number for training
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 32)
@@ -172,3 +175,12 @@ class Decoder:
         for block, loras in zip(self.blocks, self.loras(adapter), strict=True):
             for projection, lora in zip(block.projections, loras, strict=True):
                 load_lora(projection, lora)
+
+
+def compile_kernels(decoder: Decoder) -> None:
+    """Compile the kernels of training side by side; one that fails says so where it is first needed."""
+    from proxima.runtime.engine.kernels import run_together, training_calls
+
+    device = decoder.weight.device
+    with suppress(Exception):
+        run_together([*training_calls(decoder), lambda: kernels_run(device)], device)

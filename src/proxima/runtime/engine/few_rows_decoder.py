@@ -7,9 +7,9 @@ with products made for many tokens.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from proxima.runtime.engine.lora_products import Projection
@@ -75,6 +75,33 @@ class FewRowsDecoder:
 
         return sample(logits, lanes, columns, temperature)
 
+    def kernels(self, count: int) -> list[Callable[[], object]]:
+        """Calls of each kernel on its own, with the shapes of a step; the caches must not be in use."""
+        from proxima.runtime.engine.kernels import add_norm_down
+
+        decoder, slots, weight, block = self.decoder, self.slots, self.decoder.weight, self.decoder.blocks[0]
+        shape, norms = decoder.shape, (block.q_norm, block.k_norm)
+        x, angles = weight.new_zeros(count, len(weight)), weight.new_zeros(count, shape.head_size)
+        caches = slots.keys[0][:count], slots.values[0][:count], slots.lengths[:count]
+
+        def given(width: int) -> Tensor:
+            return weight.new_zeros(count, width)
+
+        return [
+            lambda: self.attend(
+                given(sum(block.qkv.sizes)), norms, angles, angles, *caches, shape.scale, shape.eps
+            ),
+            lambda: self.sample(self.logits(x), slots.lanes[:count], slots.columns[:count], 1.0),
+            lambda: _of_padded(given(block.qkv.weights[0].shape[1]), block.qkv),
+            lambda: _of_padded(given(block.up.weights[0].shape[1]), block.up, gated=True),
+            lambda: _folded(given(block.out.inputs), block.out),
+            lambda: _folded(given(block.down.inputs), block.down),
+            lambda: add_norm_down(x, None, weight, shape.eps, block.qkv.down),
+            lambda: add_norm_down(x, x, weight, shape.eps, block.qkv.down),
+            lambda: add_norm_down(x, x, weight, shape.eps, block.up.down),
+            lambda: add_norm_down(x, x, weight, shape.eps, None),
+        ]
+
 
 def _of_padded(x: Tensor, p: Projection, gated: bool = False) -> Tensor:
     """The product of inputs that are followed by the adapter's inner values."""
@@ -104,10 +131,11 @@ def few_rows_decoder(decoder: Decoder, slots: Slots) -> FewRowsDecoder | None:
     """One for these slots, where the kernels support the decoder and run here."""
     if not (slots.tokens.is_cuda and supports_few_rows(decoder)):
         return None
+    from proxima.runtime.engine.kernels import run_together
+
     made = FewRowsDecoder(decoder, slots)
     try:
-        with torch.no_grad():
-            made.sample(made.logits(made(1)), slots.lanes[:1], slots.columns[:1], 1.0)
+        run_together(made.kernels(slots.count), slots.tokens.device)
     except Exception as error:  # whatever Triton cannot compile or launch here
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         log.warning("decode steps without their kernels, sampling is slower: %s", first)

@@ -64,15 +64,17 @@ def score_tokens(
 
 def has_kernels(logits: Tensor) -> bool:
     """Whether kernels read these logits: half precision, on a GPU, where Triton works."""
-    return logits.is_cuda and logits.dtype in (torch.bfloat16, torch.float16) and _work(logits.device)
+    half = logits.dtype in (torch.bfloat16, torch.float16)
+    return logits.is_cuda and half and kernels_run(logits.device)
 
 
 @cache
-def _work(device: torch.device) -> bool:
+def kernels_run(device: torch.device) -> bool:
+    """Whether the kernels compile and run here; compiles them."""
     try:
         from proxima.runtime.engine.kernels import pair, slope, stats
 
-        logits, ids = torch.ones(2, 24, dtype=torch.bfloat16, device=device), torch.arange(2, device=device)
+        logits, ids = torch.ones(2, 32, dtype=torch.bfloat16, device=device), torch.arange(2, device=device)
         logprobs, normalisers = stats(logits, ids, 1.0)
         pair(logits, logits, (normalisers, normalisers), 1.0)
         slope(logits, ids, normalisers, 1.0, logprobs)

@@ -20,5 +20,6 @@ if TYPE_CHECKING:
     from proxima.runtime.engine.kernels.gradient_kernels import MOST_PADDING, add_gradients
     from proxima.runtime.engine.kernels.sampling_kernels import sample
     from proxima.runtime.engine.kernels.vocabulary_kernels import pair, slope, stats
+    from proxima.runtime.engine.kernels.warm_up import run_together, training_calls
 
 __all__, __getattr__ = lazy_exports(__name__)

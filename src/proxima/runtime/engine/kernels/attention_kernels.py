@@ -206,17 +206,28 @@ class TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        q, k, v, tiles, out, peaks = ctx.saved_tensors
         d_out = gradients[0] if gradients[0].stride(1) == 1 else gradients[0].contiguous()
-        (heads, group, *_), total = ctx.shape, len(q)
-        dots = torch.empty_like(peaks)
-        d_q, d_k, d_v = (part.new_empty(part.shape) for part in (q, k, v))
-        _backward_q[(heads, len(tiles))](
-            q, k, v, out, d_out, tiles, peaks, dots, d_q, ctx.scale, total, *ctx.strides, out.stride(0),
-            d_out.stride(0), *ctx.shape, BACKWARD_Q.block, num_warps=BACKWARD_Q.warps, num_stages=BACKWARD_Q.stages,
-        )  # fmt: skip
-        _backward_kv[(heads // group, len(tiles))](
-            q, k, v, d_out, tiles, peaks, dots, d_k, d_v, ctx.scale, total, *ctx.strides, d_out.stride(0), *ctx.shape,
-            BACKWARD_KV.block, num_warps=BACKWARD_KV.warps, num_stages=BACKWARD_KV.stages,
-        )  # fmt: skip
-        return d_q, d_k, d_v, None, None, None
+        dots = torch.empty_like(ctx.saved_tensors[-1])
+        return gradient_q(ctx, d_out, dots), *gradient_kv(ctx, d_out, dots), None, None, None
+
+
+def gradient_q(ctx: Any, d_out: Tensor, dots: Tensor) -> Tensor:
+    """The gradient of the queries; also fills `dots`."""
+    q, k, v, tiles, out, peaks = ctx.saved_tensors
+    d_q = q.new_empty(q.shape)
+    _backward_q[(ctx.shape[0], len(tiles))](
+        q, k, v, out, d_out, tiles, peaks, dots, d_q, ctx.scale, len(q), *ctx.strides, out.stride(0), d_out.stride(0),
+        *ctx.shape, BACKWARD_Q.block, num_warps=BACKWARD_Q.warps, num_stages=BACKWARD_Q.stages,
+    )  # fmt: skip
+    return d_q
+
+
+def gradient_kv(ctx: Any, d_out: Tensor, dots: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of keys and values, after `gradient_q`."""
+    q, k, v, tiles, _, peaks = ctx.saved_tensors
+    d_k, d_v = k.new_empty(k.shape), v.new_empty(v.shape)
+    _backward_kv[(k.shape[1], len(tiles))](
+        q, k, v, d_out, tiles, peaks, dots, d_k, d_v, ctx.scale, len(q), *ctx.strides, d_out.stride(0), *ctx.shape,
+        BACKWARD_KV.block, num_warps=BACKWARD_KV.warps, num_stages=BACKWARD_KV.stages,
+    )  # fmt: skip
+    return d_k, d_v
