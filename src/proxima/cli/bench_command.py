@@ -40,8 +40,8 @@ class Bench(Command):
     own (`make peer`)."""
     output: Path = Path("bench.json")
     """File for all numbers."""
-    micro_batch_tokens: int = 8192
-    """As in `train`: tokens in one forward pass. Memory against speed."""
+    micro_batch_tokens: int = 0
+    """As in `train`: tokens in one forward pass, 0 = by the device's memory. Memory against speed."""
 
     def run(self) -> None:
         from proxima.tools.bench import CASES, measure_machine, run_case, run_peer, table

@@ -204,7 +204,8 @@ class ModelTrainer:
             def by_head(hidden: Tensor, ids: Tensor, _: None) -> tuple[Tensor]:
                 return (head_logprobs(hidden, head, ids, config.temperature),)
 
-            logprobs, extra = by_chunks(by_head, tokens, states[0], recompute=False)[0], 0.0
+            (logprobs,) = by_chunks(by_head, tokens, states[0], recompute=False)
+            extra = torch.zeros_like(logprobs)
         else:
             logprobs, extra = by_chunks(self._chunk_losses, tokens, *states)
         old, advantages = (

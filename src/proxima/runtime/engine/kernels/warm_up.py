@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -68,9 +69,7 @@ def training_calls(decoder: Decoder) -> list[Call]:
         inner = d_gated[:, block.down.inputs :]
         calls.append(lambda: gate_kernels.gate_backward(wide, d_gated[:, : -len(down)], inner, down))
     for padding in {block.qkv.padding, block.up.padding, 0}:
-        calls.append(
-            lambda padding=padding: norm_kernels.add_and_rms_norm(x, x, block.norm, padding, shape.eps)
-        )
+        calls.append(partial(norm_kernels.add_and_rms_norm, x, x, block.norm, padding, shape.eps))
     for padding in {part.padding for part in block.projections} - {0}:
-        calls.append(lambda padding=padding: gradients_by_kernel(weight.device, padding))
+        calls.append(partial(gradients_by_kernel, weight.device, padding))
     return calls
