@@ -336,8 +336,11 @@ def test_a_decode_step_by_kernels_is_the_decoders(name, tmp_path, monkeypatch):
     folder = str(make_tiny_model(tmp_path / name, name))
     trainer = shake(PPOTrainer(PPOConfig(folder, device="cpu", max_new_tokens=4)), 0.05)
     prompts = trainer.generator.read_prompts(["a", "some longer prompt", "another one"])
-    sampling = Sampling(4, 1.0, 0, 1.0, (), 0, 0)
+    free = trainer.models.policy.generate(prompts, Sampling(4, 1.0, 0, 1.0, (), 0, 0))
+    ends = (int(free.response_ids[0, 1]), 255, 254)  # one response ends early
+    sampling = Sampling(4, 1.0, 0, 1.0, ends, 0, 0)
     plain = trainer.models.policy.generate(prompts, sampling)
+    assert plain.sizes[0] == 2
     made = []
     monkeypatch.setattr(
         generation,

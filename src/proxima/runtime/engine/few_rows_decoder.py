@@ -16,7 +16,7 @@ from proxima.runtime.engine.lora_products import Projection
 
 if TYPE_CHECKING:
     from proxima.runtime.engine.decoder import Decoder
-    from proxima.runtime.engine.generation_slots import Slots
+    from proxima.runtime.engine.generation_slots import Outputs, Slots
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,19 @@ class FewRowsDecoder:
         from proxima.runtime.engine.kernels import sample
 
         return sample(logits, lanes, columns, temperature)
+
+    def sample_and_advance(self, states: Tensor, outputs: Outputs, temperature: float, limit: int) -> None:
+        """Sample the next tokens of the first slots from their hidden states (n, D), and write them to the
+        outputs and the slots; without kept sets.
+
+        Args:
+            limit: most tokens of a response.
+        """
+        from proxima.runtime.engine.kernels import advance
+
+        count, slots = len(states), self.slots
+        drawn = self.sample(self.logits(states), slots.lanes[:count], slots.columns[:count], temperature)
+        advance(drawn, slots, outputs, limit)
 
     def kernels(self, count: int) -> list[Callable[[], object]]:
         """Calls of each kernel on its own, with the shapes of a step; the caches must not be in use."""

@@ -185,9 +185,12 @@ class Generation:
         self.replays += 1
 
     def _step_eagerly(self, batch: GenerationBatch, n: int) -> None:
-        slots = batch.slots
-        states = self._states(slots, n) if self._few_rows is None else self._few_rows(n)
+        slots, sampling, fast = batch.slots, batch.sampling, self._few_rows
+        states = self._states(slots, n) if fast is None else fast(n)
         columns, running = slots.columns[:n], slots.running[:n]
+        if fast is not None and batch.outputs.kept is None:
+            fast.sample_and_advance(states, batch.outputs, sampling.temperature, sampling.max_new_tokens)
+            return
         drawn, going = self._draw(batch, states, slots.lanes[:n], slots.rows[:n], columns, running)
         slots.tokens[:n].copy_(drawn)
         slots.lengths[:n].add_(running.int())

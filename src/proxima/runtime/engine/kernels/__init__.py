@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     )
     from proxima.runtime.engine.kernels.gate_kernels import gate
     from proxima.runtime.engine.kernels.gradient_kernels import MOST_PADDING, add_gradients
-    from proxima.runtime.engine.kernels.sampling_kernels import sample
+    from proxima.runtime.engine.kernels.sampling_kernels import advance, sample
     from proxima.runtime.engine.kernels.vocabulary_kernels import pair, slope, stats
     from proxima.runtime.engine.kernels.warm_up import run_together, training_calls
 

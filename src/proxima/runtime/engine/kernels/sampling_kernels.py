@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from proxima.core.sampling import SALTS
+
+if TYPE_CHECKING:
+    from proxima.runtime.engine.generation_slots import Outputs, Slots
 
 BLOCK = 4096  # logits per program of the first kernel
 FIRST_SALT, SECOND_SALT = tl.constexpr(SALTS[0]), tl.constexpr(SALTS[1])
@@ -89,3 +94,33 @@ def sample(logits: Tensor, lanes: Tensor, columns: Tensor, temperature: float) -
         triton.next_power_of_2(count), num_warps=1,
     )  # fmt: skip
     return tokens, logprobs
+
+
+@triton.jit
+def _advance(  # type: ignore[no-untyped-def]
+    drawn, drawn_logprobs, tokens, lengths, columns, rows, running, ids, logprobs, eos, responses, limit, ends,
+    lanes: tl.constexpr,
+):  # fmt: skip
+    slot, lane = tl.program_id(0), tl.arange(0, lanes)
+    token, column = tl.load(drawn + slot), tl.load(columns + slot)
+    going = tl.load(running + slot) != 0
+    place = tl.load(rows + slot) * responses + column
+    tl.store(ids + place, token, mask=going)
+    tl.store(logprobs + place, tl.load(drawn_logprobs + slot), mask=going)
+    is_end = tl.max((tl.load(eos + lane, mask=lane < ends, other=-1) == token).to(tl.int32), 0) > 0
+    tl.store(tokens + slot, token)
+    tl.store(lengths + slot, tl.load(lengths + slot) + going.to(tl.int32))
+    tl.store(columns + slot, column + going.to(tl.int64))
+    tl.store(running + slot, going & (is_end == 0) & (column + 1 < limit))
+
+
+def advance(drawn: tuple[Tensor, Tensor], slots: Slots, outputs: Outputs, limit: int) -> None:
+    """Write sampled tokens (n,) and their log-probabilities to the outputs and to the first n slots, as
+    `Outputs.write` and a decode step do without kept sets."""
+    tokens, logprobs = drawn
+    ends = len(outputs.eos)
+    _advance[(len(tokens),)](
+        tokens, logprobs, slots.tokens, slots.lengths, slots.columns, slots.rows, slots.running, outputs.ids,
+        outputs.logprobs, outputs.eos, outputs.ids.shape[1], limit, ends, triton.next_power_of_2(max(1, ends)),
+        num_warps=1,
+    )  # fmt: skip
