@@ -170,8 +170,9 @@ class PPOConfig(Settings):
     """With engine_urls, sample the next step's responses during this step's update: one update behind,
     corrected by importance weights."""
     compile_layers: bool = setting(True, changes_results=False)
-    """On a GPU, compile the fast engine's layers of models from 100 M parameters (half a minute at the
-    start); smaller ones would not gain that much in a run."""
+    """On a GPU, let torch compile the fast engine's layers where it has no kernels for them (GPT-2, unusual
+    head sizes), for models from 100 M parameters: half a minute at the start, which smaller ones would not
+    regain in a run."""
     shard_base: bool = setting(False, changes_results=False)
     """With several processes (torchrun), shard the layers of every network over them (FSDP): larger models
     fit, passes are slower. Memory only; see docs/scaling.md."""

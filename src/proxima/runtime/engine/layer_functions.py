@@ -141,7 +141,7 @@ def kernel_functions(shape: DecoderShape, device: torch.device) -> tuple[Functio
         return None
     norms = (norm_kernels.first_rms_norm, norm_kernels.add_and_rms_norm, head_kernels.split_heads)
     gate = Gate(gate_kernels.padded_gate, gate_kernels.gate_backward)
-    return Functions(*norms, gate_kernels.gate), Functions(*norms, gate=gate)
+    return Functions(*norms, gate_kernels.gate, gate), Functions(*norms, gate=gate)
 
 
 def _first_line(error: Exception) -> str:
