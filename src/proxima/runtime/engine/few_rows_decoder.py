@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from proxima.core.errors import first_line
 from proxima.runtime.engine.lora_products import Projection
 
 if TYPE_CHECKING:
@@ -150,7 +151,6 @@ def few_rows_decoder(decoder: Decoder, slots: Slots) -> FewRowsDecoder | None:
     try:
         run_together(made.kernels(slots.count), slots.tokens.device)
     except Exception as error:  # whatever Triton cannot compile or launch here
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        log.warning("decode steps without their kernels, sampling is slower: %s", first)
+        log.warning("decode steps without their kernels, sampling is slower: %s", first_line(error))
         return None
     return made

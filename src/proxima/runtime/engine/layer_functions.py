@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, relu, silu
 
+from proxima.core.errors import first_line
 from proxima.runtime.engine.lora_products import Gate
 
 log = logging.getLogger(__name__)
@@ -137,15 +138,11 @@ def kernel_functions(shape: DecoderShape, device: torch.device) -> tuple[Functio
             made = norm_kernels.add_and_rms_norm(x, x, Norm(x.detach()[0], None), 8, shape.eps)
             (made[0].sum() + made[1][:, :16].sum()).backward()
     except Exception as error:  # whatever is missing: Triton, a C compiler, a writable cache
-        log.warning("norms without their kernels, the run is slower: %s", _first_line(error))
+        log.warning("norms without their kernels, the run is slower: %s", first_line(error))
         return None
     norms = (norm_kernels.first_rms_norm, norm_kernels.add_and_rms_norm, head_kernels.split_heads)
     gate = Gate(gate_kernels.padded_gate, gate_kernels.gate_backward)
     return Functions(*norms, gate_kernels.gate, gate), Functions(*norms, gate=gate)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def with_train_kernels(functions: Functions, shape: DecoderShape) -> Functions:
@@ -183,7 +180,7 @@ def can_compile(device: torch.device) -> bool:
         torch.compile(_probe, dynamic=False)(torch.ones(8, device=device))
         return True
     except Exception as error:  # whatever is missing: Triton, a C compiler, a writable cache
-        log.warning("layers are not compiled, the run is slower: %s", _first_line(error))
+        log.warning("layers are not compiled, the run is slower: %s", first_line(error))
         return False
 
 

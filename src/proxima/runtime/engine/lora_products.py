@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from proxima.core.errors import first_line
+
 log = logging.getLogger(__name__)
 
 
@@ -207,7 +209,7 @@ def gradients_by_kernel(device: torch.device, padding: int) -> bool:
         add_gradients(sinks, narrow, wide, wide, narrow)
         return True
     except Exception as error:  # whatever is missing: Triton, a C compiler, a writable cache
-        log.warning("adapter gradients without their kernel, the run is slower: %s", error)
+        log.warning("adapter gradients without their kernel, the run is slower: %s", first_line(error))
         return False
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from proxima.core import sampling
+from proxima.core.errors import first_line
 from proxima.core.ops import at_least_float32, entropy
 from proxima.core.types import KeptSet
 
@@ -81,9 +82,7 @@ def kernels_run(device: torch.device) -> bool:
         slope(logits, ids, normalisers, 1.0)
         return True
     except Exception as error:  # whatever is missing: Triton, a C compiler, a writable cache
-        log.warning(
-            "log-probabilities by torch, the run is slower: %s", str(error).strip().splitlines()[:1] or error
-        )
+        log.warning("log-probabilities without their kernels, the run is slower: %s", first_line(error))
         return False
 
 
