@@ -20,7 +20,7 @@ def network():
 def test_tokens_follow_from_the_devices_memory_up_to_a_limit(network):
     gib = 2**30
     found = [tokens_for_memory(network, size * gib) for size in (140, 24, 16, 8, 2)]
-    assert found[0] == 9216  # an H200
+    assert found[0] == USUAL_TOKENS  # an H200
     assert found == sorted(found, reverse=True)
     kept = 0.9 * 28 * 22_528 * 2  # bytes per token: inputs and outputs of a layer's seven maps
     assert found[3] == pytest.approx(0.4 * (8 * gib - 2 * 751_632_384) / kept, abs=256)

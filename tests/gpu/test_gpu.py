@@ -11,7 +11,6 @@ from proxima.runtime.engine import generation as generation_module
 from proxima.runtime.engine import layer_functions as functions
 from proxima.runtime.engine.few_rows_decoder import FewRowsDecoder
 from proxima.runtime.engine.generation_slots import new_slots
-from proxima.runtime.engine.layer_functions import Norm, activate, add_and_norm
 from proxima.runtime.engine.packed_attention import cached_attention
 from tests.helpers import Crash, crash_at, difference, shake, weights
 from tests.ppo_trainer.test_resume import lines
@@ -207,21 +206,6 @@ def test_the_decode_kernel_attends_as_torch_does(heads):
     starts = torch.zeros(2, rows + 1, dtype=torch.int32)
     theirs = cached_attention(*wide, lengths + 1, starts, head**-0.5)
     torch.testing.assert_close(ours.float(), theirs, rtol=2e-2, atol=2e-2)
-
-
-def test_the_small_kernels_are_the_functions():
-    from proxima.runtime.engine.kernels.decode_kernels import add_and_rms_norm
-    from proxima.runtime.engine.kernels.gate_kernels import gate
-
-    x, change = (torch.randn(7, 96, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    norm = Norm(torch.randn(96, device="cuda", dtype=torch.bfloat16), None)
-    ours, theirs = add_and_rms_norm(x, change, norm, 16, 1e-6), add_and_norm(x, change, norm, 16, 1e-6)
-    assert torch.equal(ours[0], theirs[0])
-    torch.testing.assert_close(ours[1][:, :96], theirs[1][:, :96], rtol=1e-2, atol=1e-2)
-    wide = torch.randn(7, 2 * 1500, device="cuda", dtype=torch.bfloat16)
-    torch.testing.assert_close(
-        gate(wide, (1500, 1500), ""), activate(wide, (1500, 1500), ""), rtol=1e-2, atol=1e-2
-    )
 
 
 def test_real_lack_of_memory_splits_the_batch_and_the_step_goes_on(qwen):

@@ -28,8 +28,6 @@ Result = TypeVar("Result")
 
 USUAL_TOKENS = 8192
 """Tokens in a pass where nobody chose a number and memory is no concern."""
-MOST_TOKENS = 9216
-"""The same at most on a GPU: more save a step little time (docs/performance.md)."""
 SHARE = 0.4  # of the memory that weights leave: activations beside cache, logits and slack
 KEPT = 0.9  # numbers kept per token for the backward pass, as a share of all maps' inputs and outputs
 STEP = 256
@@ -104,4 +102,4 @@ def tokens_for_memory(network: PreTrainedModel, memory: int, checkpointing: bool
     if checkpointing:  # each layer's input, and one layer's backward pass
         kept *= 4 / max(4, len(layers))
     fitting = int(SHARE * max(0, memory - held) / max(1.0, kept))
-    return min(MOST_TOKENS, max(STEP, fitting // STEP * STEP))
+    return min(USUAL_TOKENS, max(STEP, fitting // STEP * STEP))

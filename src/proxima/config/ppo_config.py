@@ -131,8 +131,8 @@ class PPOConfig(Settings):
     """Most sequences in one forward pass with gradients. Memory only: results do not depend on it."""
     micro_batch_tokens: int = setting(0, at_least=0, changes_results=False)
     """Most prompt and response tokens in one forward pass with gradients; halved automatically when a GPU's
-    memory runs out. 0 = 8,192 on a CPU; on a GPU what 40 % of the memory beside the weights holds, at most
-    9,216. Memory only."""
+    memory runs out. 0 = 8,192, or what 40 % of a GPU's memory beside the weights holds where that is less.
+    Memory only."""
     gradient_checkpointing: bool = setting(False, changes_results=False)
     """Recompute activations in the backward pass instead of storing them: less memory, more time. Memory
     only."""

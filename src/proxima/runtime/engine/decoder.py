@@ -23,7 +23,7 @@ from proxima.runtime.engine.layer_functions import (
     add_then_norm,
     can_compile,
     kernel_functions,
-    with_train_kernels,
+    with_gate_kernel,
 )
 from proxima.runtime.engine.layer_weights import Loras, read_block, read_loras, trains_base_weights
 from proxima.runtime.engine.layout import Layout
@@ -66,7 +66,7 @@ class Decoder:
             self.functions, trained = Functions().compiled(dynamic=True), Functions().compiled(dynamic=False)
             self.train_functions = trained._replace(add_and_norm=add_then_norm(trained.first_norm))
         if self.graphed and not self.is_gpt2 and own is None:
-            self.train_functions = with_train_kernels(self.train_functions, self.shape)
+            self.train_functions = with_gate_kernel(self.train_functions)
 
     @property
     def weight(self) -> Tensor:

@@ -29,7 +29,6 @@ from proxima.runtime.engine.decode_clock import StepTimer
 from proxima.runtime.engine.decoder import Decoder
 from proxima.runtime.engine.few_rows_decoder import FewRowsDecoder, few_rows_decoder
 from proxima.runtime.engine.generation_slots import Drawn, Outputs, Slots, new_outputs, new_slots
-from proxima.runtime.engine.layer_functions import with_decode_kernels
 from proxima.runtime.engine.layout import Layout, cut, pack
 from proxima.runtime.engine.packed_attention import cached_attention, packed_attention
 
@@ -70,8 +69,6 @@ class Generation:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._made_for: tuple[Sampling, str | None] | None = None
         self._kernel = _decode_kernel(decoder) if self.on_gpu else None
-        has_kernels = self._kernel is not None and not decoder.is_gpt2
-        self._functions = with_decode_kernels(decoder.functions) if has_kernels else decoder.functions
         self._no_loras = decoder.loras(None)  # sampling needs no gradients
         self._pick: Callable[..., Drawn] = torch.compile(pick, dynamic=True) if decoder.compiled else pick
 
@@ -213,7 +210,7 @@ class Generation:
             return cached_attention(q, keys, values, now, slots.starts[:, : n + 1], scale)
 
         here = replace(_EMPTY_LAYOUT, positions=lengths)
-        return self.decoder.run(tokens, here, self._no_loras, attend, functions=self._functions)
+        return self.decoder.run(tokens, here, self._no_loras, attend)
 
     def _draw(
         self,

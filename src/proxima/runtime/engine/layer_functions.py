@@ -145,21 +145,13 @@ def kernel_functions(shape: DecoderShape, device: torch.device) -> tuple[Functio
     return Functions(*norms, gate_kernels.gate, gate), Functions(*norms, gate=gate)
 
 
-def with_train_kernels(functions: Functions, shape: DecoderShape) -> Functions:
-    """The same with Triton kernels, where Triton is installed; for frozen weights and gated MLPs."""
+def with_gate_kernel(functions: Functions) -> Functions:
+    """The same with the Triton kernels of gated MLPs, where Triton is installed; for frozen weights."""
     try:
-        from proxima.runtime.engine.kernels import gate_kernels, head_kernels
+        from proxima.runtime.engine.kernels import gate_kernels
     except ImportError:
         return functions
-    functions = functions._replace(gate=Gate(gate_kernels.padded_gate, gate_kernels.gate_backward))
-    return functions._replace(split_heads=head_kernels.split_heads) if head_kernels.fits(shape) else functions
-
-
-def with_decode_kernels(functions: Functions) -> Functions:
-    """The same with kernels for few tokens; compiled functions are made for many."""
-    from proxima.runtime.engine.kernels import add_and_rms_norm, gate
-
-    return functions._replace(add_and_norm=add_and_rms_norm, activate=gate)
+    return functions._replace(gate=Gate(gate_kernels.padded_gate, gate_kernels.gate_backward))
 
 
 COMPILED_FROM = 100_000_000

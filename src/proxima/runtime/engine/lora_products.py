@@ -7,18 +7,12 @@ inner values. Only the adapter is trained.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
-
-from proxima.core.errors import first_line
-
-log = logging.getLogger(__name__)
 
 
 class Lora(NamedTuple):
@@ -169,7 +163,8 @@ class _LoraProduct(torch.autograd.Function):
         if not lora.up:
             return dx, None, None, None
         if lora.sinks:
-            _add_gradients(lora.sinks, d_inner, x[:, : p.inputs], dy, inner)
+            _add_product(lora.sinks[0], d_inner.t(), x[:, : p.inputs])
+            _add_product(lora.sinks[1], dy.t(), inner)
             return dx, None, None, None, *[None] * (2 * len(lora.up))
         d_down, d_up = torch.mm(d_inner.t(), x[:, : p.inputs]), torch.mm(dy.t(), inner)
         downs: list[Tensor] = []
@@ -182,35 +177,6 @@ class _LoraProduct(torch.autograd.Function):
             row += rows
             rank += size
         return dx, None, None, None, *downs, *ups
-
-
-def _add_gradients(sinks: tuple[Tensor, ...], d_inner: Tensor, x: Tensor, dy: Tensor, inner: Tensor) -> None:
-    """sinks[0] += d_inner.T @ x, sinks[1] += dy.T @ inner; in one launch where the kernel runs."""
-    if dy.is_cuda and gradients_by_kernel(dy.device, len(sinks[0])):
-        from proxima.runtime.engine.kernels import add_gradients
-
-        add_gradients(sinks, d_inner, x, dy, inner)
-        return
-    _add_product(sinks[0], d_inner.t(), x)
-    _add_product(sinks[1], dy.t(), inner)
-
-
-@cache
-def gradients_by_kernel(device: torch.device, padding: int) -> bool:
-    """Whether the kernel for an adapter's gradients runs here and supports its inner size."""
-    try:
-        from proxima.runtime.engine.kernels import MOST_PADDING, add_gradients
-
-        if padding > MOST_PADDING:
-            return False
-        wide = torch.ones(32, 64, dtype=torch.bfloat16, device=device)
-        narrow = torch.ones(32, padding, dtype=torch.bfloat16, device=device)
-        sinks = torch.zeros(padding, 64, device=device), torch.zeros(64, padding, device=device)
-        add_gradients(sinks, narrow, wide, wide, narrow)
-        return True
-    except Exception as error:  # whatever is missing: Triton, a C compiler, a writable cache
-        log.warning("adapter gradients without their kernel, the run is slower: %s", first_line(error))
-        return False
 
 
 def _add_product(sink: Tensor, left: Tensor, right: Tensor) -> None:

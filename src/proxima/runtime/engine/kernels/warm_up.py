@@ -16,7 +16,6 @@ import torch
 
 from proxima.runtime.engine.kernels import attention_kernels, gate_kernels, head_kernels, norm_kernels
 from proxima.runtime.engine.layout import tile_table
-from proxima.runtime.engine.lora_products import gradients_by_kernel
 
 if TYPE_CHECKING:
     from proxima.runtime.engine.decoder import Decoder
@@ -70,6 +69,4 @@ def training_calls(decoder: Decoder) -> list[Call]:
         calls.append(lambda: gate_kernels.gate_backward(wide, d_gated[:, : -len(down)], inner, down))
     for padding in {block.qkv.padding, block.up.padding, 0}:
         calls.append(partial(norm_kernels.add_and_rms_norm, x, x, block.norm, padding, shape.eps))
-    for padding in {part.padding for part in block.projections} - {0}:
-        calls.append(partial(gradients_by_kernel, weight.device, padding))
     return calls
