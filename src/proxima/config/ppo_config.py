@@ -129,9 +129,10 @@ class PPOConfig(Settings):
     """Sequences in one optimiser step; the last of an epoch may be short."""
     micro_batch_size: int = setting(64, at_least=1, changes_results=False)
     """Most sequences in one forward pass with gradients. Memory only: results do not depend on it."""
-    micro_batch_tokens: int = setting(8192, at_least=1, changes_results=False)
+    micro_batch_tokens: int = setting(0, at_least=0, changes_results=False)
     """Most prompt and response tokens in one forward pass with gradients; halved automatically when a GPU's
-    memory runs out. Memory only."""
+    memory runs out. 0 = 8,192, or what 40 % of a GPU's memory beside the weights holds where that is less.
+    Memory only."""
     gradient_checkpointing: bool = setting(False, changes_results=False)
     """Recompute activations in the backward pass instead of storing them: less memory, more time. Memory
     only."""
@@ -169,8 +170,9 @@ class PPOConfig(Settings):
     """With engine_urls, sample the next step's responses during this step's update: one update behind,
     corrected by importance weights."""
     compile_layers: bool = setting(True, changes_results=False)
-    """On a GPU, compile the fast engine's layers of models from 100 M parameters (half a minute at the
-    start); smaller ones would not gain that much in a run."""
+    """On a GPU, let torch compile the fast engine's layers where it has no kernels for them (GPT-2, unusual
+    head sizes), for models from 100 M parameters: half a minute at the start, which smaller ones would not
+    regain in a run."""
     shard_base: bool = setting(False, changes_results=False)
     """With several processes (torchrun), shard the layers of every network over them (FSDP): larger models
     fit, passes are slower. Memory only; see docs/scaling.md."""
