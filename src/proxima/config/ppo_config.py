@@ -279,6 +279,9 @@ class PPOConfig(Settings):
     prompts, and at the end); 0 = only at the end."""
     keep_checkpoints: int = setting(2, at_least=1, changes_results=False, defines_experiment=False)
     """How many of the newest checkpoints are kept, beside the best."""
+    record_steps: int = setting(0, at_least=0, changes_results=False, defines_experiment=False)
+    """PPO steps between steps that are recorded whole for `proxima replay` (docs/replay.md), in `replay/` of
+    the run's folder; the two steps up to an alarm are recorded too. 0 = none."""
     run_dir: str = setting("runs", not_empty=True, changes_results=False, defines_experiment=False)
     """Folder of all runs."""
     run_name: str = setting(
