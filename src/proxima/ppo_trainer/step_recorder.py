@@ -184,11 +184,13 @@ def weights(trainer: PPOTrainer) -> dict[str, Tensor]:
 
 
 def token_tensors(tokens: Tokens) -> dict[str, Tensor]:
-    """The tensors of a rollout by name."""
+    """The tensors of a rollout by name; nothing is kept where there is no token."""
     names = ("prompt_ids", "prompt_mask", "response_ids", "mask", "ended", "truncated", "keys")
     found = {name: getattr(tokens, name) for name in (*names, "sampled_logprobs", "observed")}
     if tokens.kept is not None:
-        found |= {"kept_ids": tokens.kept.ids, "kept_bits": tokens.kept.bits}
+        nowhere, kept = ~tokens.mask.unsqueeze(-1), tokens.kept
+        found["kept_ids"] = None if kept.ids is None else kept.ids.masked_fill(nowhere, -1)
+        found["kept_bits"] = None if kept.bits is None else kept.bits.masked_fill(nowhere, 0)
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 

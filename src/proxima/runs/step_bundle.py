@@ -76,8 +76,8 @@ NEEDED = ("tokens/mask", "tokens/ended", "tokens/truncated", "rewards/sequence",
 
 TOLERANCE = {
     "float32": {"numbers": 1e-3, "gradients": 0.02, "update": 0.05},
-    "float16": {"numbers": 0.02, "gradients": 0.1, "update": 0.3},
-    "bfloat16": {"numbers": 0.1, "gradients": 0.3, "update": 0.5},
+    "float16": {"numbers": 0.05, "gradients": 0.15, "update": 0.3},
+    "bfloat16": {"numbers": 0.25, "gradients": 0.5, "update": 0.5},
 }
 """What another machine may differ by, by the type of the base's weights: `numbers`, absolute, in units of the
 largest recorded number or 1; `gradients`, relative to a gradient's norm; `update`, the norm of the difference

@@ -1,0 +1,362 @@
+"""A recorded step, run again. In: a bundle, and its base model. Out: the same recording, recomputed.
+
+The trainer is built from the bundle alone; the run's folder is not needed. `ppo_step` runs as it did, but on
+the recorded tokens (and the recorded scores, where the rewards cannot be asked again), and is recorded again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from proxima.base_setup import ModelSet, has_head
+from proxima.config import PPOConfig, RewardSpec
+from proxima.core.encoding import pad_rows
+from proxima.core.json_record import Record
+from proxima.core.pairs import TokenPairs
+from proxima.core.tokenizer import Tokenizer
+from proxima.core.types import KeptSet, Prompt, Tokens
+from proxima.models import ADAPTER_FILE, HEAD_FILE, fill_adapter
+from proxima.ppo_trainer import (
+    PPOTrainer,
+    RewardComputer,
+    Scores,
+    SequenceGenerator,
+    StepRecorder,
+    restore_values,
+    token_tensors,
+    weights,
+)
+from proxima.rewards import READY_MADE
+from proxima.runs import Bundle
+from proxima.runs.checkpoint import fill_optimizer
+from proxima.tools.replay.stage_comparison import Comparison, compare_bundles
+from proxima.training import add_importance_weights
+
+PLAIN_NAME = re.compile(r"[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What was recomputed, and how it compares with what was recorded."""
+
+    recomputed: Bundle
+    comparison: Comparison
+
+
+def replay_step(
+    bundle: Bundle,
+    model: str = "",
+    rewards: Sequence[RewardSpec] = (),
+    device: str = "",
+    trust_remote_code: bool = False,
+) -> Replayed:
+    """
+    Args:
+        model: the base model; empty = by the name in the bundle. Its weights must be those of the recording.
+        rewards: ask these; by default the recorded ones where they are ready-made, else
+            none: scores are taken from the bundle.
+        device: by default the recorded kind of device where there is one.
+        trust_remote_code: run Python code that comes with the base model.
+    """
+    if bundle.is_redacted:
+        raise ValueError(
+            f"{bundle.path} is redacted: it holds no tokens and no weights, so nothing can be recomputed; "
+            "compare it with another (proxima replay A B) or look at it (--show)"
+        )
+    with tempfile.TemporaryDirectory(prefix="proxima-replay-") as folder, _threads(bundle):
+        config, asks = replay_config(bundle, Path(folder), model, rewards, device)
+        config = replace(config, trust_remote_code=trust_remote_code)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "no reward is configured")
+            trainer = PPOTrainer(config)
+            recorder = StepRecorder(trainer)
+            if recorder.base["sha256"] != bundle.facts["base"].get("sha256"):
+                raise ValueError(
+                    f"{config.model_name} is another model than the step was recorded with (its weights have "
+                    "another checksum); give the right one with --model-name"
+                )
+            skipped = _restore(trainer, bundle, asks)
+        tokens = recorded_tokens(bundle, trainer)
+        sampled, not_sampled = _sample_again(trainer, bundle, tokens)
+        trainer.generator = RecordedGenerator(tokens, bundle, trainer.models, trainer.tokenizer, config)
+        with recorder.step():
+            outcome = trainer.ppo_step(tokens.prompts[:: config.num_generations])
+        again = replace(recorder.record(outcome), after=weights(trainer)).bundle()
+    again = replace(again, facts={**again.facts, "settings": bundle.facts["settings"]})
+    return Replayed(again, compare_bundles(bundle, again, sampled, {**skipped, **not_sampled}))
+
+
+@contextmanager
+def _threads(bundle: Bundle) -> Iterator[None]:
+    """On a CPU as many threads as were recorded: the order of sums depends on it."""
+    before, recorded = torch.get_num_threads(), bundle.facts["environment"].get("threads")
+    if bundle.facts["device"] == "cpu" and type(recorded) is int and 0 < recorded <= 1024:
+        torch.set_num_threads(recorded)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def replay_config(
+    bundle: Bundle, folder: Path, model: str, rewards: Sequence[RewardSpec], device: str
+) -> tuple[PPOConfig, bool]:
+    """The settings to recompute by, and whether rewards are asked again.
+
+    Nothing of the bundle is called that its settings alone name: no function, no server, no tracker.
+
+    Args:
+        folder: where the recorded adapters are put for the trainer to load.
+    """
+    recorded = PPOConfig.from_dict(bundle.facts["settings"])
+    asked = tuple(rewards) or (recorded.rewards if all(map(is_ready_made, recorded.rewards)) else ())
+    changes: dict[str, Any] = {
+        "model_name": model or str(bundle.facts["base"].get("name") or recorded.model_name),
+        "sft_adapter": _write_adapter(bundle, "reference", folder) if bundle.group("reference") else "",
+        "rewards": asked,
+        "judges": (),
+        "trackers": (),
+        "device": device or _device(str(bundle.facts["device"])),
+        "dtype": bundle.facts["dtype"],
+        "record_steps": 0,
+        "trust_remote_code": False,
+    }
+    if recorded.engine == "vllm":
+        changes |= {"engine": "auto", "engine_urls": (), "overlap": False}
+    if bundle.group("before/value"):
+        changes["value_model"] = _write_adapter(bundle, "value", folder)
+    elif recorded.has_critic:
+        changes["value_model"] = "policy"
+    _check_rank(recorded, bundle)
+    return replace(recorded, **changes), bool(asked)
+
+
+def is_ready_made(spec: RewardSpec) -> bool:
+    """Whether it is a reward of the package: no code, model or server of anybody else's."""
+    return isinstance(spec.source, str) and spec.source in READY_MADE and not has_head(spec.source)
+
+
+def _device(recorded: str) -> str:
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    return recorded if there.get(recorded) else "auto"
+
+
+def _check_rank(config: PPOConfig, bundle: Bundle) -> None:
+    """Settings that would make larger adapters than the bundle holds are refused before they do."""
+    policy = bundle.group("before/policy")
+    ranks = [len(tensor) for name, tensor in policy.items() if ".lora_A." in name and tensor.ndim]
+    if not ranks or (not config.sft_adapter and config.lora_r > max(ranks)):
+        raise ValueError(
+            f"{bundle.path}: its adapters do not have the rank of its settings ({config.lora_r})"
+        )
+
+
+def _write_adapter(bundle: Bundle, role: str, folder: Path) -> str:
+    """A recorded adapter as PEFT reads it, with settings that have been checked one by one."""
+    group = "reference" if role == "reference" else f"before/{role}"
+    tensors, settings = bundle.group(group), bundle.facts["adapters"].get(role)
+    own = folder / role
+    own.mkdir()
+    plain = {"peft_type": "LORA", **_checked_settings(settings, tensors, bundle)}
+    (own / "adapter_config.json").write_text(json.dumps(plain), encoding="utf-8")
+    save_file(tensors, own / ADAPTER_FILE)
+    if head := bundle.group(f"before/{role}_head"):
+        save_file(head, own / HEAD_FILE)
+    return str(own)
+
+
+def _checked_settings(settings: object, tensors: Mapping[str, Tensor], bundle: Bundle) -> Record:
+    def names(value: object) -> bool:
+        return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+    def pattern(value: object) -> bool:
+        return isinstance(value, dict) and all(
+            PLAIN_NAME.fullmatch(key) and type(each) in (int, float) for key, each in value.items()
+        )
+
+    rank = max((len(each) for name, each in tensors.items() if ".lora_A." in name and each.ndim), default=0)
+    checks = {
+        "r": lambda value: type(value) is int and 0 < value <= max(rank, 1),
+        "lora_alpha": lambda value: type(value) in (int, float),
+        "task_type": lambda value: value in ("CAUSAL_LM", None),
+        "bias": lambda value: value in ("none", "all", "lora_only"),
+        **dict.fromkeys(("target_modules", "exclude_modules", "modules_to_save", "target_parameters"), names),
+        **dict.fromkeys(("rank_pattern", "alpha_pattern"), pattern),
+        **dict.fromkeys(("fan_in_fan_out", "use_rslora", "use_dora"), lambda value: type(value) is bool),
+    }
+    given = settings if isinstance(settings, dict) else {}
+    if odd := [name for name, value in given.items() if name not in checks or not checks[name](value)]:
+        raise ValueError(
+            f"{bundle.path}: its adapter has the setting {odd[0]} = {given[odd[0]]!r}, which is none"
+        )
+    if "r" not in given:
+        raise ValueError(f"{bundle.path}: it does not say what rank its adapters have")
+    return given
+
+
+def _restore(trainer: PPOTrainer, bundle: Bundle, asks: bool) -> dict[str, str]:
+    """Weights, optimisers and plain values as they were before the step, and recorded scores where rewards
+    are not asked; what was thus taken from the bundle."""
+    models, state = trainer.models, bundle.facts["state"]
+    peft = models.policy.backbone.peft
+    assert peft is not None
+    for role in (models.policy, models.value):
+        name = "policy" if role is models.policy else "value"
+        if role is not None and role.adapter and (own := bundle.group(f"before/{name}")):
+            fill_adapter(peft, role.adapter, own)
+    if models.value is not None and models.value.head is not None:
+        models.value.head.load_state_dict(bundle.group("before/value_head"))
+    for name in ("policy", "value"):
+        _fill_optimizer(trainer, name, bundle)
+    try:
+        restore_values(trainer, {**state, "config": bundle.facts["settings"]})
+        trainer.first_step, trainer.total_steps = int(state["first_step"]), state["total_steps"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{bundle.path}: its state cannot be restored: {error!r}") from None
+    if asks:
+        return {}
+    trainer.reward_computer = RecordedRewards(bundle, models, trainer.tokenizer, trainer.config)
+    return {"rewards": "taken from the bundle; --rewards asks them again"}
+
+
+def _fill_optimizer(trainer: PPOTrainer, name: str, bundle: Bundle) -> None:
+    optimizer = getattr(trainer.model_trainer, f"{name}_optimizer")
+    tensors = bundle.group(f"before/{name}_optimizer")
+    if optimizer is None or not tensors:
+        return
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    shapes = {
+        f"{place}.{key}": each.shape
+        for place, each in enumerate(parameters)
+        for key in ("exp_avg", "exp_avg_sq")
+    }
+    shapes |= {f"{place}.step": torch.Size() for place in range(len(parameters))}
+    if odd := [key for key, tensor in tensors.items() if shapes.get(key) != tensor.shape]:
+        raise ValueError(f"{bundle.path}: {odd[0]} of its optimiser does not fit the adapters of the model")
+    fill_optimizer(optimizer, tensors)
+
+
+def recorded_tokens(bundle: Bundle, trainer: PPOTrainer) -> Tokens:
+    """The tokens of the step as they were sampled, on the trainer's device."""
+    own = bundle.group("tokens")
+    prompts = [
+        Prompt(each["text"], each.get("columns") or {}, each.get("turns") or ())
+        for each in bundle.facts["prompts"]
+    ]
+    kept = {name: own.pop(f"kept_{name}", None) for name in ("ids", "bits")}
+    named = any(each is not None for each in kept.values())
+    by_scoring = "scoring/outside_kept" in bundle.tensors  # whatever sampled did not name the kept sets
+    tokens = Tokens(
+        prompts=prompts,
+        tokenizer=trainer.tokenizer,
+        kept=KeptSet(**kept) if named and not by_scoring else None,
+        **own,
+    )
+    _check_tokens(tokens, trainer, bundle)
+    return tokens.map(lambda tensor: tensor.to(trainer.models.device))
+
+
+def _check_tokens(tokens: Tokens, trainer: PPOTrainer, bundle: Bundle) -> None:
+    """Ids that the model has, sequences without gaps that fit its context."""
+    backbone = trainer.models.policy.backbone
+    rows = backbone.network.get_input_embeddings().num_embeddings
+    ids = [tokens.prompt_ids[tokens.prompt_mask], tokens.response_ids[tokens.read]]
+    if tokens.kept is not None and tokens.kept.ids is not None:
+        ids.append(tokens.kept.ids.clamp(min=0).flatten())
+    problem = ""
+    if any(len(each) and (int(each.min()) < 0 or int(each.max()) >= rows) for each in ids):
+        problem = f"token ids outside the model's vocabulary of {rows}"
+    elif (
+        tokens.kept is not None
+        and tokens.kept.bits is not None
+        and tokens.kept.bits.shape[2] != -(-rows // 8)
+    ):
+        problem = "kept sets of another vocabulary"
+    elif (tokens.prompt_mask.int().diff(dim=1) < 0).any() or (tokens.read.int().diff(dim=1) > 0).any():
+        problem = "gaps within sequences"
+    elif not tokens.prompt_mask.any(1).all() or not tokens.read.any(1).all():
+        problem = "sequences without tokens"
+    elif trainer.models.context_length is not None and tokens.longest > trainer.models.context_length:
+        problem = "sequences longer than the model's context"
+    if problem:
+        raise ValueError(f"{bundle.path}: it holds {problem}, so it is no step of this model")
+
+
+def _sample_again(
+    trainer: PPOTrainer, bundle: Bundle, tokens: Tokens
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The prompts encoded and the responses sampled anew, and what of this cannot be."""
+    generator, state = trainer.generator, bundle.facts["state"]
+    encoded = generator.tokenize(list(tokens.prompts))[1]
+    recorded = [row[mask].tolist() for row, mask in zip(tokens.prompt_ids, tokens.prompt_mask, strict=True)]
+    # of a prompt that was cut only the rest is recorded
+    rows = [
+        own if cut else new
+        for own, new, cut in zip(recorded, encoded, tokens.truncated.tolist(), strict=True)
+    ]
+    ids, mask = pad_rows(rows, trainer.tokenizer.pad_token_id, left=True)
+    again = {"tokens/prompt_ids": ids, "tokens/prompt_mask": mask}
+    engine = bundle.facts["settings"].get("engine")
+    if engine == "vllm" or tokens.observed is not None:
+        why = "vLLM sampled them" if engine == "vllm" else "an environment wrote a part of them"
+        return again, {"sampled tokens": f"taken from the bundle: {why}"}
+    nothing = tokens.response_ids[:, :0]
+    prompts = replace(
+        tokens, response_ids=nothing, mask=nothing.bool(), kept=None, sampled_logprobs=None, observed=None
+    )
+    sampled = generator.sample(prompts, int(state["step"]))
+    found = {name: each.detach().cpu() for name, each in token_tensors(sampled).items()}
+    if "scoring/outside_kept" in bundle.tensors:
+        found |= {name: each for name, each in bundle.group("tokens").items() if name.startswith("kept_")}
+    return {f"tokens/{name}": each for name, each in found.items()} | again, {}
+
+
+class RecordedGenerator(SequenceGenerator):
+    """Gives recorded tokens for every prompt; scores them as any."""
+
+    def __init__(
+        self, tokens: Tokens, bundle: Bundle, models: ModelSet, tokenizer: Tokenizer, config: PPOConfig
+    ):
+        super().__init__(models, tokenizer, config)
+        self.tokens = tokens
+        self.policy_lag = int(bundle.facts["state"].get("policy_lag", 0))
+        self.on_vllm = bundle.facts["settings"].get("engine") == "vllm"
+
+    def sample(self, prompts: Any, step: int = 0, reference: bool = False) -> Tokens:
+        return self.tokens
+
+    def add_importance_weights(self, rollout: TokenPairs) -> tuple[TokenPairs, dict[str, float]]:
+        rollout, measured = super().add_importance_weights(rollout)
+        config = self.config
+        if self.on_vllm and config.corrects_sampling:
+            band = (config.importance_mode, config.importance_low, config.importance_clip)
+            rollout, _ = add_importance_weights(rollout, *band, is_old=self.policy_lag > 0)
+        return rollout, measured
+
+    def check_sampling_gap(self, gap: float) -> None:
+        """Another machine may have sampled: the stages say how far it is off."""
+
+
+class RecordedRewards(RewardComputer):
+    """Gives recorded scores."""
+
+    def __init__(self, bundle: Bundle, models: ModelSet, tokenizer: Tokenizer, config: PPOConfig):
+        super().__init__(models, tokenizer, config)
+        own = bundle.group("rewards")
+        by_name = dict(zip(map(str, bundle.facts["reward_names"]), own["by_name"], strict=True))
+        self.recorded = Scores(own["sequence"], own.get("token"), by_name, own.get("spread"))
+
+    def score_pairs(self, pairs: TokenPairs) -> Scores:
+        return self.recorded
