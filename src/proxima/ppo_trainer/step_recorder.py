@@ -85,7 +85,8 @@ class StepRecorder:
             "name": trainer.config.model_name,
             "sha256": base_checksum(trainer.models.policy.backbone),
         }
-        self._environment = describe_environment()
+        found = describe_environment()  # without what it says of the working directory
+        self._environment = {name: value for name, value in found.items() if not name.startswith("git_")}
         reference = _adapter(trainer, "reference")
         self._reference = _named("reference", {} if reference is None else _of_adapter(trainer, reference))
         self._tensors: dict[str, Tensor] = {}

@@ -49,5 +49,6 @@ if TYPE_CHECKING:
         write_bundle,
     )
     from proxima.runs.thin_curves import Point, thin
+    from proxima.runs.token_files import number
 
 __all__, __getattr__ = lazy_exports(__name__)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from safetensors import SafetensorError
@@ -112,7 +113,7 @@ class Bundle:
 def checksum(tensor: Tensor) -> str:
     """Of a tensor's type, shape and bytes."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-    digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    digest.update(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
     return digest.hexdigest()
 
 
@@ -206,20 +207,22 @@ def _json_object(text: str | bytes, what: str) -> Record:
 
 def _checked_entry(name: str, entry: object) -> tuple[str, list[int]]:
     """Type and shape of a tensor, neither strange nor of another size than its bytes."""
-    kind, shape, place = (within({"": entry}, "").get(key) for key in ("dtype", "shape", "data_offsets"))
-    good = kind in TYPES and _are_counts(shape) and _are_counts(place) and len(place) == 2
-    if not good or len(shape) > 8:
+    noted = entry if isinstance(entry, dict) else {}
+    kind, shape, place = noted.get("dtype"), noted.get("shape"), noted.get("data_offsets")
+    if kind not in TYPES or not _are_counts(shape) or not _are_counts(place) or len(place) != 2:
         raise Damaged(f"its tensor {name!r} has no type, shape or place that a recording has")
-    count = 1
-    for number in shape:
-        count *= number
-    if count * TYPES[kind].itemsize != place[1] - place[0]:
+    if math.prod(shape) * TYPES[kind].itemsize != place[1] - place[0]:
         raise Damaged(f"its tensor {name!r} does not have the bytes that its shape {shape} takes")
     return kind, shape
 
 
-def _are_counts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int and 0 <= each <= LARGEST for each in value)
+def _are_counts(value: Any) -> TypeGuard[list[int]]:
+    """Sizes or places in a file: a few integers from 0 on."""
+    return (
+        isinstance(value, list)
+        and len(value) <= 8
+        and all(type(each) is int and 0 <= each <= LARGEST for each in value)
+    )
 
 
 def _check_checksums(facts: Record, tensors: Mapping[str, Tensor]) -> None:

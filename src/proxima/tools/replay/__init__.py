@@ -11,7 +11,7 @@ from proxima.core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from proxima.tools.replay.bundle_contents import contents, redacted
     from proxima.tools.replay.replayed_step import Replayed, replay_step
-    from proxima.tools.replay.show_stages import stage_lines
+    from proxima.tools.replay.show_stages import note, stage_lines
     from proxima.tools.replay.stage_comparison import Comparison, Stage, compare_bundles
 
 __all__, __getattr__ = lazy_exports(__name__)

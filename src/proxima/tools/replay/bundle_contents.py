@@ -27,7 +27,7 @@ SHOWN = 60  # characters of the longest prompt that is shown
 
 
 def redacted(bundle: Bundle) -> Bundle:
-    """The same step without prompts, responses, token ids, weights, paths and commit."""
+    """The same step without prompts, responses, token ids, weights, and paths."""
     groups = ("tokens/", "before/", "after/", "reference/")
     tensors = {
         name: each
@@ -35,7 +35,6 @@ def redacted(bundle: Bundle) -> Bundle:
         if name in WITHOUT_TEXT or not name.startswith(groups)
     }
     facts = bundle.facts
-    environment = {name: each for name, each in facts["environment"].items() if not name.startswith("git_")}
     return replace(
         bundle,
         tensors=tensors,
@@ -47,7 +46,6 @@ def redacted(bundle: Bundle) -> Bundle:
             "adapters": {},
             "base": {**facts["base"], "name": _last_part(str(facts["base"].get("name", "")))},
             "settings": _without_paths(facts["settings"]),
-            "environment": environment,
         },
     )
 
@@ -55,7 +53,7 @@ def redacted(bundle: Bundle) -> Bundle:
 def _without_paths(settings: Record) -> Record:
     """Settings with the last part of each path, and rewards by name and weight alone."""
     named = {name: _last_part(str(settings[name])) for name in PATHS if name in settings}
-    rewards = {
+    rewards: Record = {
         name: [
             {"source": _last_part(str(spec.get("name"))), "weight": spec.get("weight", 1.0)}
             for spec in settings[name]

@@ -251,7 +251,7 @@ def _fill_optimizer(trainer: PPOTrainer, name: str, bundle: Bundle) -> None:
 def recorded_tokens(bundle: Bundle, trainer: PPOTrainer) -> Tokens:
     """The tokens of the step as they were sampled, on the trainer's device."""
     own = bundle.group("tokens")
-    prompts = [
+    prompts: list[str] = [
         Prompt(each["text"], each.get("columns") or {}, each.get("turns") or ())
         for each in bundle.facts["prompts"]
     ]

@@ -177,23 +177,23 @@ class _Judge:
     def _worst(self, stage: str, names: Sequence[str]) -> Difference:
         if stage == "adapters after":
             return max(self._updates(names), key=lambda each: each.excess)
-        if stage == "sampled tokens" and (switched := self._switched() or self._kept()) is not None:
+        if stage == "sampled tokens" and (switched := self._switched()) is not None:
             return switched
         if stage == "minibatches":
             return self._first_minibatch(names)
-        found = [self._difference(each) for each in names if not _same(self.left[each], self.right[each])]
+        odd = [each for each in names if not _same(self.left[each], self.right[each])]
+        found = [self._kept(each) if "/kept_" in each else self._difference(each) for each in odd]
         return max(found, key=lambda each: each.excess)
 
     def _difference(self, name: str) -> Difference:
         left, right = self.left[name], self.right[name]
         if left.shape != right.shape or left.dtype != right.dtype:
-            shapes = (f"{each.dtype}, shape {tuple(each.shape)}" for each in (left, right))
-            return Difference(name, "", *shapes, math.inf, 0.0)
+            return Difference(name, "", _kind(left), _kind(right), math.inf, 0.0)
         apart = _apart(left, right)
         place = int(apart.argmax())
         spots = torch.unravel_index(torch.tensor(place), left.shape) if left.ndim else ()
         where = f"[{', '.join(str(int(each)) for each in spots)}]"
-        values = (_shown(each.reshape(-1)[place]) for each in (left, right))
+        values = _shown(left.reshape(-1)[place]), _shown(right.reshape(-1)[place])
         return Difference(name, where, *values, float(apart.reshape(-1)[place]), self._limit(name))
 
     def _limit(self, name: str) -> float:
@@ -237,22 +237,19 @@ class _Judge:
         place = int(differ[first].int().argmax())
         share = float(rows.sum()) / max(int(before.sum()), 1)
         where = f" ({int(rows.sum())} of {len(rows)} sequences; the first: sequence {first}, token {place})"
-        values = (_shown(each[first, place]) for each in (ours, theirs))
+        values = _shown(ours[first, place]), _shown(theirs[first, place])
         return Difference("tokens/response_ids", where, *values, share, self.numbers)
 
-    def _kept(self) -> Difference | None:
-        """Of kept sets: the share of their tokens that are not in the other's; None where they are the
-        same, or where something else cannot be compared."""
-        for name in ("tokens/kept_ids", "tokens/kept_bits"):
-            ours, theirs = self.left.get(name), self.right.get(name)
-            if ours is None or theirs is None or _same(ours, theirs) or ours.shape[:2] != theirs.shape[:2]:
-                continue
-            pairs = [(_members(one), _members(other)) for one, other in zip(ours, theirs, strict=True)]
-            alone = sum(len(one ^ other) for one, other in pairs)
-            share = alone / max(sum(len(one) + len(other) for one, other in pairs), 1)
-            where = f": {share:.3g} of the kept tokens are not in both"
-            return Difference(name, where, "", "", share, self.numbers)
-        return None
+    def _kept(self, name: str) -> Difference:
+        """Of kept sets: the share of their tokens that are not in the other's."""
+        ours, theirs = self.left[name], self.right[name]
+        if ours.shape[:2] != theirs.shape[:2] or ours.dtype != theirs.dtype:
+            return self._difference(name)
+        pairs = [(_members(one), _members(other)) for one, other in zip(ours, theirs, strict=True)]
+        alone = sum(len(one ^ other) for one, other in pairs)
+        share = alone / max(sum(len(one) + len(other) for one, other in pairs), 1)
+        where = f": {share:.3g} of the kept tokens are not in both"
+        return Difference(name, where, "", "", share, self.numbers)
 
     def _first_minibatch(self, names: Sequence[str]) -> Difference:
         """The worst number of the first minibatch that is over its limit; else the worst of all."""
@@ -321,6 +318,10 @@ def _apart(left: Tensor, right: Tensor) -> Tensor:
     apart = (left.double() - right.double()).abs()
     same = (left == right) | (left.isnan() & right.isnan())
     return torch.where(same, 0.0, apart.nan_to_num(nan=math.inf))
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def _shown(number: Tensor) -> str:
