@@ -113,7 +113,7 @@ class Bundle:
 def checksum(tensor: Tensor) -> str:
     """Of a tensor's type, shape and bytes."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-    digest.update(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+    digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -251,8 +251,8 @@ def _check_layout(shapes: Mapping[str, tuple[str, list[int]]]) -> None:
                 raise Damaged(f"its tensor {name!r} has the shape {shape}, which does not fit the others")
     if missing := [name for name in NEEDED if name not in shapes]:
         raise Damaged(f"its tensor {missing[0]!r} is missing")
-    if not sizes["B"] or sizes["T"] > sizes["B"]:
-        raise Damaged(f"it has {sizes['B']} sequences, and {sizes['T']} that were trained on")
+    if not sizes["B"]:
+        raise Damaged("it has no sequences")
 
 
 FACTS: dict[str, type] = {
@@ -270,8 +270,10 @@ def _check_facts(facts: Record, tensors: Mapping[str, Tensor]) -> None:
     rows, count = tensors["rows"], len(tensors["tokens/mask"])
     if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < count):
         raise Damaged("its tensor 'rows' names sequences that it does not have")
+    if not all(type(facts["tolerance"].get(name)) is float for name in TOLERANCE["float32"]):
+        raise Damaged("its tolerance is not made of numbers")
     if len(facts["reward_names"]) != len(tensors["rewards/by_name"]):
-        raise Damaged("its rewards have other names than numbers")
+        raise Damaged("its reward_names do not fit its rewards")
     texts = [] if facts["redacted"] else facts["prompts"]
     if len(texts) not in (0, count) or not all(
         isinstance(within({"": each}, "").get("text"), str) for each in texts
