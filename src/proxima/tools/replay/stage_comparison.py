@@ -113,14 +113,14 @@ def compare_bundles(
     ours = left.tensors
     theirs = {**right.tensors, **(sampled or {})}
     tolerance = max(left.facts["tolerance"], right.facts["tolerance"], key=lambda each: each["numbers"])
-    judge = _Judge(ours, theirs, tolerance)
+    same_kind = same_machine(left, right)
+    judge = _Judge(ours, theirs, tolerance, same_kind)
     skipped = not_recomputed or {}
     stages = [
         Stage(name, "not recomputed", None, skipped[name]) if name in skipped else judge.stage(name, names)
         for name, names in STAGES.items()
     ]
     environment = _rows(_flat(left.facts["environment"]), _flat(right.facts["environment"]))
-    same_kind = same_machine(left, right)
     settings = _rows(left.facts["settings"], right.facts["settings"])
     return Comparison(stages, tolerance, same_kind, settings, environment)
 
@@ -149,8 +149,8 @@ def _rows(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, 
 class _Judge:
     """Both sides, and what may differ."""
 
-    def __init__(self, left: Tensors, right: Tensors, tolerance: Record):
-        self.left, self.right, self.tolerance = left, right, tolerance
+    def __init__(self, left: Tensors, right: Tensors, tolerance: Record, expects_bits: bool):
+        self.left, self.right, self.tolerance, self.expects_bits = left, right, tolerance, expects_bits
         self.numbers = float(tolerance["numbers"])
 
     def stage(self, name: str, groups: Sequence[str]) -> Stage:
@@ -165,7 +165,10 @@ class _Judge:
         if all(_same(self.left[each], self.right[each]) for each in names):
             return Stage(name, "same bits")
         worst = self._worst(name, names)
-        return Stage(name, "within tolerance" if worst.size <= worst.limit else "differs", worst)
+        result: Result = "within tolerance" if worst.size <= worst.limit else "differs"
+        if name == "minibatches" and self.expects_bits:
+            worst = self._first_minibatch(names, exact=True)
+        return Stage(name, result, worst)
 
     def _names(self, groups: Sequence[str], leave: Sequence[str]) -> list[str]:
         found = {*self.left, *self.right}
@@ -180,7 +183,7 @@ class _Judge:
         if stage == "sampled tokens" and (switched := self._switched()) is not None:
             return switched
         if stage == "minibatches":
-            return self._first_minibatch(names)
+            return self._first_minibatch(names, exact=False)
         odd = [each for each in names if not _same(self.left[each], self.right[each])]
         found = [self._kept(each) if "/kept_" in each else self._difference(each) for each in odd]
         return max(found, key=lambda each: each.excess)
@@ -251,15 +254,16 @@ class _Judge:
         where = f": {share:.3g} of the kept tokens are not in both"
         return Difference(name, where, "", "", share, self.numbers)
 
-    def _first_minibatch(self, names: Sequence[str]) -> Difference:
-        """The worst number of the first minibatch that is over its limit; else the worst of all."""
+    def _first_minibatch(self, names: Sequence[str], exact: bool) -> Difference:
+        """The worst number of the first minibatch that is over its limit, or that is not exactly the same;
+        else the worst of all."""
         found = [self._difference(each) for each in names if not _same(self.left[each], self.right[each])]
         shapes = [each for each in found if each.limit == 0.0]
         if shapes:
             return shapes[0]
         for place in range(len(self.left[names[0]])):
             here = [self._minibatch(each, place) for each in names]
-            if (worst := max(here, key=lambda each: each.excess)).size > worst.limit:
+            if (worst := max(here, key=lambda each: each.excess)).size > (0 if exact else worst.limit):
                 return worst
         return max(found, key=lambda each: each.excess)
 
