@@ -13,6 +13,9 @@ from proxima.config import RewardSpec
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import read_bundle, write_bundle
 from proxima.tools.replay import compare_bundles, contents, redacted, replay_step, stage_lines
+from tests.rollout_server import RolloutServer
+from tests.runtime.test_processes import finish, torchrun
+from tests.runtime.test_rollouts import lying_by
 from tests.tools.replay_recipe import BUNDLE, PROMPTS, make_model, record
 
 BITS = "the same bits in all {} stages"
@@ -419,3 +422,37 @@ def test_the_terminal_is_not_steered(recorded):
     assert "\u202e" not in "".join(lines)
     evil = replace(recorded, facts={**recorded.facts, "reason": "\x1b[2J"})
     assert "\x1b" not in "".join(contents(evil))
+
+
+# --- vLLM, several processes ---
+
+
+def test_a_step_that_vllm_sampled_replays_to_the_same_bits_but_for_the_sampling(model, tmp_path):
+    server = RolloutServer(model, lying_by(0.1))
+    try:
+        settings = {"engine": "vllm", "engine_urls": (server.url,), "run_dir": str(tmp_path)}
+        bundle, trainer = record(model, **settings)
+        trainer.generator.release()
+    finally:
+        server.close()
+    assert "scoring/importance" in bundle.tensors
+    assert "scoring/outside_kept" in bundle.tensors  # the kept sets are the scoring pass's own
+    comparison = replay_step(bundle).comparison
+    assert [(stage.name, stage.why) for stage in comparison.stages if stage.result == "not recomputed"] == [
+        ("sampled tokens", "taken from the bundle: vLLM sampled them")
+    ]
+    assert comparison.sentence == BITS.format(10)
+
+
+def test_a_step_of_two_processes_replays_on_one_within_the_tolerance(model, tmp_path):
+    (tmp_path / "prompts.txt").write_text("\n".join(f"prompt number {i}" for i in range(10)))
+    words = f"""train --model-name {model} --data prompts.txt --batch-size 5 --minibatch-size 3 --run-name two
+        --rewards length_band,low=2,high=5 --max-new-tokens 6 --record-steps 1 --lora-r 2 --skip-checks
+        --learning-rate 1e-3 --device cpu"""
+    done = finish(torchrun(2, "-m", "proxima", *words.split()), tmp_path)
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "runs" / "two" / "replay" / "step-00000002.safetensors"
+    comparison = replay_step(read_bundle(path)).comparison
+    assert ("processes", "2", "1") in comparison.environment
+    assert not comparison.expects_bits
+    assert comparison.first is None, comparison.sentence
