@@ -19,7 +19,7 @@ class Replay(Command):
     recordings."""
 
     words: ClassVar[tuple[str, ...]] = ("bundles...",)
-    example: ClassVar[str] = "proxima replay runs/first/replay/step-00000002.safetensors"
+    example: ClassVar[str] = "proxima replay runs/recorded/replay/step-00000002.safetensors"
     writes: ClassVar[str] = "`replay.html`, or `--out`; with `--share` that copy of the bundle."
     guide: ClassVar[str] = "replay.md"
     fails: ClassVar[str] = "a stage differs"

@@ -46,14 +46,14 @@ def write_replay_page(
     told = comparison.sentence if comparison else "not recomputed: the step as it was recorded"
     page.section("", heading(f"Step {first.step}"), paragraph(_plain(f"{told[0].upper()}{told[1:]}.")))
     if comparison is not None:
-        rows = [(stage.name, stage.result, _plain(note(stage))) for stage in comparison.stages]
+        rows = [(stage.name, _plain(note(stage)), stage.result) for stage in comparison.stages]
         expected = (
             "Both come from the same kind of machine and the same versions, so the same bits are expected."
             if comparison.expects_bits
             else "They come from different machines or versions, so small differences are expected."
         )
-        head = ("stage", "result", "largest difference, or why it was not recomputed")
-        page.section("Stages", paragraph(expected, "soft"), table(head, rows, right=3))
+        head = ("stage", "largest difference, or why it was not recomputed", "result")
+        page.section("Stages", paragraph(expected, "soft"), table(head, rows, right=2))
     scope = [
         {"label": name, "step": place, "samples": samples(bundle)}
         for place, (name, bundle) in enumerate(sides)

@@ -3,6 +3,8 @@ the outcome."""
 
 from __future__ import annotations
 
+import math
+
 from proxima.core.terminal_text import visible
 from proxima.tools.replay.stage_comparison import Comparison, Stage
 
@@ -27,8 +29,9 @@ def note(stage: Stage) -> str:
     """What is to be said of a stage: its largest difference, or why it was not recomputed."""
     if stage.worst is None:
         return stage.why
-    size = f"; {stage.worst.size:.3g} apart, {stage.worst.limit:.3g} allowed" if stage.worst.left else ""
-    return f"{stage.worst}{size}"
+    worst = stage.worst
+    measured = worst.left and math.isfinite(worst.size)
+    return f"{worst}; {worst.size:.3g} apart, {worst.limit:.3g} allowed" if measured else str(worst)
 
 
 def _short(text: str) -> str:
