@@ -291,6 +291,9 @@ def test_a_strange_adapter_is_refused(recorded, change, reason):
         ({"nonsense": 1}, "unknown setting 'nonsense'"),
         ({"batch_size": "x"}, "batch_size"),
         ({"lora_r": 0}, "full fine-tuning"),
+        ({"num_generations": 10**9}, "responses are not 1000000000 per prompt"),
+        ({"ppo_epochs": 10**9}, "more epochs than it has minibatches"),
+        ({"max_new_tokens": 10**9}, "leaves no room for a prompt"),
     ],
 )
 def test_strange_settings_are_refused(recorded, settings, reason):
@@ -314,9 +317,15 @@ def test_strange_tokens_and_states_are_refused(recorded):
     refused("sequences without tokens", tokens__mask=torch.zeros_like(mask))
     name = next(each for each in recorded.tensors if "policy_optimizer" in each and each.endswith("exp_avg"))
     refused("of its optimiser does not fit", **{name.replace("/", "__"): torch.zeros(3)})
-    state = {**recorded.facts["state"], "micro_batches": "many"}
-    with pytest.raises(ValueError, match="its state cannot be restored"):
-        replay_step(replace(recorded, facts={**recorded.facts, "state": state}))
+    strange = {"micro_batches": ["a", 9], "step": "x", "kl_coef": None, "total_steps": -1, "kl_budget": 3}
+    for name, value in {**strange, "endings": 3, "units": {"length_band": ["a"]}}.items():
+        settings = {**recorded.facts["settings"], "kl_controller": "budget"}
+        facts = {**recorded.facts, "state": {**recorded.facts["state"], name: value}, "settings": settings}
+        if name in ("endings", "units"):  # read as a run's own are: what means nothing is passed over
+            replay_step(replace(recorded, facts=facts))
+            continue
+        with pytest.raises(ValueError, match="its state cannot be restored"):
+            replay_step(replace(recorded, facts=facts))
 
 
 # --- sharing ---

@@ -337,6 +337,8 @@ class PPOConfig(Settings):
             raise ValueError(
                 "overlap needs engine_urls: vLLM in this process samples or trains, it cannot do both at once"
             )
+        if self.record_steps and self.not_recordable:
+            raise ValueError(self.not_recordable)
         check_credit(self)
 
     @classmethod
@@ -350,6 +352,17 @@ class PPOConfig(Settings):
     def from_preset(cls, name: str, **settings: Any) -> Self:
         """A preset of `proxima.config.PRESETS`; the settings given win over its own."""
         return cls.from_dict(preset_values(name) | settings)
+
+    @property
+    def not_recordable(self) -> str:
+        """Why no step can be recorded with these settings, and what to do; empty where it can."""
+        if self.lora_r == 0:
+            return (
+                "record_steps does not work with full fine-tuning (lora_r 0): every recorded step would hold "
+                "all weights and their optimiser, several times the model; set lora_r above 0 or "
+                "record_steps to 0"
+            )
+        return "record_steps does not work with shard_base; leave one of them out" if self.shard_base else ""
 
     @property
     def has_critic(self) -> bool:

@@ -151,13 +151,8 @@ class StepRecorder:
 def check_recordable(trainer: PPOTrainer) -> None:
     """An error that says what to change where a step of this trainer cannot be recorded."""
     config, models = trainer.config, trainer.models
-    if config.lora_r == 0:
-        raise ValueError(
-            "record_steps does not work with full fine-tuning (lora_r 0): every recorded step would hold all "
-            "weights and their optimiser, several times the model; set lora_r above 0 or record_steps to 0"
-        )
-    if config.shard_base:
-        raise ValueError("record_steps does not work with shard_base; set one of them to its default")
+    if config.not_recordable:
+        raise ValueError(config.not_recordable)
     if models.value is not None and models.value.backbone is not models.policy.backbone:
         raise ValueError(
             "record_steps needs the value model on the policy's base, and this one is a network of its own; "

@@ -274,21 +274,20 @@ def _check_facts(facts: Record, tensors: Mapping[str, Tensor]) -> None:
         raise Damaged("its tolerance is not made of numbers")
     if len(facts["reward_names"]) != len(tensors["rewards/by_name"]):
         raise Damaged("its reward_names do not fit its rewards")
-    texts = [] if facts["redacted"] else facts["prompts"]
-    if len(texts) not in (0, count) or not all(
-        isinstance(within({"": each}, "").get("text"), str) for each in texts
-    ):
+    if facts["redacted"]:
+        return
+    if len(facts["prompts"]) != count or not all(map(_is_prompt, facts["prompts"])):
         raise Damaged("its prompts are not texts, one per sequence")
-    lengths = (
-        (tensors["tokens/mask"] | tensors.get("tokens/observed", tensors["tokens/mask"])).sum(1).tolist()
-    )
-    if (
-        not facts["redacted"]
-        and [len(each) if isinstance(each, list) else -1 for each in facts["tokens"]] != lengths
-    ):
+    mask = tensors["tokens/mask"]
+    lengths = (mask | tensors.get("tokens/observed", mask)).sum(1).tolist()
+    if [len(each) if isinstance(each, list) else -1 for each in facts["tokens"]] != lengths:
         raise Damaged("its texts of tokens do not fit its tokens")
-    if len(texts) != (0 if facts["redacted"] else count):
-        raise Damaged("its prompts are missing")
+
+
+def _is_prompt(value: Any) -> bool:
+    """A text with columns and turns."""
+    kinds = {"text": str, "columns": dict, "turns": list}
+    return isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in kinds.items())
 
 
 def bundle_paths(run: str | Path) -> list[Path]:

@@ -52,16 +52,14 @@ def redacted(bundle: Bundle) -> Bundle:
 
 def _without_paths(settings: Record) -> Record:
     """Settings with the last part of each path, and rewards by name and weight alone."""
-    named = {name: _last_part(str(settings[name])) for name in PATHS if name in settings}
-    rewards: Record = {
-        name: [
-            {"source": _last_part(str(spec.get("name"))), "weight": spec.get("weight", 1.0)}
-            for spec in settings[name]
+    named: Record = {name: _last_part(str(settings[name])) for name in PATHS if name in settings}
+    for name in ("rewards", "judges"):
+        given = settings.get(name)
+        specs = [spec for spec in given if isinstance(spec, dict)] if isinstance(given, list) else []
+        named[name] = [
+            {"source": _last_part(str(spec.get("name"))), "weight": spec.get("weight", 1.0)} for spec in specs
         ]
-        for name in ("rewards", "judges")
-        if name in settings
-    }
-    return {**settings, **named, **rewards, "engine_urls": []}
+    return {**settings, **named, "engine_urls": []}
 
 
 def _last_part(path: str) -> str:

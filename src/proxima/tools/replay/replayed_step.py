@@ -44,6 +44,7 @@ from proxima.runs.checkpoint import fill_optimizer
 from proxima.tools.replay.stage_comparison import Comparison, compare_bundles
 from proxima.training import add_importance_weights
 
+MOST_EPOCHS = 100  # that are believed without a minibatch of theirs
 PLAIN_NAME = re.compile(r"[\w.-]+")
 
 
@@ -139,7 +140,7 @@ def replay_config(
         changes["value_model"] = _write_adapter(bundle, "value", folder)
     elif recorded.has_critic:
         changes["value_model"] = "policy"
-    _check_rank(recorded, bundle)
+    _check_sizes(recorded, bundle)
     return replace(recorded, **changes), bool(asked)
 
 
@@ -153,14 +154,21 @@ def _device(recorded: str) -> str:
     return recorded if there.get(recorded) else "auto"
 
 
-def _check_rank(config: PPOConfig, bundle: Bundle) -> None:
-    """Settings that would make larger adapters than the bundle holds are refused before they do."""
+def _check_sizes(config: PPOConfig, bundle: Bundle) -> None:
+    """Settings that would make larger adapters, more responses or more updates than the bundle holds are
+    refused before they do."""
     policy = bundle.group("before/policy")
     ranks = [len(tensor) for name, tensor in policy.items() if ".lora_A." in name and tensor.ndim]
     if not ranks or (not config.sft_adapter and config.lora_r > max(ranks)):
         raise ValueError(
             f"{bundle.path}: its adapters do not have the rank of its settings ({config.lora_r})"
         )
+    sequences, updates = len(bundle.tensors["tokens/mask"]), bundle.group("update")
+    if sequences % config.num_generations:
+        raise ValueError(f"{bundle.path}: {sequences} responses are not {config.num_generations} per prompt")
+    taken = max((len(each) for each in updates.values()), default=0)
+    if "stopped" not in updates and max(config.ppo_epochs, config.value_epochs) > max(taken, MOST_EPOCHS):
+        raise ValueError(f"{bundle.path}: its settings ask for more epochs than it has minibatches")
 
 
 def _write_adapter(bundle: Bundle, role: str, folder: Path) -> str:
@@ -220,15 +228,28 @@ def _restore(trainer: PPOTrainer, bundle: Bundle, asks: bool) -> dict[str, str]:
         models.value.head.load_state_dict(bundle.group("before/value_head"))
     for name in ("policy", "value"):
         _fill_optimizer(trainer, name, bundle)
+    _check_state(state, bundle)
     try:
         restore_values(trainer, {**state, "config": bundle.facts["settings"]})
         trainer.first_step, trainer.total_steps = int(state["first_step"]), state["total_steps"]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{bundle.path}: its state cannot be restored: {error!r}") from None
     if asks:
         return {}
     trainer.reward_computer = RecordedRewards(bundle, models, trainer.tokenizer, trainer.config)
     return {"rewards": "taken from the bundle; --rewards asks them again"}
+
+
+def _check_state(state: Record, bundle: Bundle) -> None:
+    """Counts and numbers where the trainer has counts and numbers."""
+    passes = state.get("micro_batches")
+    sizes = passes if isinstance(passes, list) and len(passes) == 2 and 0 not in passes else [None]
+    counts = [(name, state.get(name)) for name in ("step", "first_step", "policy_lag")]
+    counts += [("total_steps", state.get("total_steps") or 0), *(("micro_batches", each) for each in sizes)]
+    odd = [name for name, value in counts if type(value) is not int or not 0 <= value < 2**53]
+    odd += [name for name in ("kl_coef", "rate_factor") if type(state.get(name)) not in (int, float)]
+    if odd:
+        raise ValueError(f"{bundle.path}: its state cannot be restored: {odd[0]} is {state.get(odd[0])!r}")
 
 
 def _fill_optimizer(trainer: PPOTrainer, name: str, bundle: Bundle) -> None:
