@@ -146,7 +146,7 @@ def test_what_cannot_be_recorded_is_refused_before_the_first_step(small, tiny, s
 
 
 def test_a_step_that_would_be_too_large_is_refused(small, monkeypatch):
-    monkeypatch.setattr("proxima.ppo_trainer.step_recorder.LARGEST", 1000)
+    monkeypatch.setattr("proxima.ppo_trainer.step_recorder.LARGEST_BUNDLE", 1000)
     with pytest.raises(ValueError, match=r"would take at least .* bytes, the most is 1,000; lower lora_r"):
         PPOTrainer(small(record_steps=1)).train(PROMPTS)
 

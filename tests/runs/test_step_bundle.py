@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from proxima.runs import bundle_bytes, read_bundle
-from proxima.runs.step_bundle import FACTS, LARGEST
+from proxima.runs.step_bundle import FACTS, LARGEST_BUNDLE
 from tests.tools.replay_recipe import BUNDLE
 
 CONTENT = BUNDLE.read_bytes()
@@ -111,7 +111,7 @@ def test_no_file_a_folder_and_a_pipe_are_refused(tmp_path):
 def test_a_file_that_is_too_large_is_not_read(tmp_path):
     path = tmp_path / "large"
     with path.open("wb") as file:
-        file.truncate(LARGEST + 1)  # a hole: it takes no space
+        file.truncate(LARGEST_BUNDLE + 1)  # a hole: it takes no space
     with pytest.raises(ValueError, match="it has 4,294,967,297 bytes"):
         read_bundle(path)
 

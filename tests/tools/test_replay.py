@@ -4,6 +4,7 @@ versions it replays within the tolerance. Bundles of strangers run nothing."""
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from proxima.cli import main
 from proxima.config import RewardSpec
 from proxima.ppo_trainer import PPOTrainer
-from proxima.runs import read_bundle, write_bundle
+from proxima.runs import TOLERANCE, read_bundle, write_bundle
 from proxima.tools.replay import compare_bundles, contents, redacted, replay_step, stage_lines
 from tests.rollout_server import RolloutServer
 from tests.runtime.test_processes import finish, torchrun
@@ -220,6 +221,20 @@ def test_on_the_same_machine_last_digits_are_a_difference(recorded):
     assert compare_bundles(recorded, elsewhere(other)).first is None
 
 
+def test_the_page_states_the_tolerances_that_bundles_record():
+    table = (
+        (Path(__file__).parents[2] / "docs" / "replay.md")
+        .read_text(encoding="utf-8")
+        .split("| tolerance |")[1]
+        .split("\n\n")[0]
+    )
+    rows = [[cell.strip() for cell in line.split("|")[2:5]] for line in table.splitlines()[2:]]
+    kinds = ("numbers", "gradients", "update")
+    stated = {kind: [float(cell) for cell in row] for kind, row in zip(kinds, rows, strict=True)}
+    for place, dtype in enumerate(("float32", "float16", "bfloat16")):
+        assert TOLERANCE[dtype] == {kind: stated[kind][place] for kind in kinds}
+
+
 def test_the_committed_step_replays_whatever_the_versions_are(model):
     bundle = read_bundle(BUNDLE)
     replayed = replay_step(bundle, model=model)
@@ -255,7 +270,7 @@ def test_rewards_given_are_asked(recorded):
 
 
 def test_settings_of_a_bundle_reach_no_tracker_no_server_and_no_remote_code(recorded, tmp_path):
-    from proxima.tools.replay.replayed_step import replay_config
+    from proxima.tools.replay.replay_settings import replay_config
 
     settings = {"trackers": ["tensorboard"], "engine": "vllm", "engine_urls": ["http://127.0.0.1:9"]}
     settings |= {
@@ -345,6 +360,10 @@ def test_a_redacted_copy_holds_no_text_no_ids_and_no_weights(recorded, tmp_path)
         assert len(each["text"]) < 3 or json.dumps(each["text"])[1:-1].encode() not in content
     assert str(recorded.facts["base"]["name"]).encode() not in content
     assert compare_bundles(redacted(recorded), again).first is None
+    assert compare_bundles(recorded, again).first is None  # what both hold
+    moved = again.tensors["tokens/sampled_logprobs"] + 1
+    other = replace(again, tensors={**again.tensors, "tokens/sampled_logprobs": moved})
+    assert compare_bundles(again, other).first.name == "sampled tokens"
     with pytest.raises(ValueError, match=r"is redacted.*proxima replay A B"):
         replay_step(again)
     assert "it is redacted" in " ".join(contents(again))

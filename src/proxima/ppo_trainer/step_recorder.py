@@ -24,7 +24,7 @@ from proxima.core.token_text import pieces
 from proxima.core.types import Tokens
 from proxima.models import Backbone, adapter_tensors
 from proxima.ppo_trainer.trainer_state import plain_config, plain_state
-from proxima.runs import LARGEST, TOLERANCE, Bundle, checksum, describe_environment, numbers_of, plain
+from proxima.runs import LARGEST_BUNDLE, TOLERANCE, Bundle, checksum, describe_environment, numbers_of, plain
 from proxima.runs.checkpoint import optimizer_tensors
 
 if TYPE_CHECKING:
@@ -159,10 +159,10 @@ def check_recordable(trainer: PPOTrainer) -> None:
             "set value_model to adapter or policy, or record_steps to 0"
         )
     size = 4 * sum(each.numel() * each.element_size() for each in weights(trainer).values())
-    if size > LARGEST:
+    if size > LARGEST_BUNDLE:
         raise ValueError(
-            f"a recorded step would take at least {size:,} bytes, the most is {LARGEST:,}; lower lora_r or "
-            "set record_steps to 0"
+            f"a recorded step would take at least {size:,} bytes, the most is {LARGEST_BUNDLE:,}; lower "
+            "lora_r or set record_steps to 0"
         )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.ppo_trainer.step_recorder import StepRecord, StepRecorder, weights
-from proxima.runs import FOLDER, SUFFIX, Alarm, write_bundle
+from proxima.runs import BUNDLE_SUFFIX, REPLAY_FOLDER, Alarm, write_bundle
 
 if TYPE_CHECKING:
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer
@@ -30,7 +30,7 @@ class Recordings:
     writes."""
 
     def __init__(self, trainer: PPOTrainer, folder: Path):
-        self.trainer, self.folder = trainer, folder / FOLDER
+        self.trainer, self.folder = trainer, folder / REPLAY_FOLDER
         self.every = trainer.config.record_steps
         self.steps: list[StepRecord] = []  # the last two
         self._recorder: StepRecorder | None = None
@@ -72,12 +72,12 @@ class Recordings:
     def _write_one(self, record: StepRecord, kind: str, reason: str) -> None:
         """A disk that is full ends no run: the checkpoint says so if it lasts."""
         bundle = record.bundle(reason)
-        path = self.folder / f"{kind}-{bundle.step:08d}{SUFFIX}"
+        path = self.folder / f"{kind}-{bundle.step:08d}{BUNDLE_SUFFIX}"
         try:
             size = write_bundle(path, bundle.facts, bundle.tensors)
         except ValueError as error:
             log.warning("step %d is not recorded: %s", bundle.step, error)
             return
         log.info("recorded step %d in %s, %d bytes", bundle.step, path, size)
-        for old in sorted(self.folder.glob(f"{kind}-*{SUFFIX}"))[:-KEPT]:
+        for old in sorted(self.folder.glob(f"{kind}-*{BUNDLE_SUFFIX}"))[:-KEPT]:
             old.unlink(missing_ok=True)

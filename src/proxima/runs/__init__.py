@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from proxima.runs.environment import MATTERS, changed, describe_environment
+    from proxima.runs.environment import MATTERS, describe_environment
     from proxima.runs.evidence import held_out_evidence, judges_in
     from proxima.runs.glossary import (
         GLOSSARY,
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from proxima.runs.run_search import find_runs
     from proxima.runs.run_writer import RunFolder
     from proxima.runs.step_bundle import (
-        FOLDER,
-        LARGEST,
-        SUFFIX,
+        BUNDLE_SUFFIX,
+        LARGEST_BUNDLE,
+        REPLAY_FOLDER,
         TOLERANCE,
         Bundle,
         bundle_bytes,

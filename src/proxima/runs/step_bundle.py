@@ -27,9 +27,9 @@ from proxima.core.regular_files import open_file
 from proxima.runs.checkpoint import Damaged, sync
 
 FORMAT = 1
-SUFFIX = ".safetensors"
-FOLDER = "replay"  # in a run's folder
-LARGEST = 4 * 2**30  # bytes of a bundle
+BUNDLE_SUFFIX = ".safetensors"
+REPLAY_FOLDER = "replay"  # in a run's folder
+LARGEST_BUNDLE = 4 * 2**30  # bytes of a bundle
 LARGEST_HEADER = 100_000_000  # bytes; the most that safetensors reads
 TYPES = {
     "F64": torch.float64,
@@ -130,8 +130,10 @@ def bundle_bytes(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> byt
 def write_bundle(path: Path, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
     """Write a bundle in one move; its size in bytes."""
     content = bundle_bytes(facts, tensors)
-    if len(content) > LARGEST:
-        raise ValueError(f"a bundle of {len(content):,} bytes is larger than {LARGEST:,}: it is not written")
+    if len(content) > LARGEST_BUNDLE:
+        raise ValueError(
+            f"a bundle of {len(content):,} bytes is larger than {LARGEST_BUNDLE:,}: it is not written"
+        )
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,8 +151,8 @@ def read_bundle(path: str | Path) -> Bundle:
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
-            if not 8 < size <= LARGEST:
-                raise Damaged(f"it has {size:,} bytes; a bundle has 9 to {LARGEST:,}")
+            if not 8 < size <= LARGEST_BUNDLE:
+                raise Damaged(f"it has {size:,} bytes; a bundle has 9 to {LARGEST_BUNDLE:,}")
             content = file.read()
         facts, shapes = _header(content)
         tensors = load(content)
@@ -221,7 +223,7 @@ def _are_counts(value: Any) -> TypeGuard[list[int]]:
     return (
         isinstance(value, list)
         and len(value) <= 8
-        and all(type(each) is int and 0 <= each <= LARGEST for each in value)
+        and all(type(each) is int and 0 <= each <= LARGEST_BUNDLE for each in value)
     )
 
 
@@ -292,4 +294,4 @@ def _is_prompt(value: Any) -> bool:
 
 def bundle_paths(run: str | Path) -> list[Path]:
     """The bundles of a run, in the order of their names."""
-    return sorted(path for path in (Path(run) / FOLDER).glob(f"*{SUFFIX}") if path.is_file())
+    return sorted(path for path in (Path(run) / REPLAY_FOLDER).glob(f"*{BUNDLE_SUFFIX}") if path.is_file())
