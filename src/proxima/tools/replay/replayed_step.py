@@ -136,7 +136,9 @@ def _check_state(state: Record, bundle: Bundle) -> None:
     passes = state.get("micro_batches")
     sizes = passes if isinstance(passes, list) and len(passes) == 2 and 0 not in passes else [None]
     counts = [(name, state.get(name)) for name in ("step", "first_step", "policy_lag")]
-    counts += [("total_steps", state.get("total_steps") or 0), *(("micro_batches", each) for each in sizes)]
+    counts += [("micro_batches", each) for each in sizes]
+    if state.get("total_steps") is not None:
+        counts.append(("total_steps", state["total_steps"]))
     odd = [name for name, value in counts if type(value) is not int or not 0 <= value < 2**53]
     odd += [name for name in ("kl_coef", "rate_factor") if type(state.get(name)) not in (int, float)]
     if odd:
