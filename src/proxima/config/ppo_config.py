@@ -281,6 +281,9 @@ class PPOConfig(Settings):
     prompts, and at the end); 0 = only at the end."""
     keep_checkpoints: int = setting(2, at_least=1, changes_results=False, defines_experiment=False)
     """How many of the newest checkpoints are kept, beside the best."""
+    record_steps: int = setting(0, at_least=0, changes_results=False, defines_experiment=False)
+    """PPO steps between steps that are recorded whole for `proxima replay` (docs/replay.md), in `replay/` of
+    the run's folder; the two steps up to an alarm are recorded too. 0 = none."""
     run_dir: str = setting("runs", not_empty=True, changes_results=False, defines_experiment=False)
     """Folder of all runs."""
     run_name: str = setting(
@@ -336,6 +339,8 @@ class PPOConfig(Settings):
             raise ValueError(
                 "overlap needs engine_urls: vLLM in this process samples or trains, it cannot do both at once"
             )
+        if self.record_steps and self.not_recordable:
+            raise ValueError(self.not_recordable)
         check_credit(self)
 
     @classmethod
@@ -349,6 +354,17 @@ class PPOConfig(Settings):
     def from_preset(cls, name: str, **settings: object) -> Self:
         """A preset of `proxima.config.PRESETS`; the settings given win over its own."""
         return cls.from_dict(preset_values(name) | settings)
+
+    @property
+    def not_recordable(self) -> str:
+        """Why no step can be recorded with these settings, and what to do; empty where it can."""
+        if self.lora_r == 0:
+            return (
+                "record_steps does not work with full fine-tuning (lora_r 0): every recorded step would hold "
+                "all weights and their optimiser, several times the model; set lora_r above 0 or "
+                "record_steps to 0"
+            )
+        return "record_steps does not work with shard_base; leave one of them out" if self.shard_base else ""
 
     @property
     def has_critic(self) -> bool:

@@ -62,6 +62,7 @@ class ModelTrainer:
         self.value_optimizer = (
             _adamw(self.value_parameters, config.value_learning_rate) if models.value else None
         )
+        self.history: list[dict[str, Tensor]] = []  # what each minibatch of the last step measured
 
     def train_policy_model(self, sa_pairs: PairsLike) -> float:
         """One optimiser step of the policy on these pairs; its loss."""
@@ -89,6 +90,7 @@ class ModelTrainer:
         """
         rates = self.set_learning_rates(rate_factor)
         history, stopped = ([], False) if data is None else self.update(data, policy)
+        self.history = history
         taken = [stats for stats in history if "skipped" not in stats]
         return {
             **update_metrics(taken),

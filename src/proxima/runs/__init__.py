@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from proxima.runs.environment import MATTERS, describe_environment
     from proxima.runs.evidence import held_out_evidence, judges_in
     from proxima.runs.glossary import (
         GLOSSARY,
@@ -35,6 +36,19 @@ if TYPE_CHECKING:
     from proxima.runs.run_reader import Run, first_step_row
     from proxima.runs.run_search import find_runs
     from proxima.runs.run_writer import RunFolder
+    from proxima.runs.step_bundle import (
+        BUNDLE_SUFFIX,
+        LARGEST_BUNDLE,
+        REPLAY_FOLDER,
+        TOLERANCE,
+        Bundle,
+        bundle_bytes,
+        bundle_paths,
+        checksum,
+        read_bundle,
+        write_bundle,
+    )
     from proxima.runs.thin_curves import Point, thin
+    from proxima.runs.token_files import number
 
 __all__, __getattr__ = lazy_exports(__name__)

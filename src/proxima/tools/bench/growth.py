@@ -75,9 +75,7 @@ def scaling_table(found: Record) -> str:
     return "\n".join(lines)
 
 
-def run_lengths(
-    case: Case, machine: Machine, steps: int, folder: str, **settings: object
-) -> list[Record]:
+def run_lengths(case: Case, machine: Machine, steps: int, folder: str, **settings: object) -> list[Record]:
     """The case with responses of each of `LENGTHS` that the model's context holds."""
     longest = SHAPES[case.size]["max_position_embeddings"] - case.prompt[1]
     return [
