@@ -65,6 +65,14 @@ class FunctionReward:
                 )
 
     def __call__(self, samples: Samples) -> RewardOutcome:
+        positional, named = self.arguments(samples)
+        returned = self.function(*positional, **named)
+        if inspect.isawaitable(returned):
+            returned = run_async(returned)
+        return read_rewards(returned, samples.lengths)
+
+    def arguments(self, samples: Samples) -> tuple[list[Any], dict[str, Any]]:
+        """What the function is called with, by position and by name."""
         named = self.needed + self.optional
         wanted = {
             name: column
@@ -73,10 +81,7 @@ class FunctionReward:
         }
         given = {name: _copied(getattr(samples, name)) for name in self.own}
         positional = [_copied(getattr(samples, name)) for name in self.positional]
-        returned = self.function(*positional, **{**wanted, **given, **self.options})
-        if inspect.isawaitable(returned):
-            returned = run_async(returned)
-        return read_rewards(returned, samples.lengths)
+        return positional, {**wanted, **given, **self.options}
 
 
 def _copied(items: Sequence[Any]) -> list[Any]:

@@ -21,6 +21,7 @@ from proxima.rewards.ready_made_rewards import READY_MADE
 from proxima.rewards.reward_options import check_options, keyword_options, require_options
 from proxima.rewards.reward_outcome import RewardOutcome
 from proxima.rewards.reward_samples import Samples
+from proxima.rewards.worker_reward import open_function
 
 
 class RewardSource(Protocol):
@@ -70,7 +71,7 @@ def _open_without_model(spec: RewardSpec) -> RewardSource | None:
     if spec.is_http:
         return EndpointReward(str(spec.source), **check_options(spec, keyword_options(EndpointReward)))
     if spec.is_function:
-        return FunctionReward(spec, spec.source if callable(spec.source) else load_function(spec.source))
+        return open_function(spec, spec.source if callable(spec.source) else load_function(spec.source))
     source = str(spec.source)
     if has_head(source):
         return None

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -31,6 +31,7 @@ JsonValue: TypeAlias = Any
 
 START_SECONDS = 120.0  # to import what the function needs
 END_SECONDS = 2.0  # to end everything, before the group is killed from here
+CANCEL_SECONDS = 0.5  # after which `cancel` is seen
 SCRATCH_MB = 64  # of files that a sandboxed worker may write
 PLAIN_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
 """What a sandboxed worker sees of the environment, in which keys may stand."""
@@ -80,10 +81,9 @@ class WorkerProcess:
                 folder in memory, where the kernel allows.
             namespaces: whether to try for any.
         """
-        if os.name != "posix":
-            raise ValueError("worker processes need Linux or macOS; here functions run inside the trainer")
+        check_system()
         self.protections: dict[str, bool] = {}
-        self._calls = 0
+        self._calls, self._cancelled = 0, False
         scratch = tempfile.mkdtemp(prefix="proxima-worker-") if sandbox else ""
         limits = {
             "memory_mb": memory_mb,
@@ -137,11 +137,21 @@ class WorkerProcess:
             args: anything that JSON can hold.
             timeout: seconds, from when the target is loaded.
         """
+        return self.request(method, args, kwargs, timeout)
+
+    def request(
+        self, method: str | None, args: Sequence[JsonValue], kwargs: Mapping[str, JsonValue], timeout: float
+    ) -> JsonValue:
+        """`call` with arguments of any name."""
         if not self.alive:
             raise WorkerFailure("exit", "its process has ended")
         self.start()
-        call = {"method": method, "args": args, "kwargs": kwargs}
+        call = {"method": method, "args": list(args), "kwargs": dict(kwargs)}
         return self._exchange(call, time.monotonic() + timeout, timeout)
+
+    def cancel(self) -> None:
+        """Make a call that waits in another thread fail soon."""
+        self._cancelled = True
 
     def close(self) -> None:
         """End the child and everything that it started."""
@@ -167,7 +177,11 @@ class WorkerProcess:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise WorkerFailure("timeout", f"no answer within {timeout:g} s")
-            readable, writable = _ready(self._replies, self._requests if request else None, left)
+            if self._cancelled:
+                raise WorkerFailure("exit", "it was cancelled")
+            readable, writable = _ready(
+                self._replies, self._requests if request else None, min(left, CANCEL_SECONDS)
+            )
             if writable:
                 try:
                     request = request[os.write(self._requests, request) :]
@@ -214,6 +228,11 @@ class WorkerProcess:
         with contextlib.suppress(ValueError):
             return WorkerFailure("crash", f"its process crashed ({signal.Signals(number).name})")
         return WorkerFailure("exit", f"its process ended with exit code {code}")
+
+
+def check_system() -> None:
+    if os.name != "posix":
+        raise ValueError("worker processes need Linux or macOS; here functions run inside the trainer only")
 
 
 def pickled(target: Callable[..., Any]) -> bytes | str:
