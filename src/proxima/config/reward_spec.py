@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from proxima.config.secrets import HIDDEN, hide_address, hide_options, shareable
 
 LARGEST = sys.float_info.max
+GYM_PREFIX = "reasoning_gym:"  # a verifiable reward by name, no function to import
 KEYS = ("source", "weight", "name", "options")
 
 
@@ -85,7 +86,14 @@ class RewardSpec:
         """True for a Python function or a `module:function` text."""
         if not isinstance(self.source, str):
             return True
-        return ":" in self.source and not self.is_http and not Path(self.source).exists()
+        if self.is_http or self.source.startswith(GYM_PREFIX):
+            return False
+        return ":" in self.source and not Path(self.source).exists()
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether code that somebody else chose may run: a function, or the policy's own programs."""
+        return self.is_function or self.source == "code"
 
     @classmethod
     def of(cls, value: Any) -> RewardSpec:

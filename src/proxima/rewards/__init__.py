@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from proxima.rewards.reward_outcome import RewardOutcome, call_with_retries
     from proxima.rewards.reward_samples import Samples, columns_of, tokens_of
     from proxima.rewards.reward_server import RewardServer, check_exposure, load_scorer
-    from proxima.rewards.reward_sources import RewardSource, check_rewards, open_reward
+    from proxima.rewards.reward_sources import RewardSource, check_rewards, is_ready_made, open_reward
+    from proxima.rewards.verifiers import VerifierReward
     from proxima.rewards.worker_process import WorkerFailure, WorkerProcess
 
 __all__, __getattr__ = lazy_exports(__name__)

@@ -38,6 +38,7 @@ class WorkerPool:
         memory_mb: int = MEMORY_MB,
         retries: int = 0,
         network: bool = True,
+        sandbox: bool = False,
     ):
         """
         Args:
@@ -47,6 +48,7 @@ class WorkerPool:
             memory_mb: most address space of one process, in MiB; 0 = no limit.
             retries: further attempts of a call that failed.
             network: False = none, where the kernel allows.
+            sandbox: for code of the policy: as `WorkerProcess` has it, and a new process for every call.
         """
         for name, value, low in (
             ("workers", workers, 1),
@@ -58,9 +60,15 @@ class WorkerPool:
         if not 0 < timeout < math.inf:
             raise ValueError(f"option timeout ({timeout}) of a reward must be a positive number of seconds")
         check_system()
-        self._target = pickled(target) if callable(target) else target
+        if callable(target):
+            pickled(target)  # reports now what cannot be sent
+        self._target = target
         self.timeout, self.retries = timeout, retries
-        self._limits: dict[str, Any] = {"memory_mb": memory_mb or None, "network": network}
+        self._limits: dict[str, Any] = {
+            "memory_mb": memory_mb or None,
+            "network": network,
+            "sandbox": sandbox,
+        }
         self._workers: list[WorkerProcess | None] = [None] * workers
 
     def map(self, calls: Sequence[Call]) -> list[JsonValue | WorkerFailure]:
@@ -104,9 +112,14 @@ class WorkerPool:
         try:
             return worker.request(None, *call, self.timeout)
         except WorkerFailure:
-            if not worker.alive:  # the next one loads what it needs while others work
+            if (
+                not worker.alive and not self._limits["sandbox"]
+            ):  # the next one loads what it needs while others work
                 self._workers[slot] = self._start()
             raise
+        finally:
+            if self._limits["sandbox"]:
+                worker.close()
 
     def _start(self) -> WorkerProcess:
         return WorkerProcess(self._target, **self._limits)

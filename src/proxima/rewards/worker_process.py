@@ -21,6 +21,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -43,11 +44,13 @@ class WorkerFailure(Exception):  # noqa: N818
     Args:
         kind: `timeout`, `memory`, `crash` (killed by a signal), `exit` (the process left), `raised`, or
             `reply` (no JSON, or too long).
+        at_start: the target was not loaded yet: no call was made.
     """
 
-    def __init__(self, kind: FailureKind, message: str):
+    def __init__(self, kind: FailureKind, message: str, at_start: bool = False):
         super().__init__(message)
         self.kind: FailureKind = kind
+        self.at_start = at_start
 
     @property
     def message(self) -> str:
@@ -85,17 +88,22 @@ class WorkerProcess:
         self.protections: dict[str, bool] = {}
         self._calls, self._cancelled = 0, False
         scratch = tempfile.mkdtemp(prefix="proxima-worker-") if sandbox else ""
+        bubble = bubblewrap() if sandbox and namespaces else None
+        self._bubble = {"processes": True, "network": not network, "files": True} if bubble else None
         limits = {
             "memory_mb": memory_mb,
             "network": network,
             "sandbox": scratch,
             "scratch_mb": SCRATCH_MB,
             "quiet": sandbox,
-            "namespaces": namespaces,
-            "trainer": os.getpid(),
+            "namespaces": namespaces and not bubble,
+            "trainer": None if bubble else os.getpid(),
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-P", worker_child.__file__, json.dumps(limits)],
+            [
+                *(_bubble_command(bubble, scratch, network) if bubble else []),
+                *(sys.executable, "-P", worker_child.__file__, json.dumps(limits)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -124,10 +132,11 @@ class WorkerProcess:
         if self._setup is not None:
             setup, self._setup = self._setup, None
             try:
-                self.protections = self._exchange(setup, time.monotonic() + timeout, timeout)
-            except WorkerFailure:
+                closed = self._exchange(setup, time.monotonic() + timeout, timeout)
+            except WorkerFailure as failure:
                 self.close()
-                raise
+                raise WorkerFailure(failure.kind, failure.message, at_start=True) from None
+            self.protections = closed if self._bubble is None else self._bubble
 
     def call(self, method: str | None, /, *args: JsonValue, timeout: float, **kwargs: JsonValue) -> JsonValue:
         """What the target, or this method of the object that it makes, returns.
@@ -230,6 +239,27 @@ class WorkerProcess:
         return WorkerFailure("exit", f"its process ended with exit code {code}")
 
 
+@cache
+def bubblewrap() -> str | None:
+    """The path of bubblewrap, where it is installed and the kernel lets it work."""
+    path = shutil.which("bwrap")
+    if path is None:
+        return None
+    tried = subprocess.run([*_bubble_command(path, "/tmp", False), "true"], capture_output=True, check=False)
+    return path if tried.returncode == 0 else None
+
+
+def _bubble_command(path: str, scratch: str, network: bool) -> list[str]:
+    """All files read-only but for the scratch folder, which is in memory; no process, device or network of
+    the machine."""
+    size = str(SCRATCH_MB * 2**20)
+    return [
+        *(path, "--unshare-all", *(["--share-net"] if network else []), "--ro-bind", "/", "/"),
+        *("--dev", "/dev", "--proc", "/proc", "--size", size, "--tmpfs", scratch, "--chdir", scratch),
+        *("--cap-drop", "ALL", "--new-session"),
+    ]
+
+
 def check_system() -> None:
     if os.name != "posix":
         raise ValueError("worker processes need Linux or macOS; here functions run inside the trainer only")
@@ -256,11 +286,12 @@ def pickled(target: Callable[..., Any]) -> bytes | str:
 
 
 def _setup(target: str | bytes | Callable[..., Any], made_with: Mapping[str, Any] | None) -> dict[str, Any]:
+    path = [str(Path.cwd()), *sys.path] if isinstance(target, str) else sys.path
     if callable(target):
         target = pickled(target)
     by_value = isinstance(target, bytes)
     return {
-        "path": [str(Path.cwd()), *sys.path],
+        "path": path,
         "target": "" if by_value else target,
         "pickled": base64.b64encode(target).decode() if isinstance(target, bytes) else "",
         "made_with": dict(made_with or {}),
