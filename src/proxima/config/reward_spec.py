@@ -71,6 +71,8 @@ class RewardSpec:
     def label(self) -> str:
         if self.name:
             return self.name
+        if self.is_chat:
+            return "judge"
         if self.is_http:
             parts = urlsplit(str(self.source))
             return parts.path.rstrip("/").split("/")[-1] or parts.hostname or "http"
@@ -80,6 +82,11 @@ class RewardSpec:
     @property
     def is_http(self) -> bool:
         return isinstance(self.source, str) and self.source.lower().startswith(("http://", "https://"))
+
+    @property
+    def is_chat(self) -> bool:
+        """A language model as a judge, behind an OpenAI-compatible chat endpoint."""
+        return self.is_http and urlsplit(str(self.source)).path.rstrip("/").endswith("/chat/completions")
 
     @property
     def is_function(self) -> bool:

@@ -51,16 +51,16 @@ class FunctionReward:
         self.optional = [name for name in columns if name not in self.needed]
         self.reserved = {*OWN, *taken}
 
-    def check(self, prompts: Sequence[str]) -> None:
+    def check(self, prompts: Sequence[str], first: int = 0) -> None:
         """Raise a ValueError that names the column where one that the function takes is missing."""
         for name in self.needed + self.optional:
             missing = [i for i, prompt in enumerate(prompts) if name not in columns_of(prompt)]
             if missing and (name in self.needed or len(missing) < len(prompts)):
-                first = missing[0]
-                have = ", ".join(sorted(columns_of(prompts[first]))) or "none"
+                row = missing[0]
+                have = ", ".join(sorted(columns_of(prompts[row]))) or "none"
                 raise ValueError(
-                    f"the reward {self.label!r} asks for {name!r}, but the columns of prompt {first} "
-                    f"({prompts[first][:40]!r}) are: {have}; add the column to the data, or the option "
+                    f"the reward {self.label!r} asks for {name!r}, but the columns of prompt {first + row} "
+                    f"({prompts[row][:40]!r}) are: {have}; add the column to the data, or the option "
                     f"{name} to the reward"
                 )
 

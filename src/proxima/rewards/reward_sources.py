@@ -14,8 +14,8 @@ from proxima.base_setup import MicroBatches, has_head
 from proxima.config import GYM_PREFIX, PPOConfig, RewardSpec
 from proxima.core.tokenizer import Tokenizer
 from proxima.models import RewardModel
+from proxima.rewards.chat_reward import open_endpoint
 from proxima.rewards.function_reward import FunctionReward, load_function
-from proxima.rewards.http_reward import EndpointReward
 from proxima.rewards.model_reward import ClassifierSource, TrainedReward
 from proxima.rewards.ready_made_rewards import READY_MADE
 from proxima.rewards.reward_options import check_options, keyword_options, require_options
@@ -35,8 +35,8 @@ class RewardSource(Protocol):
     lacks_unit: bool
     """Whether it is a model whose scores have an arbitrary scale."""
 
-    def check(self, prompts: Sequence[str]) -> None:
-        """Raise a ValueError where the prompts lack what the reward reads."""
+    def check(self, prompts: Sequence[str], first: int = 0) -> None:
+        """Raise a ValueError where the prompts lack what the reward reads; it counts them from `first`."""
 
     def __call__(self, samples: Samples) -> RewardOutcome: ...
 
@@ -78,7 +78,7 @@ def open_reward(
 def _open_without_model(spec: RewardSpec) -> RewardSource | None:
     """The source where it holds no model; None for a reward model."""
     if spec.is_http:
-        return EndpointReward(str(spec.source), **check_options(spec, keyword_options(EndpointReward)))
+        return open_endpoint(spec)
     if spec.is_function:
         return open_function(spec, spec.source if callable(spec.source) else load_function(spec.source))
     source = str(spec.source)

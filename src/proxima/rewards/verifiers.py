@@ -70,14 +70,14 @@ class VerifierReward:
         self._reference_of = reference_of or (lambda row: row[columns[0]])
         self._checked: set[str] = set()
 
-    def check(self, prompts: Sequence[str]) -> None:
+    def check(self, prompts: Sequence[str], first: int = 0) -> None:
         """Raise a ValueError that names the first row whose reference is missing or cannot grade."""
         for number, prompt in enumerate(prompts):
             if lacking := [name for name in self.columns if name not in columns_of(prompt)]:
                 have = ", ".join(sorted(columns_of(prompt))) or "none"
                 raise ValueError(
                     f"the reward {self.label!r} needs the column {lacking[0]!r}, but the columns of prompt "
-                    f"{number} ({prompt[:40]!r}) are: {have}"
+                    f"{first + number} ({prompt[:40]!r}) are: {have}"
                 )
         references = [self._reference(prompt) for prompt in prompts]
         keys = [json.dumps(reference, sort_keys=True, default=str) for reference in references]
@@ -87,10 +87,12 @@ class VerifierReward:
         for row, complaint in zip(rows, complaints, strict=True):
             if complaint:
                 raise ValueError(
-                    f"the reward {self.label!r} cannot use the reference of prompt {row} "
+                    f"the reward {self.label!r} cannot use the reference of prompt {first + row} "
                     f"({prompts[row][:40]!r}), {keys[row][:80]}: {complaint}"
                 )
             self._checked.add(keys[row])
+        if isinstance(self._complain, WorkerPool):
+            self._complain.close()
 
     def __call__(self, samples: Samples) -> RewardOutcome:
         references = [self._reference(prompt) for prompt in samples.prompts]
