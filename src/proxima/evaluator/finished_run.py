@@ -77,6 +77,7 @@ def evaluate_run(
     """
     judges = tuple(judges) or run_config(run, **_given(rewards), **changes).judges
     trainer = open_run(run, rewards, judges=judges, **changes)
+    trainer.keep_in(Path(run))
     saved = Run(run).results
     restore_endings(trainer, within(saved, "endings"))
     trainer.reward_computer.restore_units(within(saved, "units"))

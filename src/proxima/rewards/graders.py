@@ -145,8 +145,8 @@ def _as_text(schema: object) -> str:
 LETTER = r"\(?\s*([A-Za-z])\s*\)?"
 BOXED = re.compile(r"\\boxed\s*\{\s*(?:\\text\s*\{)?\s*" + LETTER + r"\s*\}")
 SAID = re.compile(
-    r"\b(?:answer|choice|option)(?:\s+is)?\s*[:=]?\s*\**\s*" + LETTER + r"(?![A-Za-z])", re.IGNORECASE
-)
+    r"\b(?i:answer|choice|option)\b(?:\s+is)?\s*[:=]?\s*\**\s*(?:\(([A-Za-z])\)|([A-Z]))(?![A-Za-z])"
+)  # a small letter without brackets may be the word "a"
 ALONE = re.compile(r"\A\s*\**" + LETTER + r"\s*[.:,]?\**\s*(?:\Z|(?<=[.):,*])\s|\n)")
 
 
@@ -157,7 +157,7 @@ def chosen_letter(completion: str) -> str:
     text = tagged[-1] if tagged else completion
     for pattern in (BOXED, SAID):
         if found := pattern.findall(text):
-            return str(found[-1]).upper()
+            return "".join(found[-1]).upper()
     alone = ALONE.match(text)
     return alone[1].upper() if alone else ""
 

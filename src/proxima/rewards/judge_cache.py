@@ -23,6 +23,9 @@ class JudgeCache:
 
     def __init__(self, folder: Path | None = None):
         self.path = None if folder is None else folder / CACHE_FILE
+        if self.path and (self.path.is_symlink() or (self.path.exists() and not self.path.is_file())):
+            log.warning("%s is not a file of this run, judges are asked anew", self.path)
+            self.path = None
         self._connection: sqlite3.Connection | None = None
 
     def get(self, key: str) -> float | None:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from math import isnan
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from proxima.config import GYM_PREFIX, RewardSpec
+from proxima.core.regular_files import read_given
 from proxima.rewards import code_tests, graders
 from proxima.rewards.gym_generators import check_generator
 from proxima.rewards.reward_options import check_options, keyword_options
@@ -193,7 +193,7 @@ def json_schema(
     given = ""
     if schema:
         try:
-            given = Path(schema).read_text(encoding="utf-8")
+            given = read_given(schema).decode()
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"json_schema cannot read the schema {schema!r}: {error}") from None
         if complaint := graders.complain_schema(given):
