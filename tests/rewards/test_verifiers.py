@@ -102,14 +102,14 @@ def test_a_reference_that_math_cannot_read_is_refused_with_its_row(reference):
 
 @needs("math_verify")
 def test_an_answer_on_which_the_grader_hangs_is_nan():
-    verifier = opened("math", timeout=1.0)
-    tower = r"\boxed{9^{9^{9^{9}}}}"
-    prompts = rows("answer", ["42", "42"])
+    verifier = opened("math", timeout=3.0)
+    answers = [r"\boxed{9^{9^{9^9}}}", "42"]
     began = time.monotonic()
-    found = verifier(Samples(prompts, [tower + "!" * 3, "42"], [[1]] * 2, [True] * 2)).sequence
+    outcome = verifier(Samples(rows("answer", ["42", "42"]), answers, [[1]] * 2, [True] * 2))
     assert time.monotonic() - began < 60
-    assert found[0] == 0 or math.isnan(found[0])
-    assert found[1] == 1
+    assert math.isnan(outcome.sequence[0])
+    assert outcome.sequence[1] == 1
+    assert outcome.reason == "1 timeout; no answer within 3 s"
 
 
 # --- JSON ---

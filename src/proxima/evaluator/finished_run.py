@@ -73,7 +73,8 @@ def evaluate_run(
             Functions and servers that only the run's folder names are refused: give them here, as
             `trust_remote_code`.
     Returns: `reference` and `policy` by metric, the `win_rate` by the rewards, `win_rates` by judge,
-        `best_of` by n where it was asked for, and `samples`; also in the run's `evaluation.json`.
+        `best_of` by n where it was asked for, the `best_constants` of verifiable
+        rewards, and `samples`; also in the run's `evaluation.json`.
     """
     judges = tuple(judges) or run_config(run, **_given(rewards), **changes).judges
     trainer = open_run(run, rewards, judges=judges, **changes)
@@ -90,7 +91,9 @@ def evaluate_run(
             f"all rewards failed, nothing was judged; the last reason: {trainer.reward_computer.last_failure}"
         )
     rates = win_rates(trainer, prompts, policy, reference)
-    compared = {"best_of": best_of_rows(trainer, prompts, best_of)} if best_of else {}
+    compared: Record = {"best_of": best_of_rows(trainer, prompts, best_of)} if best_of else {}
+    if constants := trainer.reward_computer.best_constants(prompts):
+        compared["best_constants"] = {name: best._asdict() for name, best in constants.items()}
     rows = zip(prompts, reference.texts, scores[0], policy.texts, scores[1], strict=True)
     results = {
         "step": Run(run).last().get("step"),

@@ -29,12 +29,14 @@ from proxima.models import ScoreUnit
 from proxima.ppo_trainer.process_shares import own_share
 from proxima.reward_kl import shape_scores
 from proxima.rewards import (
+    BestConstant,
     ChatReward,
     ClassifierSource,
     RewardOutcome,
     RewardSource,
     Samples,
     TrainedReward,
+    VerifierReward,
     call_with_retries,
     open_reward,
 )
@@ -141,6 +143,14 @@ class RewardComputer:
         `first`."""
         for _, source in self.rewards:
             source.check(prompts, first)
+
+    def best_constants(self, prompts: Sequence[str]) -> dict[str, BestConstant]:
+        """Of each verifiable reward, the one answer that scores best on all of these prompts."""
+        return {
+            spec.label: source.best_constant(prompts)
+            for spec, source in self.rewards
+            if isinstance(source, VerifierReward)
+        }
 
     def keep_in(self, folder: Path) -> None:
         """Keep what judges say in this folder."""

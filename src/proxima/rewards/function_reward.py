@@ -65,6 +65,10 @@ class FunctionReward:
                 )
 
     def __call__(self, samples: Samples) -> RewardOutcome:
+        return self.in_process(samples)
+
+    def in_process(self, samples: Samples) -> RewardOutcome:
+        """One call for all samples, in this process."""
         positional, named = self.arguments(samples)
         returned = self.function(*positional, **named)
         if inspect.isawaitable(returned):

@@ -26,6 +26,7 @@ from proxima.rewards.reward_samples import Columns, Samples, columns_of
 from proxima.rewards.worker_pool import MEMORY_MB, TIMEOUT, WorkerPool, summarize
 from proxima.rewards.worker_process import JsonValue, WorkerFailure
 
+TRIED = 64  # prompts on which constant answers are scored
 COMMON = 3  # most frequent references that are tried as constant answers
 TRIVIAL = ("", "0", "1")
 CODE_MEMORY_MB = 1024
@@ -110,7 +111,8 @@ class VerifierReward:
         return self._reference_of(columns_of(prompt))
 
     def best_constant(self, prompts: Sequence[str]) -> BestConstant:
-        """Among the most frequent references and a few trivial answers."""
+        """Among the most frequent references and a few trivial answers, over some of these prompts."""
+        prompts = prompts[:: max(1, len(prompts) // TRIED)]
         texts = [str(columns_of(prompt)[name]) for prompt in prompts for name in self.columns[:1]]
         frequent = [graders.math_reference(text) for text, _ in Counter(texts).most_common(COMMON)]
         answers = dict.fromkeys((*frequent, *TRIVIAL, *self._constants))

@@ -57,6 +57,12 @@ def open_function(spec: RewardSpec, function: Callable[..., Any]) -> FunctionRew
     return WorkerReward(rest, function, WorkerPool(source, **limits))
 
 
+def in_workers(spec: RewardSpec, source: FunctionReward) -> WorkerReward:
+    """The same function in one worker process; a ValueError where it cannot be sent there."""
+    target = spec.source if isinstance(spec.source, str) else source.function
+    return WorkerReward(spec, source.function, WorkerPool(target))
+
+
 def _parameters(function: Callable[..., Any]) -> Sequence[str]:
     try:
         return list(inspect.signature(function).parameters)
