@@ -20,7 +20,6 @@ import importlib
 import inspect
 import json
 import os
-import resource
 import select
 import signal
 import sys
@@ -155,6 +154,8 @@ def _drop_rights() -> None:
 
 
 def _limit_resources(limits: Limits, in_user_namespace: bool) -> None:
+    import resource  # Windows, which runs no worker, has none
+
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory := limits.get("memory_mb"):
         with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
@@ -370,7 +371,7 @@ def main() -> NoReturn:
     requests, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
-    if limits.get("quiet"):
+    if limits["sandbox"]:
         os.dup2(null, 2)
     os.dup2(2, 1)
     sandbox = limits["sandbox"]

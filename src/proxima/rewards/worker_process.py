@@ -90,25 +90,7 @@ class WorkerProcess:
         scratch = tempfile.mkdtemp(prefix="proxima-worker-") if sandbox else ""
         bubble = bubblewrap() if sandbox and namespaces else None
         self._bubble = {"processes": True, "network": not network, "files": True} if bubble else None
-        limits = {
-            "memory_mb": memory_mb,
-            "network": network,
-            "sandbox": scratch,
-            "scratch_mb": SCRATCH_MB,
-            "quiet": sandbox,
-            "namespaces": namespaces and not bubble,
-            "trainer": None if bubble else os.getpid(),
-        }
-        self._process = subprocess.Popen(
-            [
-                *(_bubble_command(bubble, scratch, network) if bubble else []),
-                *(sys.executable, "-P", worker_child.__file__, json.dumps(limits)),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            env=_plain_environment(scratch) if sandbox else None,
-        )
+        self._process = _launch(memory_mb, network, scratch, namespaces, bubble)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -237,6 +219,35 @@ class WorkerProcess:
         with contextlib.suppress(ValueError):
             return WorkerFailure("crash", f"its process crashed ({signal.Signals(number).name})")
         return WorkerFailure("exit", f"its process ended with exit code {code}")
+
+
+def _launch(
+    memory_mb: int | None, network: bool, scratch: str, namespaces: bool, bubble: str | None
+) -> subprocess.Popen[bytes]:
+    """The child.
+
+    Args:
+        scratch: the folder of a sandboxed one; empty for any other.
+        bubble: path of bubblewrap, where it makes the sandbox.
+    """
+    limits = {
+        "memory_mb": memory_mb,
+        "network": network,
+        "sandbox": scratch,
+        "scratch_mb": SCRATCH_MB,
+        "namespaces": namespaces and not bubble,
+        "trainer": None if bubble else os.getpid(),
+    }
+    return subprocess.Popen(
+        [
+            *(_bubble_command(bubble, scratch, network) if bubble else []),
+            *(sys.executable, "-P", worker_child.__file__, json.dumps(limits)),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env=_plain_environment(scratch) if scratch else None,
+    )
 
 
 @cache
