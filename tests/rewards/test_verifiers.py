@@ -162,6 +162,8 @@ FORGERIES = {
     "list that lies": "class L(list):\n    def __eq__(self, other): return True\ndef f(x): return L()",
     "own builtins": "def tuple(x): return 0\ndef f(x): return 1",
     "rewrites the tests": "import os\nfor n in os.listdir('.'):\n    open(n, 'w').write('pass')\ndef f(x): return 1",
+    "reads the tests": "import re\ndef f(x):\n    text = open('tests.py').read()\n"
+    "    return eval(re.search(re.escape(f'f({x!r}) == ') + r'(.*)', text)[1])",
     "kills the tests": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\ndef f(x): return 1",
     "speaks for the tests": 'import os\nfor n in range(3, 64):\n    try: os.write(n, b\'{"id": 2, "value": 1.0}\\n\')\n'
     "    except OSError: pass\ndef f(x): return 1",

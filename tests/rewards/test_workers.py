@@ -247,6 +247,27 @@ def test_a_failed_sample_is_tried_again_as_often_as_configured(tmp_path, monkeyp
     sys.modules.pop("flaky", None)
 
 
+def test_a_worker_that_cannot_load_its_function_is_tried_once_not_for_every_sample(tmp_path, monkeypatch):
+    (tmp_path / "picky.py").write_text(
+        "import os\n"
+        "open(f'started-{os.getpid()}-{len(os.listdir())}', 'w').close()\n"
+        "if os.path.exists('stop'):\n    raise RuntimeError('not here')\n"
+        "def grade(prompts, completions):\n    return [1.0]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    reward = opened("picky:grade", workers=1)
+    (tmp_path / "stop").touch()
+    before = len(list(tmp_path.glob("started*")))
+    outcome = reward(texts("abcdefgh"))
+    assert outcome.failures == 8
+    assert "not here" in outcome.reason
+    assert len(list(tmp_path.glob("started*"))) <= before + 2
+    (tmp_path / "stop").unlink()
+    assert reward(texts("ab")).sequence == [1.0, 1.0]
+    reward.pool.close()
+    sys.modules.pop("picky", None)
+
+
 def test_worker_options_are_checked_before_a_run(grader):
     def takes_timeout(prompts, completions, timeout: float = 1.0):
         return [timeout for _ in completions]

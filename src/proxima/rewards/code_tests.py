@@ -26,6 +26,7 @@ from proxima.rewards.code_program import pack, unpack
 
 FENCE = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 PR_SET_DUMPABLE = 4
+TESTS = "tests.py"  # gone before the program starts, which could read what is wanted
 PYTHON = (sys.executable, "-I")
 
 
@@ -66,10 +67,10 @@ def grade(completion: str, tests: Any) -> float:
     Path("program.py").write_text(program, encoding="utf-8", errors="replace")
     if isinstance(tests, list) and tests and isinstance(tests[0], dict):
         return float(all(_prints(test["input"], test["output"]) for test in tests))
-    Path("tests.py").write_text(_joined(tests), encoding="utf-8")
+    Path(TESTS).write_text(_joined(tests), encoding="utf-8")
     running = Program()
     try:
-        runpy.run_path("tests.py", init_globals=running.functions(program))
+        runpy.run_path(TESTS, init_globals=running.functions(program))
     except Exception:  # a failed assertion, or whatever the program made of it
         return 0.0
     finally:
@@ -126,6 +127,7 @@ class Program:
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         if self.process is None:
+            Path(TESTS).unlink()
             command = [*PYTHON, code_program.__file__, "program.py"]
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdin is not None

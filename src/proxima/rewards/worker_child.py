@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, NoReturn
 
 MAX_REPLY_BYTES = 16 * 2**20
 MAX_REASON = 300  # characters
-MAX_PROCESSES = 64  # in a user namespace, where the kernel counts them separately
+MAX_PROCESSES = 64  # of a sandbox in a user namespace, where the kernel counts them separately
 WATCH_SECONDS = 0.5  # between two looks at the trainer, beside the signals that say it is gone
 NOBODY = 65534
 SIGNAL_CODE = 128  # a process that died by signal n exits with this + n, as in a shell
@@ -153,14 +153,14 @@ def _drop_rights() -> None:
     _libc("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
 
 
-def _limit_resources(limits: Limits, in_user_namespace: bool) -> None:
+def _limit_resources(limits: Limits, count_processes: bool) -> None:
     import resource  # Windows, which runs no worker, has none
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory := limits.get("memory_mb"):
         with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
             resource.setrlimit(resource.RLIMIT_AS, (memory * 2**20, memory * 2**20))
-    if in_user_namespace:
+    if count_processes:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
 
@@ -380,7 +380,7 @@ def main() -> NoReturn:
     def work() -> NoReturn:
         if sandbox:
             os.chdir(sandbox)
-        _limit_resources(limits, protections["user"])
+        _limit_resources(limits, count_processes=bool(sandbox) and protections["user"])
         serve(os.fdopen(requests, "rb"), replies, protections)
 
     def first() -> NoReturn:

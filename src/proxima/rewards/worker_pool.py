@@ -69,6 +69,7 @@ class WorkerPool:
             "network": network,
             "sandbox": sandbox,
         }
+        self._has_started = False
         self._workers: list[WorkerProcess | None] = [None] * workers
 
     def map(self, calls: Sequence[Call]) -> list[JsonValue | WorkerFailure]:
@@ -82,13 +83,14 @@ class WorkerPool:
                     number, left = waiting.popleft()
                 except IndexError:
                     return
-                try:
-                    results[number] = self._call(slot, calls[number])
-                except Exception as error:  # no process could be started, too
-                    failed = isinstance(error, WorkerFailure)
-                    results[number] = error if failed else WorkerFailure("exit", in_one_line(error))
-                    if left:
-                        waiting.append((number, left - 1))
+                results[number] = reply = self._reply(slot, calls[number])
+                if not isinstance(reply, WorkerFailure):
+                    continue
+                if left:
+                    waiting.append((number, left - 1))
+                if reply.at_start and not self._has_started:  # the others would not start either
+                    results[:] = [reply] * len(calls)
+                    waiting.clear()
 
         slots = range(min(len(self._workers), len(calls)))
         threads = [threading.Thread(target=drain, args=(slot,), daemon=True) for slot in slots]
@@ -105,11 +107,21 @@ class WorkerPool:
             raise
         return results
 
+    def _reply(self, slot: int, call: Call) -> JsonValue | WorkerFailure:
+        try:
+            return self._call(slot, call)
+        except WorkerFailure as failure:
+            return failure
+        except Exception as error:  # no process could be made
+            return WorkerFailure("exit", in_one_line(error), at_start=True)
+
     def _call(self, slot: int, call: Call) -> JsonValue:
         worker = self._workers[slot]
         if worker is None or not worker.alive:
             worker = self._workers[slot] = self._start()
         try:
+            worker.start()
+            self._has_started = True
             return worker.request(None, *call, self.timeout)
         except WorkerFailure:
             if (
