@@ -195,7 +195,10 @@ def step_findings(
         results = trainer.ppo_step(prompts)
         scores = scores_until_two_differ(trainer, results["rewards"], more)
         written = Samples.of_tokens(trainer.generator.sample(prompts))
-        beyond = [*cost_findings(trainer, written), *constant_findings(trainer, prompts, results)]
+        beyond = [
+            *cost_findings(trainer, written, with_worker=bool(probes)),
+            *constant_findings(trainer, prompts, results),
+        ]
         probed = [finding for probe in probes for finding in probe(trainer, prompts)]
     except RewardFailure:
         reason = trainer.reward_computer.last_failure

@@ -60,18 +60,28 @@ def check_protections(config: PPOConfig) -> list[Finding]:
     return [warn(name, text, REMEDY) if runs_programs else ok(name, text)]
 
 
-def cost_findings(trainer: PPOTrainer, samples: Samples) -> list[Finding]:
-    """For each function: what a sample costs in the trainer and in a worker process."""
+def cost_findings(trainer: PPOTrainer, samples: Samples, with_worker: bool) -> list[Finding]:
+    """For each function: what a sample costs in the trainer and in a worker process.
+
+    Args:
+        with_worker: also of functions that run in the trainer; a worker imports all that they need.
+    """
     return [
-        check_cost(spec, source, samples)
+        check_cost(spec, source, samples, with_worker)
         for spec, source in trainer.reward_computer.rewards
         if isinstance(source, FunctionReward) and spec.is_function
     ]
 
 
-def check_cost(spec: RewardSpec, source: FunctionReward, samples: Samples) -> Finding:
+def check_cost(
+    spec: RewardSpec, source: FunctionReward, samples: Samples, with_worker: bool = True
+) -> Finding:
     """In a worker first: a function that hangs there is not called in this process."""
     name = f"cost {spec.label}"
+    if not with_worker and not isinstance(source, WorkerReward):
+        return ok(
+            name, f"{_timed(source, samples)} per sample in the trainer (--audit: in a worker process too)"
+        )
     try:
         apart = source if isinstance(source, WorkerReward) else in_workers(spec, source)
     except ValueError as error:
