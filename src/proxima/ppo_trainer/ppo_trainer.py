@@ -233,12 +233,18 @@ class PPOTrainer:
         validate = None if held_out is None else HeldOut(self, held_out, str(fingerprints["validation"]))
         evaluator = Evaluator(self.models, self.tokenizer, config, validate)
         with open_run(config, resume, self.models.processes) as run, StopSignals() as signals:
+            self.keep_in(run.path)
             return TrainingRun(self, plan, evaluator, run, signals).go(force)
+
+    def keep_in(self, folder: Path) -> None:
+        """Keep what judges say in this folder, so that the same answer is judged once."""
+        self.reward_computer.keep_in(folder)
+        self.judges.keep_in(folder)
 
     def check(self, prompts: Sequence[str], first: int = 0) -> None:
         """Refuse prompts that no step could read; errors count them from `first`."""
         self.generator.tokenize(prompts, first)
-        self.reward_computer.check_columns(prompts)
+        self.reward_computer.check_columns(prompts, first)
 
     def save(self, folder: str | Path) -> Path:
         """Write `policy/` and `value/` (adapters in PEFT's format, heads) and the tokenizer; each folder

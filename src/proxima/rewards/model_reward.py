@@ -68,7 +68,7 @@ class TrainedReward:
         if model.source != "untrained" and (message := reward_warning(model.source)):
             warnings.warn(message, stacklevel=2)
 
-    def check(self, prompts: Sequence[str]) -> None:
+    def check(self, prompts: Sequence[str], first: int = 0) -> None:
         """It needs no column."""
 
     @torch.no_grad()
@@ -153,7 +153,7 @@ class ClassifierSource:
         self._unread = unread_pad(saved, tokenizer)
         self._ending_logged = False
 
-    def check(self, prompts: Sequence[str]) -> None:
+    def check(self, prompts: Sequence[str], first: int = 0) -> None:
         """It needs no column."""
 
     def _known_ending(
