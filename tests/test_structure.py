@@ -22,6 +22,7 @@ FORMULA_LEVEL = {
     "reward_kl",
     "advantage",
     "training",
+    "evaluator.diversity",
     "runs.metrics",
     "runs.value_calibration",
     "runs.evidence",
