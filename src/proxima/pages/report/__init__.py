@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from proxima.pages.report.findings import find
     from proxima.pages.report.report_curves import (
         MARKED,
         NOT_DRAWN,

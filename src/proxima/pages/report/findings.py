@@ -54,7 +54,7 @@ MOST_SAMPLES = 10_000  # of best-of-n that a KL is compared with
 
 
 @dataclass(frozen=True)
-class Finding:
+class RunFinding:
     """One question about a run, answered."""
 
     question: str
@@ -66,7 +66,7 @@ class Finding:
     points: list[tuple[float, float, float]] = field(default_factory=list)  # KL, quality, step
 
 
-def find(metrics: Metrics, samples: Samples = (), measured: HeldOutNumbers | None = None) -> list[Finding]:
+def find(metrics: Metrics, samples: Samples = (), measured: HeldOutNumbers | None = None) -> list[RunFinding]:
     """The findings of a run, finished or not.
 
     Args:
@@ -83,7 +83,7 @@ def find(metrics: Metrics, samples: Samples = (), measured: HeldOutNumbers | Non
     return [*found, change_next(metrics, points, optimised, found)]
 
 
-def learned(metrics: Metrics, measured: HeldOutNumbers | None, optimised: Optimisation) -> Finding:
+def learned(metrics: Metrics, measured: HeldOutNumbers | None, optimised: Optimisation) -> RunFinding:
     """By held-out prompts where there are any, else by the training reward; judges overrule both."""
     told, better = judge(metrics, measured)
     shown = [each for each in optimised.evidence if each.title in (TITLES["reward"], TITLES["quality"])]
@@ -93,19 +93,19 @@ def learned(metrics: Metrics, measured: HeldOutNumbers | None, optimised: Optimi
         answer = f"until step {optimised.step}" if until else "no"
         status: Status = "bad" if optimised.is_bad else "open"
         answer = answer if optimised.is_bad else "not shown"
-        return Finding(LEARNED, answer, status, f"{told} {optimised.sentence}", shown, optimised.step)
+        return RunFinding(LEARNED, answer, status, f"{told} {optimised.sentence}", shown, optimised.step)
     answers: dict[bool | None, tuple[str, Status]] = {
         True: ("yes", "good"),
         False: ("no", "bad"),
         None: (TOO_SHORT if optimised.status == "too short" else "not shown", "open"),
     }
-    return Finding(LEARNED, *answers[better], told, shown, optimised.step)
+    return RunFinding(LEARNED, *answers[better], told, shown, optimised.step)
 
 
-def cost(points: Sequence[Point], optimised: Optimisation) -> Finding:
+def cost(points: Sequence[Point], optimised: Optimisation) -> RunFinding:
     """The KL to the reference at the end, and the reward that came with it."""
     if optimised.status == "too short" or not math.isfinite(points[-1]["distance"]):
-        return Finding(COST, TOO_SHORT, "open", "Too few steps with a KL to say what they brought.")
+        return RunFinding(COST, TOO_SHORT, "open", "Too few steps with a KL to say what they brought.")
     start, end = points[0], points[-1]
     nats, gain = end["distance"], end["reward"] - start["reward"]
     half = next(point for point in reversed(points) if point["distance"] <= nats / 2 or point is start)
@@ -133,7 +133,7 @@ def cost(points: Sequence[Point], optimised: Optimisation) -> Finding:
     elif share >= MOST_OF_IT:
         answer, status = f"{short(nats)} nats, half of it for little", "open"
         told = f"{far}. {percent(share)} % of the gain was there {then}."
-    return Finding(COST, answer, status, told, shown, int(half["step"]))
+    return RunFinding(COST, answer, status, told, shown, int(half["step"]))
 
 
 def _as_best_of(nats: float) -> str:
@@ -146,11 +146,11 @@ def _as_best_of(nats: float) -> str:
     )
 
 
-def gamed(points: Sequence[Point], optimised: Optimisation, samples: Samples) -> Finding:
+def gamed(points: Sequence[Point], optimised: Optimisation, samples: Samples) -> RunFinding:
     """Length, repetition, copying, openings; judges decide where there are any."""
     if optimised.status == "too short":
         told = "Too few steps to tell a change of the answers from chance."
-        return Finding(GAMED, TOO_SHORT, "open", told)
+        return RunFinding(GAMED, TOO_SHORT, "open", told)
     start, end = points[0], points[-1]
     found = signs(start, end)
     shown = [each for each in optimised.evidence if each.title in {TITLES[name] for name in GAMING}]
@@ -175,7 +175,7 @@ def gamed(points: Sequence[Point], optimised: Optimisation, samples: Samples) ->
     else:
         answer, status = "no sign of it", "good"
         told = f"Near where they began: {', '.join(each.title for each in shown)}."
-    return Finding(GAMED, answer, status, told, shown, optimised.step, optimised.points)
+    return RunFinding(GAMED, answer, status, told, shown, optimised.step, optimised.points)
 
 
 def _opening_words(samples: Samples) -> str:
@@ -189,33 +189,33 @@ def _opening_words(samples: Samples) -> str:
     return f" (“{word[:40]}” opens {count} of the last {len(seen[1])} samples)"
 
 
-def critic(metrics: Metrics) -> Finding:
+def critic(metrics: Metrics) -> RunFinding:
     """Explained variance at the end of the run, and whether the values are off on average."""
     column = metrics.get("explained_variance", ())
     if not any(map(math.isfinite, column)):
         told = "No explained variance was logged: this run has no value model, or no step yet."
-        return Finding(CRITIC, "not measured", "open", told)
+        return RunFinding(CRITIC, "not measured", "open", told)
     first, last = ends(column)
     shown = [Evidence(title_of("explained_variance"), first.mean, math.nan, last.mean)]
     bias = dict(_biases(metrics))
     shown += [Evidence(title, *ends_of, sign="") for title, ends_of in bias.items()]
     if sum(map(math.isfinite, column)) < ENOUGH_STEPS:
         told = f"So far it explains {short(last.mean)} of the variance of the returns."
-        return Finding(CRITIC, TOO_SHORT, "open", told, shown)
+        return RunFinding(CRITIC, TOO_SHORT, "open", told, shown)
     said = (
         f"explained variance went from {short(first.mean)} to {short(last.mean)} (1 is perfect, 0 a constant)"
     )
     if last.mean < 0:
         told = f"Its values are worse than a constant: {said}."
-        return Finding(CRITIC, "no", "bad", told, shown)
+        return RunFinding(CRITIC, "no", "bad", told, shown)
     if last.mean < WEAK_CRITIC:
-        return Finding(
+        return RunFinding(
             CRITIC, "weak", "open", f"It knows little of what an answer will score: {said}.", shown
         )
     if far := worst_bias(metrics):
         told = f"It ranks answers, but its values are off on average: {said}, and {far}."
-        return Finding(CRITIC, "biased", "open", told, shown)
-    return Finding(CRITIC, "yes", "good", f"It foresees part of the score: {said}.", shown)
+        return RunFinding(CRITIC, "biased", "open", told, shown)
+    return RunFinding(CRITIC, "yes", "good", f"It foresees part of the score: {said}.", shown)
 
 
 def _biases(metrics: Metrics) -> Iterator[tuple[str, tuple[float, float, float]]]:
@@ -237,17 +237,17 @@ def worst_bias(metrics: Metrics) -> str:
 
 
 def change_next(
-    metrics: Metrics, points: Sequence[Point], optimised: Optimisation, found: Sequence[Finding]
-) -> Finding:
+    metrics: Metrics, points: Sequence[Point], optimised: Optimisation, found: Sequence[RunFinding]
+) -> RunFinding:
     """What follows from the other findings, the most pressing first."""
     advice = list(_advice(metrics, points, optimised, {each.question: each for each in found}))
     pressing = optimised.is_bad or optimised.status == "stuck"
     status: Status = "bad" if optimised.is_bad else "open" if pressing or len(advice) > 1 else "good"
-    return Finding(NEXT, f"{len(advice)} thing{'s' if len(advice) > 1 else ''}", status, " ".join(advice))
+    return RunFinding(NEXT, f"{len(advice)} thing{'s' if len(advice) > 1 else ''}", status, " ".join(advice))
 
 
 def _advice(
-    metrics: Metrics, points: Sequence[Point], optimised: Optimisation, found: Mapping[str, Finding]
+    metrics: Metrics, points: Sequence[Point], optimised: Optimisation, found: Mapping[str, RunFinding]
 ) -> Iterator[str]:
     rate, coef = (_largest(metrics, name) for name in ("learning_rate", "kl_coef"))
     if optimised.status == "too short":

@@ -14,7 +14,7 @@ from typing import Any
 
 from proxima.core.chat_turns import Turn, cut_text, cut_turns
 from proxima.core.json_record import Record
-from proxima.pages.report.findings import Finding
+from proxima.pages.report.findings import RunFinding
 from proxima.pages.report.report_samples import Pair
 from proxima.pages.report.run_facts import Card
 from proxima.pages.report.short_numbers import short
@@ -108,29 +108,26 @@ def conclusion(text: str, better: bool | None) -> str:
     return f'<p class="conclusion"><span class="{kind}">{word}</span> {escape(text)}</p>'
 
 
-def findings(found: Sequence[Finding]) -> str:
+def findings(found: Sequence[RunFinding]) -> str:
     """Questions, each with its answer in a word, a sentence, and the numbers behind it."""
     return f'<div class="findings">{"".join(map(_finding, found))}</div>'
 
 
-def _finding(found: Finding) -> str:
+def _finding(found: RunFinding) -> str:
     kind = {"good": "yes", "bad": "no", "open": "open"}[found.status]
     between = any(math.isfinite(each.middle) for each in found.evidence)
     rows = [
         (
-            each.title,
-            short(each.start),
-            *([short(each.middle)] if between else []),
-            short(each.end),
-            each.sign,
+            f"{each.title}\n{each.sign}".strip(),
+            *map(short, (each.start, each.middle, each.end) if between else (each.start, each.end)),
         )
         for each in found.evidence
     ]
-    head = ("", "start", *([f"step {found.step}"] if between else []), "end", "")
-    shown = folded("Numbers", table(head, rows)) if rows else ""
+    head = ("", "start", *([f"step {found.step}"] if between else []), "end")
+    shown = table(head, rows) if rows else ""
     answer = f'<span class="{kind}">{escape(found.answer)}</span>'
     title = f"<h3>{escape(found.question)} {answer}</h3>"
-    return f'<article class="card">{title}{paragraph(found.sentence)}{shown}</article>'
+    return f'<article class="card"><div>{title}{paragraph(found.sentence)}</div>{shown}</article>'
 
 
 def heading(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from proxima.config import shareable
 from proxima.core.json_record import Record
 from proxima.core.regular_files import read_file
-from proxima.pages.report.findings import Finding, find
+from proxima.pages.report.findings import RunFinding, find
 from proxima.pages.report.run_outcome import HeldOutNumbers, ends, held_out
 from proxima.pages.report.short_numbers import short
 from proxima.runs import Run, title_of, unit_of
@@ -38,7 +38,7 @@ class Story:
     better: bool | None  # None where it cannot be said
     what: list[str]
     cards: list[Card]
-    findings: list[Finding]
+    findings: list[RunFinding]
     warnings: list[Record] = field(default_factory=list)
 
 

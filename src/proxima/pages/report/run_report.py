@@ -10,7 +10,7 @@ from typing import Any
 from proxima.config import PPOConfig, shareable, trusted_flags
 from proxima.core.chat_turns import in_lines
 from proxima.core.json_record import Record
-from proxima.pages.report.findings import Finding
+from proxima.pages.report.findings import RunFinding
 from proxima.pages.report.report_curves import charts_by_group, constants, frontier
 from proxima.pages.report.report_page import (
     Page,
@@ -74,7 +74,7 @@ def _first_screen(page: Page, run: Run, story: Story) -> None:
     )
 
 
-def _findings(page: Page, found: Sequence[Finding]) -> None:
+def _findings(page: Page, found: Sequence[RunFinding]) -> None:
     """The questions that a run is trained to answer, with the numbers that answer them."""
     drawn = [quality_chart(each.points) for each in found if len(each.points) > 1]
     page.section("Findings", findings(found), page.plots(drawn) if drawn else "")
