@@ -8,13 +8,13 @@ encoded when its batch is due.
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import time
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -37,9 +37,11 @@ from proxima.config import SETTINGS_FILE, FinetuningConfig, settings_in
 from proxima.core.tokenizer import Tokenizer
 from proxima.finetuning.encoded_examples import Encoded
 from proxima.models import Backbone, BaseModel
-from proxima.runs import make_run_folder
+from proxima.runs import Kind, live_folder, make_run_folder, read_origin
 from proxima.runtime import forked_random_state
 from proxima.training import learning_rate_factor
+
+log = logging.getLogger(__name__)
 
 Example = TypeVar("Example")
 BUCKET = 32  # batches whose examples are sorted by length together
@@ -65,6 +67,7 @@ class FinetuningTrainer(ABC, Generic[Example]):
     """Encodes, trains, evaluates, keeps the best weights."""
 
     name: str
+    kind: Kind = "reward"
     judged_by: str
     higher_is_better: bool
     start_adapter: str | None = None
@@ -148,11 +151,11 @@ class FinetuningTrainer(ABC, Generic[Example]):
         if not len(train_rows) or not len(validation_rows):
             raise ValueError(f"no example fits max_length ({self.config.max_length} tokens); raise it")
         results.folder = self._folder()
-        with _removed_if_empty(results.folder):
+        with live_folder(results.folder, self.kind) as write_metrics:
             self.settle(train_rows, validation_rows)
             with forked_random_state(self.role.device):
                 torch.manual_seed(self.config.seed)
-                self._fit(train_rows, validation_rows, results)
+                self._fit(train_rows, validation_rows, results, write_metrics)
             self.finish(validation_rows)
             self.save(results.folder, results)
         return results
@@ -182,7 +185,13 @@ class FinetuningTrainer(ABC, Generic[Example]):
         self.tokenizer.save_pretrained(folder)
         self.config.to_yaml(folder / SETTINGS_FILE)
 
-    def _fit(self, rows: Encoded, validation: Encoded, results: FinetuningResults) -> None:
+    def _fit(
+        self,
+        rows: Encoded,
+        validation: Encoded,
+        results: FinetuningResults,
+        write_metrics: Callable[[Mapping[str, float]], None],
+    ) -> None:
         config = self.config
         parameters = self.role.parameters()
         optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
@@ -206,8 +215,11 @@ class FinetuningTrainer(ABC, Generic[Example]):
             measured = {"train_loss": float(torch.stack(recent).mean()), **self._measure(validation, step)}
             recent = []
             shown = "  ".join(f"{name} {value:.4g}" for name, value in measured.items())
-            bar.write(f"{self.name}: step {step}/{total}  {shown}  {time.perf_counter() - started:.0f} s")
+            line = f"{self.name}: step {step}/{total}  {shown}  {time.perf_counter() - started:.0f} s"
+            bar.write(line)
+            log.info("%s", line)
             results.metrics.append({"step": step, "epoch": epoch + 1, **measured})
+            write_metrics(results.metrics[-1])
             if self._is_better(measured, results.best):
                 results.best = results.metrics[-1]
                 best = [parameter.detach().clone() for parameter in parameters]
@@ -287,18 +299,8 @@ class FinetuningTrainer(ABC, Generic[Example]):
         """Created before training, so that a name that is taken or cannot be written costs no time."""
 
         def is_free(path: Path) -> bool:
-            return settings_in(path) is None and not (path / "metrics.jsonl").exists()
+            unfinished = read_origin(path).get("kind") in ("sft", "reward")
+            return settings_in(path) is None and (unfinished or not (path / "metrics.jsonl").exists())
 
         parent = Path(self.config.run_dir)
         return make_run_folder(parent, self.config.run_name, f"{self.name}-", is_free)
-
-
-@contextmanager
-def _removed_if_empty(folder: Path) -> Iterator[None]:
-    """Remove the folder if the block fails and left it empty."""
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            folder.rmdir()
-        raise

@@ -35,7 +35,7 @@ from proxima.base_setup import (
 from proxima.config import FinetuningConfig, PPOConfig, saved_settings, settings_in
 from proxima.core.terminal_text import without_lone_surrogates
 from proxima.models import HEAD_FILE, Backbone
-from proxima.runs import Run, first_step_row
+from proxima.runs import LIVE_FILES, Run, first_step_row
 from proxima.tools.gguf_export import as_stored, check_architecture, write_gguf
 
 ENOUGH = 0.9  # warn if a merged model keeps a smaller share of the update
@@ -123,7 +123,7 @@ def _write_weights(
             network.to(kind).save_pretrained(to)
         load_tokenizer(config.model_name, config.trust_remote_code).save_pretrained(to)
     else:
-        shutil.copytree(weights, to, ignore=shutil.ignore_patterns("README.md", "*.yaml", "metrics.jsonl"))
+        shutil.copytree(weights, to, ignore=shutil.ignore_patterns("README.md", "*.yaml", *LIVE_FILES))
 
 
 def _write_gguf(weights: Path, to: Path, config: PPOConfig | FinetuningConfig, form: str, name: str) -> None:
