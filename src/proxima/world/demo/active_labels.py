@@ -31,8 +31,8 @@ from proxima.world.demo.demo_pipeline import fresh_folder
 from proxima.world.demo.parallel_jobs import in_jobs
 from proxima.world.demo_settings import REWARD_SETTINGS
 
-BUDGETS = (200, 300, 420, 600, 840, 1200)  # labels after each round
-POOL = 4000
+BUDGETS = (200, 300, 420, 600)  # labels after each round
+POOL = 2000
 HEADS = 4
 EPOCHS = 3
 CHOICES = ("random", "active")
