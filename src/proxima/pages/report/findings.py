@@ -87,13 +87,13 @@ def learned(metrics: Metrics, measured: HeldOutNumbers | None, optimised: Optimi
     """By held-out prompts where there are any, else by the training reward; judges overrule both."""
     told, better = judge(metrics, measured)
     shown = [each for each in optimised.evidence if each.title in (TITLES["reward"], TITLES["quality"])]
-    seen_by_judges = bool(optimised.points)
-    if optimised.is_bad or (optimised.status == "stuck" and seen_by_judges):
+    both = f"{told} {optimised.sentence}"
+    if optimised.is_bad:
         until = optimised.status == "over-optimised" and better
         answer = f"until step {optimised.step}" if until else "no"
-        status: Status = "bad" if optimised.is_bad else "open"
-        answer = answer if optimised.is_bad else "not shown"
-        return RunFinding(LEARNED, answer, status, f"{told} {optimised.sentence}", shown, optimised.step)
+        return RunFinding(LEARNED, answer, "bad", both, shown, optimised.step)
+    if optimised.status == "stuck" and optimised.points:  # judges see no gain
+        return RunFinding(LEARNED, "not shown", "open", both, shown, optimised.step)
     answers: dict[bool | None, tuple[str, Status]] = {
         True: ("yes", "good"),
         False: ("no", "bad"),
