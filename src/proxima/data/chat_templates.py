@@ -7,15 +7,14 @@ behind.
 
 from __future__ import annotations
 
-from typing import Any
-
 from proxima.core.chat_turns import message_turns
 from proxima.core.encoding import added_ids
+from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Prompt
 from proxima.data.rows import BrokenData
 
-Message = dict[str, Any]
+Message = Record
 Messages = list[Message]
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from proxima.core.json_record import Record, RecordView
 from proxima.data import Preference
 
 SIMILAR = 0.1  # relative difference in length up to which two answers count as equally long
@@ -36,7 +36,7 @@ class HeldOutPairs:
     longer_wins: bool  # whether the longer answer was chosen more often in training
 
 
-def report(pairs: HeldOutPairs) -> dict[str, Any]:
+def report(pairs: HeldOutPairs) -> Record:
     """Accuracies, each with the number of pairs it was measured on."""
     right = (pairs.margins > 0).double()
     elsewhere = pairs.margins_elsewhere[~pairs.margins_elsewhere.isnan()]
@@ -102,7 +102,7 @@ def _known(table: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     return {name: part for name, part in table.items() if part["pairs"]}
 
 
-def lines(accuracy: float, found: Mapping[str, Any]) -> list[str]:
+def lines(accuracy: float, found: RecordView) -> list[str]:
     """The report for the terminal."""
     parts = [
         "; ".join(f"{name} {part['accuracy']:.3f} ({part['pairs']})" for name, part in found[table].items())
@@ -121,7 +121,7 @@ def lines(accuracy: float, found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _warnings(accuracy: float, found: Mapping[str, Any]) -> list[str]:
+def _warnings(accuracy: float, found: RecordView) -> list[str]:
     base, count = found["baselines"], found["pairs"]
     error = math.sqrt(max(accuracy * (1 - accuracy), 0.05) / count)
     told = []

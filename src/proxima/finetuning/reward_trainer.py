@@ -14,16 +14,18 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from proxima.config import FinetuningConfig, RewardConfig
+from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
 from proxima.data import Demonstration, Preference
+from proxima.finetuning.encoded_examples import Example, TokenRow
 from proxima.finetuning.example_batches import collate, encode, token_losses
-from proxima.finetuning.finetuning_trainer import Example, FinetuningResults, FinetuningTrainer
+from proxima.finetuning.finetuning_trainer import FinetuningResults, FinetuningTrainer
 from proxima.finetuning.own_samples import OwnSamples, sample_answers
 from proxima.finetuning.reward_defaults import with_defaults
 from proxima.finetuning.reward_losses import mean_by_answer, preference_loss, score_penalty
@@ -31,9 +33,13 @@ from proxima.finetuning.reward_report import HeldOutPairs, PairFacts, lines, rep
 from proxima.models import REPORT_FILE, RewardModel, ScoreUnit, saved_unit, scalar_head
 from proxima.runs import write_json
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 log = logging.getLogger(__name__)
 
 Row = tuple[list[int], list[int]]
+Item = TypeVar("Item")
 BINS = 10  # of the calibration error
 UNIT_SAMPLES = 256  # answers that the unit of the scores is measured on
 
@@ -47,7 +53,7 @@ class RowPair(NamedTuple):
     tie: bool
 
 
-class ScoreTrainer(FinetuningTrainer[Example]):
+class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
     """Trains a scalar head: an answer's score, read at its last token."""
 
     name, judged_by, higher_is_better = "reward", "validation_loss", False
@@ -57,7 +63,7 @@ class ScoreTrainer(FinetuningTrainer[Example]):
     def __init__(
         self,
         config: FinetuningConfig,
-        network: Any = None,
+        network: PreTrainedModel | None = None,
         tokenizer: Tokenizer | None = None,
         centre_on: Sequence[Demonstration] | None = None,
     ):
@@ -82,16 +88,16 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         return RewardModel(self.backbone, adapter, head, "training")
 
     @abstractmethod
-    def answers(self, encoded: Any) -> Sequence[Row]:
+    def answers(self, encoded: TokenRow) -> Sequence[Row]:
         """The answers in an encoded example."""
 
-    def length(self, encoded: Any) -> int:
+    def length(self, encoded: TokenRow) -> int:
         return max(len(prompt) + len(response) for prompt, response in self.answers(encoded))
 
-    def count(self, encoded: Any) -> int:
+    def count(self, encoded: TokenRow) -> int:
         return 1
 
-    def settle(self, rows: Sequence[Any], held_out: Sequence[Any]) -> None:
+    def settle(self, rows: Sequence[TokenRow], held_out: Sequence[TokenRow]) -> None:
         """Fill in the settings that are left to rules, and sample the model as it is before training."""
         self.ends_when_stale = not self.config.epochs
         self.config = with_defaults(self.config, self.backbone.network.num_parameters(), len(rows))
@@ -108,7 +114,7 @@ class ScoreTrainer(FinetuningTrainer[Example]):
             back = ScoreUnit(-unit.mean / unit.deviation, 1 / unit.deviation)
             self._rescale([back] * self.config.ensemble)
 
-    def look(self, held_out: Sequence[Any]) -> None:
+    def look(self, held_out: Sequence[TokenRow]) -> None:
         """See what the report needs of the model as it is before training."""
 
     def members(self, rows: Sequence[Row]) -> Tensor:
@@ -120,7 +126,7 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         """Scores (B,) of answers: the mean of the heads."""
         return self.members(rows).mean(1)
 
-    def shares(self, rows: Sequence[Any]) -> Tensor:
+    def shares(self, rows: Sequence[TokenRow]) -> Tensor:
         """Weights (B, heads) of examples in each head's loss: 1 for a single head, and for each of several
         1.5 in its own two thirds of the examples and 0 in the others, which depend on the content alone."""
         count = self.config.ensemble
@@ -130,7 +136,7 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         inside = [[rng.random() < 2 / 3 for _ in range(count)] for rng in drawn]
         return 1.5 * torch.tensor(inside, dtype=torch.float32, device=self.role.device)
 
-    def chunks(self, rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    def chunks(self, rows: Sequence[Item]) -> Iterator[Sequence[Item]]:
         size = self.config.micro_batch_size
         return (rows[i : i + size] for i in range(0, len(rows), size))
 
@@ -167,7 +173,7 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         return -mean_by_answer(losses, sizes)
 
     @torch.no_grad()
-    def finish(self, held_out: Sequence[Any]) -> None:
+    def finish(self, held_out: Sequence[TokenRow]) -> None:
         """Give the scores their unit: to each head its own, then to their mean, which varies less."""
         assert self.samples is not None
         members = torch.cat([self.members(chunk) for chunk in self.chunks(self.samples.rows)])
@@ -196,7 +202,7 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         super().save(folder, results)
         write_json(folder / REPORT_FILE, self.report(results))
 
-    def report(self, results: FinetuningResults) -> dict[str, Any]:
+    def report(self, results: FinetuningResults) -> Record:
         """What the folder says about the model; its accuracy decides whether PPO warns."""
         assert self.samples is not None
         named = ("accuracy", "validation_loss", "calibration_error")
@@ -212,11 +218,11 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         }
 
 
-class RewardTrainer(ScoreTrainer[Preference]):
+class RewardTrainer(ScoreTrainer[Preference, RowPair]):
     """Learns which of two answers people prefer (Bradley-Terry)."""
 
     longer_wins = True
-    held_out_report: dict[str, Any]
+    held_out_report: Record
     _likelihoods: Tensor
 
     def prepare(self, examples: Iterable[Preference], held_out: Iterable[Preference]) -> None:
@@ -273,7 +279,7 @@ class RewardTrainer(ScoreTrainer[Preference]):
             found[list(there)] = self.all_margins(list(there.values()))
         return found
 
-    def report(self, results: FinetuningResults) -> dict[str, Any]:
+    def report(self, results: FinetuningResults) -> Record:
         return {**super().report(results), "held_out": self.held_out_report}
 
     def report_lines(self, results: FinetuningResults) -> list[str]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from proxima.core.chat_turns import turns_of
 from proxima.core.json_record import Record
 from proxima.core.regular_files import read_file
 
 FOLDER, PREFIX = "tokens", "step-"
+Otherwise = TypeVar("Otherwise")
 
 
 def token_steps(run: Path) -> list[int]:
@@ -62,7 +63,7 @@ def _checked(sample: Record) -> Record:
     }
 
 
-def number(value: Any, otherwise: Any) -> Any:
+def number(value: object, otherwise: Otherwise) -> float | Otherwise:
     """A finite float, or `otherwise`."""
     try:
         if isinstance(value, (int, float)) and math.isfinite(value):

@@ -12,8 +12,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
+from proxima.core.json_record import RecordView
 from proxima.evaluator import common_opening, copying, repetition
 from proxima.pages.report.short_numbers import percent, short
 from proxima.runs import first_step_row, held_out_evidence, judges_in, title_of
@@ -43,7 +44,7 @@ WATCHED = {  # what is shown: the held-out metric, else that of training
 COPIED, COPIED_MORE = 0.8, 0.2  # a share of answers taken from the prompt that is a sign, and its growth
 ENOUGH_SAMPLES = 8  # answers on either side that stand in for held-out ones
 Point = Mapping[str, float]
-Samples = Sequence[Mapping[str, Any]]
+Samples = Sequence[RecordView]
 
 
 @dataclass(frozen=True)

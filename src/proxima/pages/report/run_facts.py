@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from proxima.config import shareable
 from proxima.core.json_record import Record
@@ -101,7 +100,7 @@ def what_was_trained(run: Run) -> list[str]:
     return [shareable(each) for each in told]
 
 
-def reward_words(reward: Mapping[str, Any]) -> str:
+def reward_words(reward: Mapping[str, object]) -> str:
     weight, source = reward.get("weight", 1.0), reward.get("source", "?")
     options = reward.get("options") or {}
     given = (

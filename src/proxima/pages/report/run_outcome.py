@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from proxima.pages.report.report_curves import interval_names
 from proxima.pages.report.short_numbers import percent, short
@@ -142,7 +141,7 @@ def _logged(metrics: Mapping[str, Sequence[float]], name: str, place: int) -> In
     return Interval(metrics[name][place], low, high)
 
 
-def _floats(values: Any) -> dict[str, float]:
+def _floats(values: object) -> dict[str, float]:
     """The finite numbers of a mapping, and nothing else."""
     if not isinstance(values, dict):
         return {}

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
-from typing import Any
 
 import torch
 
+from proxima.core.json_record import Record
 from proxima.ppo_trainer import PPOTrainer
 from proxima.tools.bench.bench_case import Case, make_prompts, measured
 
@@ -42,8 +42,8 @@ def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def run_beside(
-    case: Case, count: int, steps: int = 3, folder: str | None = None, **settings: Any
-) -> dict[str, Any]:
+    case: Case, count: int, steps: int = 3, folder: str | None = None, **settings: object
+) -> Record:
     """Time `steps` pairs of PPO steps, one alone and one beside `count` busy processes; the median of each.
 
     Only the ratio matters, so a quarter of the case's batch is enough.
@@ -52,7 +52,7 @@ def run_beside(
     return measured(case, lambda trainer: _in_turn(trainer, case, count, steps), folder, **settings)
 
 
-def _in_turn(trainer: PPOTrainer, case: Case, count: int, steps: int) -> dict[str, Any]:
+def _in_turn(trainer: PPOTrainer, case: Case, count: int, steps: int) -> Record:
     alone: list[float] = []
     beside: list[float] = []
     for warm_up in range(2):
@@ -74,7 +74,7 @@ def _in_turn(trainer: PPOTrainer, case: Case, count: int, steps: int) -> dict[st
     }
 
 
-def beside_line(name: str, found: dict[str, Any]) -> str:
+def beside_line(name: str, found: Record) -> str:
     return (
         f"{name}, batch {found['batch']}, {found['processes']} busy processes beside it on {found['cores']} "
         f"cores: {found['beside']:.2f} s per step, alone {found['alone']:.2f} s: {found['ratio']:.1f} "

@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from proxima.base_setup import EMBEDDED
 from proxima.config import RewardConfig
+from proxima.core.json_record import Record
 from proxima.finetuning import Preference, RewardTrainer, read_preferences
 from proxima.models import least_sure
 from proxima.runs import write_json
@@ -40,7 +40,7 @@ CHOICES = ("random", "active")
 
 def curve(
     home: Path, seed: int, choice: str, budgets: Sequence[int], pool: int, heads: int, device: str
-) -> dict[str, Any]:
+) -> Record:
     """Held-out accuracy after each round of labels."""
     fresh_folder(home)
     shipped, held_out = (
@@ -56,8 +56,8 @@ def curve(
         chosen = set(list(order)[:wanted])
         labelled += [left[place] for place in sorted(chosen)]
         left = [pair for place, pair in enumerate(left) if place not in chosen]
-        settings: dict[str, Any] = {**REWARD_SETTINGS, "epochs": EPOCHS, "ensemble": heads}
-        run: dict[str, Any] = {
+        settings: Record = {**REWARD_SETTINGS, "epochs": EPOCHS, "ensemble": heads}
+        run: Record = {
             "device": device,
             "seed": seed,
             "run_dir": str(home),
@@ -81,7 +81,7 @@ def doubtful(trainer: RewardTrainer, pairs: Sequence[Preference]) -> list[int]:
     return sorted(range(len(pairs)), key=lambda place: -doubts[place])
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
+def show(rows: Sequence[Record]) -> None:
     """Mean accuracies over seeds, and the labels that active choice needs for what random choice reaches."""
     means = {
         choice: {

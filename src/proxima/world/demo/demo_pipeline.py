@@ -11,10 +11,10 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from proxima.base_setup import EMBEDDED
 from proxima.config import PPOConfig, RewardConfig, RewardSpec
+from proxima.core.json_record import Record
 from proxima.evaluator import win_rate
 from proxima.finetuning import Preference, RewardTrainer, read_preferences
 from proxima.ppo_trainer import PPOTrainer
@@ -42,9 +42,9 @@ def run_demo(
     run_name: str = "demo",
     device: str = "auto",
     preferences: int = PREFERENCES,
-    ppo: dict[str, Any] | None = None,
+    ppo: Record | None = None,
     reward_from: Path | None = None,
-) -> dict[str, Any]:
+) -> Record:
     """Run the whole pipeline and print what happens; returns what is in results.json. The same arguments
     give the same bits, apart from `seconds`.
 
@@ -90,7 +90,7 @@ def training_prompts(count: int, seed: int) -> list[str]:
     return [post.prompt for post in make_posts(count, "train", seed + 4)]
 
 
-def _read_results(folder: Path) -> dict[str, Any]:
+def _read_results(folder: Path) -> Record:
     return json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
 
 
@@ -99,7 +99,7 @@ def _seconds(times: Sequence[float]) -> dict[str, float]:
     return {"reward_model": rewarded - started, "ppo": trained - rewarded, "all": finished - started}
 
 
-def _compare(before: Judgement, after: Judgement, seed: int) -> dict[str, Any]:
+def _compare(before: Judgement, after: Judgement, seed: int) -> Record:
     return {
         "sft": before.summary(),
         "ppo": after.summary(),
@@ -123,15 +123,15 @@ def fresh_folder(home: Path) -> Path:
 
 
 def make_trainer(
-    home: Path, reward: Path, seed: int, device: str, settings: dict[str, Any], name: str = "ppo"
+    home: Path, reward: Path, seed: int, device: str, settings: Record, name: str = "ppo"
 ) -> PPOTrainer:
-    run: dict[str, Any] = {"run_dir": str(home), "run_name": name, "seed": seed, "device": device}
+    run: Record = {"run_dir": str(home), "run_name": name, "seed": seed, "device": device}
     return PPOTrainer(PPOConfig("embedded", rewards=(RewardSpec(str(reward)),), **run, **settings))
 
 
 def demo_reward_model(
     home: Path, seed: int, device: str = "auto", relabel: bool = False, count: int = PREFERENCES
-) -> dict[str, Any]:
+) -> Record:
     """Train it into `home/reward`; returns its accuracy, overall and by gap in gold score."""
     print("1. Preferences: which of two summaries do people prefer?")
     train, validation = _preferences(seed, relabel, count, device)
@@ -148,7 +148,7 @@ def train_reward_model(
     validation: Sequence[Preference],
     device: str,
     start_from: Path | None = None,
-) -> dict[str, Any]:
+) -> Record:
     """Train it into `home/name`; returns its accuracy, overall and by gap in gold score.
 
     Args:
@@ -194,7 +194,7 @@ def _show_preference(item: Preference) -> None:
     print(f"   {item.prompt.splitlines()[2]}\n   chosen:   {item.chosen}\n   rejected: {item.rejected}")
 
 
-def _show(results: dict[str, Any], posts: Sequence[Post], before: Judgement, after: Judgement) -> None:
+def _show(results: Record, posts: Sequence[Post], before: Judgement, after: Judgement) -> None:
     """The first summaries, before and after, each with its gold score; then the table."""
     sides = zip(before.gold, before.texts, after.gold, after.texts, strict=True)
     for post, (old_gold, old, new_gold, new) in zip(posts, sides, strict=False):
@@ -209,7 +209,7 @@ def _show_files(results: Path, adapter: Path, report: Path) -> None:
     print(f"report, to open in a browser: {report.resolve()}")
 
 
-def _show_numbers(results: dict[str, Any]) -> None:
+def _show_numbers(results: Record) -> None:
     print(f"\n   {'':24}{'SFT':>10}{'PPO':>10}")
     for label, name in Judgement.ROWS.items():
         print(f"   {label:24}{results['sft'][name]:>10.3f}{results['ppo'][name]:>10.3f}")

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
+from proxima.core.json_record import Record
 from proxima.evaluator import best_of_kl, best_of_mean, powers_up_to
 from proxima.finetuning import Preference, RewardTrainer
 from proxima.ppo_trainer import PPOTrainer, followed_records
@@ -35,7 +36,7 @@ class Judgement:
     kl: float
     response_length: float
     eos_rate: float
-    records: list[dict[str, Any]]  # the first few, token by token
+    records: list[Record]  # the first few, token by token
 
     ROWS: ClassVar[dict[str, str]] = {
         "gold score": "gold",
