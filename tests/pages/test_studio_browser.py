@@ -568,6 +568,7 @@ def everything(tmp_path):
     folder = write_outcome(tmp_path / "runs" / "gamed", "gamed")
     (folder / "results.json").unlink()
     check = {"level": "warn", "name": "length", "text": f"it grows {HOSTILE}", "advice": "look"}
+    attack = "".join(letter for letter in HOSTILE if letter.isprintable())
     command = [
         "proxima",
         "train",
@@ -576,7 +577,7 @@ def everything(tmp_path):
         "--rewards",
         "mine:f,api_key=s3cr3t",
         "--note",
-        HOSTILE,
+        attack,
     ]
     origin = {"kind": "ppo", "command": command, "folder": "/home/me", "checks": [check]}
     (folder / "origin.json").write_text(json.dumps(origin))

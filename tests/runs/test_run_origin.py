@@ -62,7 +62,10 @@ def test_a_resumed_run_keeps_what_began_it(tmp_path):
     [
         ("proxima train --data d", "proxima train --data d --run-name NAME --resume"),
         ("proxima train --run-name=r --force", "proxima train --run-name=r --resume"),
-        ("torchrun -m proxima train --resume", "torchrun -m proxima train --run-name NAME --resume"),
+        (
+            "torchrun --nproc-per-node 2 -m proxima train --resume",
+            "torchrun --nproc-per-node 2 -m proxima train --run-name NAME --resume",
+        ),
     ],
 )
 def test_the_command_that_resumes(tmp_path, line, resumed):
@@ -90,6 +93,24 @@ def test_a_file_by_another_hand_gives_nothing(tmp_path, content):
     (tmp_path / "origin.json").write_text(content)
     assert read_origin(tmp_path) == {}
     assert Run(tmp_path).kind == "ppo"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["rm", "-rf", "."],
+        ["torchrun", "evil.py"],
+        ["torchrun", "--nproc-per-node", "2", "-m", "evil"],
+        ["proxima", "train", "\x1b[201~rm -rf .\n"],
+        ["proxima", "train", "\u202e"],
+        [],
+    ],
+)
+def test_a_command_of_something_else_is_never_offered(tmp_path, words):
+    (tmp_path / "origin.json").write_text(json.dumps({"kind": "ppo", "command": words, "resumed": [words]}))
+    assert "command" not in read_origin(tmp_path)
+    assert read_origin(tmp_path)["resumed"] == []
+    assert resume_command(tmp_path).startswith("proxima train --config")
 
 
 def test_a_key_that_another_hand_wrote_is_not_shown(tmp_path):

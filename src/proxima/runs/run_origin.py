@@ -30,7 +30,11 @@ _noted: ContextVar[Record | None] = ContextVar("noted", default=None)
 @contextmanager
 def noting_command(words: Sequence[str]) -> Iterator[None]:
     """Runs that begin in this block were made by these words of a command line."""
-    token = _noted.set({"command": shareable_words(words), "folder": os.getcwd()})
+    try:
+        folder = os.getcwd()
+    except OSError:  # it was removed
+        folder = ""
+    token = _noted.set({"command": shareable_words(words), "folder": folder})
     try:
         yield
     finally:
@@ -76,10 +80,14 @@ def read_origin(folder: Path) -> Record:
 
 
 def _words(value: object) -> list[str]:
-    """A command line; it is shown, so what another hand wrote into it is hidden as ours is."""
-    if isinstance(value, list) and value and all(isinstance(word, str) for word in value):
-        return shareable_words(value)
-    return []
+    """A command line of Proxima; none where it is one of something else, or holds what steers a terminal:
+    people copy it. Keys that another hand wrote into it are hidden as ours are."""
+    if not isinstance(value, list) or not all(isinstance(word, str) and word.isprintable() for word in value):
+        return []
+    torchrun = (
+        value[:1] == ["torchrun"] and value[1:2] == ["--nproc-per-node"] and value[3:5] == ["-m", "proxima"]
+    )
+    return shareable_words(value) if value[:1] == ["proxima"] or torchrun else []
 
 
 def resume_command(folder: Path) -> str:
@@ -90,4 +98,5 @@ def resume_command(folder: Path) -> str:
         words += ["--run-dir", str(folder.parent)]
     kept = [word for word in words if word not in ("--resume", "--force")]
     named = any(word == "--run-name" or word.startswith("--run-name=") for word in kept)
-    return shlex.join([*kept, *([] if named else ["--run-name", name]), "--resume"])
+    line = shlex.join([*kept, *([] if named else ["--run-name", name]), "--resume"])
+    return line if line.isprintable() else ""

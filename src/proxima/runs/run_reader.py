@@ -215,7 +215,7 @@ class Run:
         return [
             {"path": str(path), "name": path.name, "bytes": path.stat().st_size}
             for path in sorted(found)
-            if not path.is_symlink()
+            if path.name.isprintable() and not path.is_symlink()
         ]
 
     def metrics_frame(self) -> pandas.DataFrame:
