@@ -394,7 +394,7 @@ METRICS = [
         "validation responses.",
         healthy="Steady. Summaries and answers that quote have more.",
         otherwise="Rising towards 1: the policy repeats the prompt. Look at the samples; if that is no good "
-        "answer, the reward must not pay for it (`proxima doctor --audit` tries), or raise `kl_coef`.",
+        "answer, the reward must not pay for it (`proxima doctor` can audit it); or raise `kl_coef`.",
     ),
     # Policy update
     Metric(
