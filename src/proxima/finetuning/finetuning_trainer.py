@@ -222,10 +222,7 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
                 continue
             measured = {"train_loss": float(torch.stack(recent).mean()), **self._measure(validation, step)}
             recent = []
-            shown = "  ".join(f"{name} {value:.4g}" for name, value in measured.items())
-            line = f"{self.name}: step {step}/{total}  {shown}  {time.perf_counter() - started:.0f} s"
-            bar.write(line)
-            log.info("%s", line)
+            bar.write(self._said(measured, f"step {step}/{total}", time.perf_counter() - started))
             results.metrics.append({"step": step, "epoch": epoch + 1, **measured})
             write_metrics(results.metrics[-1])
             if self._is_better(measured, results.best):
@@ -244,6 +241,13 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         for parameter, value in zip(parameters, best, strict=True):
             parameter.data.copy_(value)
         self.backbone.network.eval()
+
+    def _said(self, measured: Mapping[str, float], where: str, seconds: float) -> str:
+        """The line of an evaluation, which is also logged."""
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in measured.items())
+        line = f"{self.name}: {where}  {shown}  {seconds:.0f} s"
+        log.info("%s", line)
+        return line
 
     def _step(
         self, batch: list[TokenRow], optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]

@@ -67,17 +67,6 @@ def make_studio_app(library: Library, site: Site, store: Store | None = None) ->
         with library.open(name) as opened:
             return answer(curves_of(opened, metric, after, edition))
 
-    @app.get("/api/findings")
-    def findings(name: str) -> Response:
-        with library.open(name) as opened:
-            return answer(findings_of(opened.run))
-
-    @app.get("/api/log")
-    def log(name: str, after: int = -1) -> Response:
-        with library.open(name) as opened:
-            text, end = opened.run.log_text(after)
-            return answer({"text": text, "end": end})
-
     @app.get("/api/samples")
     def samples(name: str, step: list[int] = Query([])) -> Response:  # noqa: B008
         with library.open(name) as opened:
@@ -99,7 +88,23 @@ def make_studio_app(library: Library, site: Site, store: Store | None = None) ->
                 members.append(Member(each, run.state, run.config, metrics))
         return answer(compare(members, metric))
 
+    _add_reading_routes(app, library)
     return app
+
+
+def _add_reading_routes(app: FastAPI, library: Library) -> None:
+    """What is read rather than drawn."""
+
+    @app.get("/api/findings")
+    def findings(name: str) -> Response:
+        with library.open(name) as opened:
+            return answer(findings_of(opened.run))
+
+    @app.get("/api/log")
+    def log(name: str, after: int = -1) -> Response:
+        with library.open(name) as opened:
+            text, end = opened.run.log_text(after)
+            return answer({"text": text, "end": end})
 
 
 def answer(value: object) -> Response:
