@@ -185,6 +185,9 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
     def settle(self, rows: Sequence[TokenRow], held_out: Sequence[TokenRow]) -> None:
         """Decide what depends on the encoded examples, before training."""
 
+    def keep(self) -> None:
+        """The weights of the last evaluation are the best so far."""
+
     def finish(self, held_out: Sequence[TokenRow]) -> None:
         """Look at the best weights, and change them, before they are saved."""
 
@@ -228,6 +231,7 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
             if self._is_better(measured, results.best):
                 results.best = results.metrics[-1]
                 best = [parameter.detach().clone() for parameter in parameters]
+                self.keep()
                 stale = 0
             else:
                 stale += 1
@@ -257,11 +261,11 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         total = sum(self.count(row) for row in batch)
         optimizer.zero_grad()
         summed = torch.zeros((), device=self.role.device)
-        for start in range(0, len(batch), self.config.micro_batch_size):
-            with self.role.training():
+        with self.role.training():
+            for start in range(0, len(batch), self.config.micro_batch_size):
                 loss = self.loss(batch[start : start + self.config.micro_batch_size]) / total
                 loss.backward()
-            summed += loss.detach()
+                summed += loss.detach()
         norm = nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm or float("inf"))
         if norm.isfinite():
             optimizer.step()
