@@ -24,6 +24,7 @@ FORMULA_LEVEL = {
     "reward_kl",
     "advantage",
     "training",
+    "evaluator.diversity",
     "runs.metrics",
     "runs.value_calibration",
     "runs.evidence",

@@ -75,7 +75,7 @@ class FunctionReward:
             returned = run_async(returned)
         return read_rewards(returned, samples.lengths)
 
-    def arguments(self, samples: Samples) -> tuple[list[object], Record]:
+    def arguments(self, samples: Samples) -> tuple[Sequence[object], Record]:
         """What the function is called with, by position and by name."""
         named = self.needed + self.optional
         wanted = {

@@ -72,18 +72,20 @@ class TrainedReward:
         """It needs no column."""
 
     @torch.no_grad()
-    def __call__(self, samples: Samples) -> RewardOutcome:
+    def members(self, samples: Samples) -> Tensor:
+        """Scores (B, heads) of the model's heads."""
         tokens = self._tokenized(samples) if samples.tokens is None else samples.tokens
 
-        read = self.model.token_scores if self.model.heads == 1 else self.model.token_members
-
         def score() -> list[Tensor]:
-            return [read(tokens.select(rows)) for rows in self.micro_batches.rows(tokens)]
+            return [self.model.token_members(tokens.select(rows)) for rows in self.micro_batches.rows(tokens)]
 
-        scores = torch.cat(self.micro_batches.run(score, tokens.longest))
+        return torch.cat(self.micro_batches.run(score, tokens.longest))
+
+    def __call__(self, samples: Samples) -> RewardOutcome:
+        members = self.members(samples)
         if self.model.heads == 1:
-            return read_rewards(scores, samples.lengths)
-        scores, spread = doubted(scores, self.doubt_coef)
+            return read_rewards(members[:, 0], samples.lengths)
+        scores, spread = doubted(members, self.doubt_coef)
         return replace(read_rewards(scores, samples.lengths), spread=spread.tolist())
 
     def _tokenized(self, samples: Samples) -> Tokens:

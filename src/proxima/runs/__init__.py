@@ -8,6 +8,7 @@ from proxima.core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from proxima.runs.environment import MATTERS, describe_environment
     from proxima.runs.evidence import held_out_evidence, judges_in
+    from proxima.runs.finetuning_folder import LIVE_FILES, live_folder
     from proxima.runs.glossary import (
         GLOSSARY,
         Metric,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         update_metrics,
     )
     from proxima.runs.run_files import make_run_folder, plain, write_json
+    from proxima.runs.run_origin import Kind, note_checks, noting_command, read_origin, resume_command
     from proxima.runs.run_plot import Plot
     from proxima.runs.run_reader import Run, first_step_row
     from proxima.runs.run_search import find_runs

@@ -385,6 +385,17 @@ METRICS = [
         otherwise="Rising with the reward: an opening that the reward likes, whatever follows it. Look at "
         "the samples, ask `judges`, and raise `kl_coef` or set `kl_controller` to budget.",
     ),
+    Metric(
+        "validation/copying",
+        title="Copied from the prompt",
+        unit="fraction",
+        group="responses",
+        meaning="Fraction of word 4-grams of a response that also stand in its prompt, mean over the "
+        "validation responses.",
+        healthy="Steady. Summaries and answers that quote have more.",
+        otherwise="Rising towards 1: the policy repeats the prompt. Look at the samples; if that is no good "
+        "answer, the reward must not pay for it (`proxima doctor` can audit it); or raise `kl_coef`.",
+    ),
     # Policy update
     Metric(
         "policy_loss",
