@@ -24,7 +24,7 @@ from tests.docs.session import environment
 ROOT = Path(__file__).parents[2]
 SHELF = ROOT / "examples"
 FILES = sorted(path for path in SHELF.rglob("*.*") if path.is_file() and "__pycache__" not in path.parts)
-DATA = {".jsonl", ".md"}  # read by the others, or by people: they have no command
+DATA = {".jsonl", ".md", ".ipynb"}  # read by the others, or by people: they have no command
 EXAMPLES = [path for path in FILES if path.suffix not in DATA]
 STARTERS = ("python", "bash", "proxima")
 BYTES = 20_000  # an example that a newcomer reads in a sitting

@@ -90,6 +90,16 @@ class PPOTrainer:
         self.first_step = 0  # of the call of `train` under way; its schedule begins there
         self.total_steps: int | None = None  # the step at which that call ends; None outside `train`
 
+    def __repr__(self) -> str:
+        config, models = self.config, self.models
+        trained = sum(parameter.numel() for parameter in models.policy.parameters())
+        rewards = ", ".join(spec.label for spec, _ in self.reward_computer.rewards)
+        return (
+            f"PPOTrainer({config.model_name!r}): step {self.step}, {config.adv_estimator} with "
+            f"{config.objective}, {trained:,} trained parameters on {models.device}; rewards: "
+            f"{rewards or 'none'}"
+        )
+
     def ppo_step(self, prompts: Sequence[str], next_prompts: Sequence[str] | None = None) -> Record:
         """One whole PPO step on any number of prompts, each answered `num_generations` times.
 
