@@ -166,6 +166,7 @@ def test_a_server_that_comes_back_without_masks_is_used_without(serve, step_on):
         [[True, 5], [9]],
         [["5"], [9]],
         [[], [9]],
+        [list(range(13)), [9]],  # far more than top_k 3
     ],
 )
 def test_masks_that_cannot_be_are_refused(masks):

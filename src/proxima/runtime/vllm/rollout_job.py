@@ -11,6 +11,9 @@ from typing import Protocol
 
 from proxima.core.sampling import Sampling
 
+TIES = (
+    4  # tokens in a sampling mask at most, as a multiple of top_k: in bfloat16 several share the last place
+)
 ROUNDING = 1e-3  # by how much rounding may lift a log-probability above 0
 
 
@@ -134,4 +137,6 @@ def _parse_masks(masks: object, ids: list[int], job: RolloutJob) -> list[list[in
             raise InvalidResponse("a sampling mask that is no list of token ids")
         if token not in mask or len(set(mask)) != len(mask):  # twice would count its probability twice
             raise InvalidResponse("a sampling mask without the sampled token, or with an id twice")
+        if len(mask) > TIES * job.sampling.top_k:
+            raise InvalidResponse(f"a sampling mask of {len(mask)} tokens with top_k {job.sampling.top_k}")
     return masks
