@@ -33,8 +33,8 @@ class TrainingResults:
         rewards = [step["avg_reward"] for step in self.metrics]
         moved = f", reward {rewards[0]:.4g} to {rewards[-1]:.4g}" if rewards else ""
         return (
-            f"TrainingResults: {len(rewards)} steps{moved}, best step {self.best_step}; {self.stop_reason}; "
-            f"in {self.run_folder}"
+            f"TrainingResults: {len(rewards)} step{'s' * (len(rewards) != 1)}{moved}, best step "
+            f"{self.best_step}; {self.stop_reason}; in {self.run_folder}"
         )
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 
-SAMPLING_MASK = (
-    "return_sampling_mask"  # argument of the engine: return the ids that each token is sampled from
-)
+SAMPLING_MASK = "return_sampling_mask"
+"""The engine's argument: return the ids that each token is sampled from."""
 TO_START = {
     "logprobs_mode": "log-probabilities of the distribution that it samples from",
     "skip_tokenizer_init": "token ids without a tokenizer",

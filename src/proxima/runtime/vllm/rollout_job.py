@@ -11,9 +11,7 @@ from typing import Protocol
 
 from proxima.core.sampling import Sampling
 
-TIES = (
-    4  # tokens in a sampling mask at most, as a multiple of top_k: in bfloat16 several share the last place
-)
+TIES = 4  # times top_k: the most tokens in a sampling mask; in bfloat16 several share the last place
 ROUNDING = 1e-3  # by how much rounding may lift a log-probability above 0
 
 
