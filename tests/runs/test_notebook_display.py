@@ -68,3 +68,13 @@ def test_a_run_without_steps_says_so(tmp_path):
 def test_bars_are_shown_in_a_notebook_and_left_to_tqdm_elsewhere(monkeypatch, shell, expected):
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     assert no_bars() is expected
+
+
+def test_training_in_a_notebook_shows_its_bar(monkeypatch, make_config, prompts, capsys):
+    trainer = PPOTrainer(make_config(batch_size=4))
+    trainer.train(prompts)
+    assert "PPO:" not in capsys.readouterr().err  # a log file
+    notebook = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel="a kernel"))
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    trainer.train(prompts)
+    assert "PPO: 100%" in capsys.readouterr().err
