@@ -34,10 +34,11 @@ from proxima.base_setup import (
     pick_device,
 )
 from proxima.config import SETTINGS_FILE, FinetuningConfig, settings_in
+from proxima.core.progress import no_bars
 from proxima.core.tokenizer import Tokenizer
 from proxima.finetuning.encoded_examples import Encoded, Example, TokenRow
 from proxima.models import Backbone, BaseModel, EngineSettings
-from proxima.runs import Kind, live_folder, make_run_folder, read_origin
+from proxima.runs import Kind, Plot, live_folder, make_run_folder, read_origin
 from proxima.runtime import forked_random_state
 from proxima.training import learning_rate_factor
 
@@ -50,7 +51,7 @@ BUCKET = 32  # batches whose examples are sorted by length together
 MAX_SKIPPED = 10  # updates with a gradient that is not finite, after which training gives up
 
 
-@dataclass
+@dataclass(repr=False)
 class FinetuningResults:
     """What a fine-tuning run did."""
 
@@ -63,6 +64,15 @@ class FinetuningResults:
     """Examples longer than max_length."""
     folder: Path = Path()
     """The trained adapter or model."""
+
+    def plot(self, *names: str | Sequence[str]) -> Plot:
+        """Curves for a notebook, as `Run.plot` draws them: `results.plot("accuracy")`."""
+        columns = {name: [step[name] for step in self.metrics] for name in (self.metrics or [{}])[0]}
+        return Plot.of(columns, names or [["train_loss", "validation_loss"]])
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"{name} {value:.4g}" for name, value in self.best.items())
+        return f"FinetuningResults: {self.stop_reason}; best: {best or 'no evaluation'}; in {self.folder}"
 
 
 class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
@@ -102,6 +112,13 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         if device.type == "cuda":  # a captured graph cannot hold weights that train
             fast = config.lora_r > 0
             self.backbone.settings = EngineSettings(fast=fast, compiled=False, by_size=True)
+
+    def __repr__(self) -> str:
+        trained = sum(parameter.numel() for parameter in self.role.parameters())
+        return (
+            f"{type(self).__name__}({self.config.model_name!r}): {trained:,} trained parameters on "
+            f"{self.role.device}"
+        )
 
     def adapter(self, name: str) -> str | None:
         """What trains: an adapter (new, or a copy of `sft_adapter`), or with lora_r = 0 the whole network in
@@ -213,7 +230,7 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         recent: list[Tensor] = []  # losses since the last evaluation
         stale = 0
         started = time.perf_counter()
-        bar = tqdm(total=total, desc=self.name, unit="step", disable=None)
+        bar = tqdm(total=total, desc=self.name, unit="step", disable=no_bars())
         schedule = ((epoch, batch) for epoch in range(config.epochs) for batch in self._batches(rows, epoch))
         for step, (epoch, batch) in enumerate(schedule, 1):
             factor = learning_rate_factor(config.lr_schedule, step - 1, total, warmup)

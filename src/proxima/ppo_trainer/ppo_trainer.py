@@ -96,6 +96,16 @@ class PPOTrainer:
         self.on_stages: Callable[[TokenPairs, Scores, TokenPairs], None] = _ignore
         """Called in every step with its rollout, scores and advantages that are not whitened."""
 
+    def __repr__(self) -> str:
+        config, models = self.config, self.models
+        trained = sum(parameter.numel() for parameter in models.policy.parameters())
+        rewards = ", ".join(spec.label for spec, _ in self.reward_computer.rewards)
+        return (
+            f"PPOTrainer({config.model_name!r}): step {self.step}, {config.adv_estimator} with "
+            f"{config.objective}, {trained:,} trained parameters on {models.device}; rewards: "
+            f"{rewards or 'none'}"
+        )
+
     def ppo_step(self, prompts: Sequence[str], next_prompts: Sequence[str] | None = None) -> Record:
         """One whole PPO step on any number of prompts, each answered `num_generations` times.
 

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from proxima.core.chat_turns import with_turns
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.core.json_record import Record
+from proxima.core.progress import no_bars
 from proxima.evaluator import Evaluator, HeldOut, answer
 from proxima.ppo_trainer.batch_plan import BatchPlan
 from proxima.ppo_trainer.prompt_groups import repeat_prompts
@@ -83,7 +84,7 @@ class TrainingRun:
             )
         total = self.trainer.total_steps or 0
         done = self.trainer.step - self.trainer.first_step
-        hidden = None if self.processes.is_main else True
+        hidden = no_bars() if self.processes.is_main else True
         with tqdm(
             desc="PPO", unit="step", initial=done, total=total - self.trainer.first_step, disable=hidden
         ) as bar:

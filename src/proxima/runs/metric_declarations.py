@@ -704,8 +704,9 @@ METRICS = [
         unit="tokens",
         group="engine",
         meaning="Sampled tokens outside the top-k and top-p set that the training side computes, for an "
-        "engine that does not report its own (vLLM).",
-        healthy="0 with the built-in engine. With vLLM a few per thousand tokens, more with `overlap`.",
+        "engine that does not report its own (vLLM without sampling masks).",
+        healthy="0 with the built-in engine and with vLLM's sampling masks. With vLLM otherwise a few per "
+        "thousand tokens, more with `overlap`.",
         otherwise="Many: the engine does not sample as configured. Check its version and `--logprobs-mode` "
         "(docs/engines.md).",
     ),

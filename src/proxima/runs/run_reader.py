@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from html import escape
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -239,6 +240,17 @@ class Run:
         """Curves of some metrics by step, for a notebook: `run.plot("avg_reward", "kl")`; a list is drawn
         in one chart."""
         return Plot.of(self.metrics(), names)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what it is, its main curves, and a sample of the last evaluation."""
+        said = f"{self.state}, step {self.last().get('step', 0)}"
+        shown = f"<p><b>{escape(self.name)}</b>: {escape(said)}</p>"
+        if self.steps:
+            shown += self.plot()._repr_html_()
+        if samples := self.samples():
+            prompt, text = (escape(str(samples[-1].get(part, ""))) for part in ("prompt", "text"))
+            shown += f'<pre style="white-space: pre-wrap">{prompt}<b>{text}</b></pre>'
+        return shown
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}): {self.state}, step {self.last().get('step', 0)}"
