@@ -129,9 +129,10 @@ class PPOConfig(Settings):
     """Sequences in one optimiser step; the last of an epoch may be short."""
     micro_batch_size: int = setting(64, at_least=1, changes_results=False)
     """Most sequences in one forward pass with gradients. Memory only: results do not depend on it."""
-    micro_batch_tokens: int = setting(8192, at_least=1, changes_results=False)
+    micro_batch_tokens: int = setting(0, at_least=0, changes_results=False)
     """Most prompt and response tokens in one forward pass with gradients; halved automatically when a GPU's
-    memory runs out. Memory only."""
+    memory runs out. 0 = 8,192, or what 40 % of a GPU's memory beside the weights holds where that is less.
+    Memory only."""
     gradient_checkpointing: bool = setting(False, changes_results=False)
     """Recompute activations in the backward pass instead of storing them: less memory, more time. Memory
     only."""
@@ -169,8 +170,9 @@ class PPOConfig(Settings):
     """With engine_urls, sample the next step's responses during this step's update: one update behind,
     corrected by importance weights."""
     compile_layers: bool = setting(True, changes_results=False)
-    """On a GPU, compile the fast engine's layers of models from 100 M parameters (half a minute at the
-    start); smaller ones would not gain that much in a run."""
+    """On a GPU, let torch compile the fast engine's layers where it has no kernels for them (GPT-2, unusual
+    head sizes), for models from 100 M parameters: half a minute at the start, which smaller ones would not
+    regain in a run."""
     shard_base: bool = setting(False, changes_results=False)
     """With several processes (torchrun), shard the layers of every network over them (FSDP): larger models
     fit, passes are slower. Memory only; see docs/scaling.md."""
@@ -279,6 +281,9 @@ class PPOConfig(Settings):
     prompts, and at the end); 0 = only at the end."""
     keep_checkpoints: int = setting(2, at_least=1, changes_results=False, defines_experiment=False)
     """How many of the newest checkpoints are kept, beside the best."""
+    record_steps: int = setting(0, at_least=0, changes_results=False, defines_experiment=False)
+    """PPO steps between steps that are recorded whole for `proxima replay` (docs/replay.md), in `replay/` of
+    the run's folder; the two steps up to an alarm are recorded too. 0 = none."""
     run_dir: str = setting("runs", not_empty=True, changes_results=False, defines_experiment=False)
     """Folder of all runs."""
     run_name: str = setting(
@@ -334,6 +339,8 @@ class PPOConfig(Settings):
             raise ValueError(
                 "overlap needs engine_urls: vLLM in this process samples or trains, it cannot do both at once"
             )
+        if self.record_steps and self.not_recordable:
+            raise ValueError(self.not_recordable)
         check_credit(self)
 
     @classmethod
@@ -347,6 +354,17 @@ class PPOConfig(Settings):
     def from_preset(cls, name: str, **settings: object) -> Self:
         """A preset of `proxima.config.PRESETS`; the settings given win over its own."""
         return cls.from_dict(preset_values(name) | settings)
+
+    @property
+    def not_recordable(self) -> str:
+        """Why no step can be recorded with these settings, and what to do; empty where it can."""
+        if self.lora_r == 0:
+            return (
+                "record_steps does not work with full fine-tuning (lora_r 0): every recorded step would hold "
+                "all weights and their optimiser, several times the model; set lora_r above 0 or "
+                "record_steps to 0"
+            )
+        return "record_steps does not work with shard_base; leave one of them out" if self.shard_base else ""
 
     @property
     def has_critic(self) -> bool:

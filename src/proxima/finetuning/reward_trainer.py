@@ -24,7 +24,7 @@ from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
 from proxima.data import Demonstration, Preference
 from proxima.finetuning.encoded_examples import Example, TokenRow
-from proxima.finetuning.example_batches import collate, encode, token_losses
+from proxima.finetuning.example_batches import collate, encode, encode_completion, token_losses
 from proxima.finetuning.finetuning_trainer import FinetuningResults, FinetuningTrainer
 from proxima.finetuning.own_samples import OwnSamples, sample_answers
 from proxima.finetuning.reward_defaults import with_defaults
@@ -42,6 +42,7 @@ Row = tuple[list[int], list[int]]
 Item = TypeVar("Item")
 BINS = 10  # of the calibration error
 UNIT_SAMPLES = 256  # answers that the unit of the scores is measured on
+LOOKED_AT = 256  # held-out pairs whose likelihood, and whose margin after another prompt, the report has
 
 
 class RowPair(NamedTuple):
@@ -102,8 +103,7 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
         self.ends_when_stale = not self.config.epochs
         self.config = with_defaults(self.config, self.backbone.network.num_parameters(), len(rows))
         log.info("learning rate %g, at most %d epochs", self.config.learning_rate, self.config.epochs)
-        every = max(1, len(rows) // UNIT_SAMPLES)
-        examples = [self.answers(rows[i]) for i in range(0, len(rows), every)][:UNIT_SAMPLES]
+        examples = [self.answers(rows[i]) for i in spread(range(len(rows)), UNIT_SAMPLES)]
         self.samples = sample_answers(
             self.backbone, self.start_adapter, self.tokenizer, self.config, examples
         )
@@ -222,8 +222,13 @@ class RewardTrainer(ScoreTrainer[Preference, RowPair]):
     """Learns which of two answers people prefer (Bradley-Terry)."""
 
     longer_wins = True
+    held_out_margins: Tensor
+    """Of the best weights (B,): r(chosen) - r(rejected) of the held-out pairs that fit max_length, in order,
+    before the scores get their unit."""
     held_out_report: Record
-    _likelihoods: Tensor
+    _looked_at: Sequence[int]  # places of held-out pairs
+    _likelihoods: Tensor  # of these pairs
+    _measured: Tensor  # margins of the last evaluation
 
     def prepare(self, examples: Iterable[Preference], held_out: Iterable[Preference]) -> None:
         """Refuse pairs that say nothing, and warn of those that say little."""
@@ -234,8 +239,9 @@ class RewardTrainer(ScoreTrainer[Preference, RowPair]):
         self.longer_wins = 2 * facts.longer >= facts.differ
 
     def look(self, held_out: Sequence[RowPair]) -> None:
-        """How likely the held-out answers are to it."""
-        if all(pair.tie for pair in held_out):
+        """How likely the answers of some held-out pairs are to it."""
+        self._looked_at = spread([i for i, pair in enumerate(held_out) if not pair.tie], LOOKED_AT)
+        if not self._looked_at:
             raise ValueError(
                 f"all held-out pairs that fit max_length ({self.config.max_length} tokens) are ties; raise "
                 "it, or give --validation"
@@ -243,23 +249,28 @@ class RewardTrainer(ScoreTrainer[Preference, RowPair]):
         self.backbone.network.eval()
         parts = [
             self.likelihoods([row for pair in chunk for row in self.answers(pair)], self.start_adapter)
-            for chunk in self.chunks(held_out)
+            for chunk in self.chunks([held_out[i] for i in self._looked_at])
         ]
-        self._likelihoods = torch.cat(parts).unflatten(0, (-1, 2)).mean(1)
+        self._likelihoods = torch.cat(parts).unflatten(0, (-1, 2)).mean(1).cpu()
+
+    def keep(self) -> None:
+        self.held_out_margins = self._measured
 
     @torch.no_grad()
     def finish(self, held_out: Sequence[RowPair]) -> None:
         """Report on the held-out pairs while scores are still the logits of choices; then the unit."""
         pairs = held_out[:]
-        margins, elsewhere = self.all_margins(pairs), self.margins_elsewhere(pairs)
         decided = torch.tensor([not pair.tie for pair in pairs])
         lengths = torch.tensor([[len(row[1]) for row in self.answers(pair)] for pair in pairs])
+        elsewhere, likelihoods = torch.full((2, len(pairs)), torch.nan)
+        elsewhere[self._looked_at] = self.margins_elsewhere([pairs[i] for i in self._looked_at])
+        likelihoods[self._looked_at] = self._likelihoods
         self.held_out_report = report(
             HeldOutPairs(
-                margins[decided],
+                self.held_out_margins[decided],
                 elsewhere[decided],
                 lengths[decided],
-                self._likelihoods.cpu()[decided],
+                likelihoods[decided],
                 self.longer_wins,
             )
         )
@@ -287,9 +298,9 @@ class RewardTrainer(ScoreTrainer[Preference, RowPair]):
         return lines(results.best["accuracy"], self.held_out_report)
 
     def encode(self, example: Preference) -> RowPair:
-        chosen = encode(self.tokenizer, example.prompt, example.chosen, example.chosen_ended)
-        rejected = encode(self.tokenizer, example.prompt, example.rejected, example.rejected_ended)
-        return RowPair(chosen, rejected, example.margin, example.tie)
+        prompt, chosen = encode(self.tokenizer, example.prompt, example.chosen, example.chosen_ended)
+        rejected = encode_completion(self.tokenizer, example.rejected, example.rejected_ended)
+        return RowPair((prompt, chosen), (prompt, rejected), example.margin, example.tie)
 
     def answers(self, encoded: RowPair) -> Sequence[Row]:
         return encoded[:2]
@@ -327,14 +338,20 @@ class RewardTrainer(ScoreTrainer[Preference, RowPair]):
         for chunk in self.chunks(rows):
             margins = self.margins(chunk)
             is_decided = torch.tensor([not pair.tie for pair in chunk], device=margins.device)
-            parts.append((margins[is_decided], self.preference(chunk, margins)))
-        decided, losses = (torch.cat(columns) for columns in zip(*parts, strict=True))
+            parts.append((margins, margins[is_decided], self.preference(chunk, margins)))
+        margins, decided, losses = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        self._measured = margins.cpu()
         return {
             "validation_loss": float(losses.mean()),
             "accuracy": float((decided > 0).float().mean()),
             "calibration_error": calibration_error(decided),
             "margin": float(decided.mean()),
         }
+
+
+def spread(places: Sequence[int], count: int) -> Sequence[int]:
+    """At most `count` of these places: every n-th."""
+    return places[:: max(1, len(places) // count)][:count]
 
 
 def calibration_error(margins: Tensor) -> float:

@@ -6,7 +6,7 @@ responses, equal to those of the reference path by test.
 A pass: `layout` (where tokens lie), `families` (which networks), `architecture` and `layer_weights` (what is
 multiplied), `decoder` (the layers) with `lora_products`, `layer_functions`, `packed_attention` and
 `attention_rules`; on a GPU `graphed_passes` and `cuda_graphs`. Sampling: `generation`, on the buffers of
-`generation_slots`.
+`generation_slots`. After the head: `vocabulary`.
 """
 
 from typing import TYPE_CHECKING
@@ -19,5 +19,6 @@ if TYPE_CHECKING:
     from proxima.runtime.engine.generation import Generation
     from proxima.runtime.engine.layer_functions import worth_compiling
     from proxima.runtime.engine.layout import Layout, cells, cut, pack, pack_mask
+    from proxima.runtime.engine.vocabulary import has_kernels, head_logprobs, score_tokens, token_logprobs
 
 __all__, __getattr__ = lazy_exports(__name__)

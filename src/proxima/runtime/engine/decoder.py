@@ -9,6 +9,7 @@ optimiser states stay float32.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,12 +25,14 @@ from proxima.runtime.engine.layer_functions import (
     Norm,
     add_then_norm,
     can_compile,
-    with_train_kernels,
+    kernel_functions,
+    with_gate_kernel,
 )
 from proxima.runtime.engine.layer_weights import Loras, read_block, read_loras, trains_base_weights
 from proxima.runtime.engine.layout import Layout
 from proxima.runtime.engine.lora_products import load_lora, product
 from proxima.runtime.engine.packed_attention import packed_attention
+from proxima.runtime.engine.vocabulary import kernels_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,13 +60,19 @@ class Decoder:
         self.known_loras: dict[str, list[Loras]] = {}
         self.graphed_passes = GraphedPasses(self)
         self.functions = self.train_functions = Functions()
-        self.compiled = compiled and can_compile(self.weight.device)
+        own = (
+            kernel_functions(self.shape, self.weight.device) if self.graphed and self.suits_kernels else None
+        )
+        if own is not None:
+            self.functions, self.train_functions = own
+            compile_kernels(self)
+        self.compiled = compiled and own is None and can_compile(self.weight.device)
         if self.compiled:  # any number of tokens for generation, one fixed number for training
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 32)
             self.functions, trained = Functions().compiled(dynamic=True), Functions().compiled(dynamic=False)
             self.train_functions = trained._replace(add_and_norm=add_then_norm(trained.first_norm))
-        if self.graphed and self.suits_kernels:
-            self.train_functions = with_train_kernels(self.train_functions, self.shape)
+        if self.graphed and self.suits_kernels and own is None:
+            self.train_functions = with_gate_kernel(self.train_functions)
 
     @property
     def weight(self) -> Tensor:
@@ -167,7 +176,7 @@ class Decoder:
         rule, scale = self.rules[number], self.shape.scale
         if any(rule) and rule.changes(layout.longest):
             return ruled_packed_attention(q, k, v, layout, scale, rule)
-        return packed_attention(q, k, v, layout, scale)
+        return packed_attention(q, k, v, layout, scale, self.blocks[number].out.padding)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (M, V)."""
@@ -191,3 +200,12 @@ class Decoder:
         for block, loras in zip(self.blocks, self.loras(adapter), strict=True):
             for projection, lora in zip(block.projections, loras, strict=True):
                 load_lora(projection, lora)
+
+
+def compile_kernels(decoder: Decoder) -> None:
+    """Compile the kernels of training side by side; one that fails says so where it is first needed."""
+    from proxima.runtime.engine.kernels import run_together, training_calls
+
+    device = decoder.weight.device
+    with suppress(Exception):
+        run_together([*training_calls(decoder), lambda: kernels_run(device)], device)

@@ -27,6 +27,7 @@ from proxima.world.posts import Post, make_posts
 
 EVALUATION_POSTS = 300
 PREFERENCES = 3000
+FEWEST_HELD_OUT = 100  # pairs that a reward model is measured on, however few it is trained on
 SHOWN = 4  # posts whose summaries are printed
 RESULTS_FILE = "results.json"
 MARK = ".demo"
@@ -50,7 +51,7 @@ def run_demo(
 
     Args:
         relabel: sample answers and ask the annotators again, instead of reading the shipped preferences.
-        preferences: pairs to train the reward model on.
+        preferences: pairs to train the reward model on; no more are held out (`FEWEST_HELD_OUT` at least).
         ppo: changes to `PPO_SETTINGS`.
         reward_from: folder of an earlier demo whose reward model is reused.
     """
@@ -161,7 +162,7 @@ def train_reward_model(
     if start_from is not None:
         rewarder.continued = start_from
     learned = rewarder.train(train, validation)
-    by_gap = accuracy_by_gap(rewarder, validation)
+    by_gap = accuracy_by_gap(rewarder.held_out_margins.tolist(), validation)
     measured = {name: learned.best[name] for name in ("accuracy", "validation_loss", "calibration_error")}
     return {"preferences": len(train), "pairs": len(validation), **measured, "by_gold_gap": by_gap}
 
@@ -170,13 +171,14 @@ def _preferences(
     seed: int, relabel: bool, count: int, device: str
 ) -> tuple[Sequence[Preference], Sequence[Preference]]:
     """Training and held-out pairs: the shipped ones, or sampled from the model and labelled now."""
+    held_out = max(count, FEWEST_HELD_OUT)
     if not relabel:
         train = read_preferences(EMBEDDED / "preferences_train.jsonl.gz")
         if count > len(train):
             raise ValueError(
                 f"preferences ({count}) is more than the {len(train)} that ship; --relabel samples new ones"
             )
-        return train[:count], read_preferences(EMBEDDED / "preferences_eval.jsonl.gz")
+        return train[:count], read_preferences(EMBEDDED / "preferences_eval.jsonl.gz")[:held_out]
     from proxima.base_setup import BaseSetup
     from proxima.ppo_trainer import SequenceGenerator
 
@@ -186,8 +188,8 @@ def _preferences(
     setup = BaseSetup(config)
     generator = SequenceGenerator(setup.models, setup.tokenizer, config)
     labelled = sample_preferences(generator, make_posts(count, "train", seed + 1), seed, 1)
-    held_out = sample_preferences(generator, make_posts(500, "eval", seed + 1), seed, 2)
-    return [Preference(**row) for row in labelled], [Preference(**row) for row in held_out]
+    others = sample_preferences(generator, make_posts(min(held_out, 500), "eval", seed + 1), seed, 2)
+    return [Preference(**row) for row in labelled], [Preference(**row) for row in others]
 
 
 def _show_preference(item: Preference) -> None:
