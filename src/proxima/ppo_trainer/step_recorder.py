@@ -12,13 +12,13 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from proxima import __version__
-from proxima.core.json_record import Record
+from proxima.core.json_record import Record, RecordView
 from proxima.core.pairs import TokenPairs
 from proxima.core.token_text import pieces
 from proxima.core.types import Tokens
@@ -124,7 +124,7 @@ class StepRecorder:
         self._facts["state"]["policy_lag"] = self.trainer.generator.policy_lag
         self._facts["reward_names"] = list(scores.by_name)
 
-    def record(self, outcome: Mapping[str, Any]) -> StepRecord:
+    def record(self, outcome: RecordView) -> StepRecord:
         """The step just done, still without the weights after it."""
         trainer = self.trainer
         self._tensors["rows"] = torch.tensor(outcome["trained_rows"], dtype=torch.int64)
@@ -250,7 +250,7 @@ def _adapter_settings(trainer: PPOTrainer) -> Record:
     }
 
 
-def _listed(value: Any) -> Any:
+def _listed(value: object) -> object:
     return sorted(value) if isinstance(value, (set, frozenset)) else value
 
 

@@ -8,12 +8,13 @@ and twice the adapters with both moments of their optimisers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from proxima.core.json_record import RecordView
 from proxima.ppo_trainer.step_recorder import StepRecord, StepRecorder, weights
 from proxima.runs import BUNDLE_SUFFIX, REPLAY_FOLDER, Alarm, write_bundle
 
@@ -42,7 +43,7 @@ class Recordings:
         """Around `ppo_step`."""
         return nullcontext() if self._recorder is None else self._recorder.step()
 
-    def keep(self, outcome: Mapping[str, Any]) -> None:
+    def keep(self, outcome: RecordView) -> None:
         """After `ppo_step`."""
         if self._recorder is not None:
             record = self._recorder.record(outcome)

@@ -36,7 +36,7 @@ def program_in(completion: str) -> str:
     return blocks[-1] if blocks else completion
 
 
-def complain(tests: Any) -> str:
+def complain(tests: object) -> str:
     """Why these tests cannot grade; empty where they can."""
     if isinstance(tests, list) and tests and all(isinstance(test, dict) for test in tests):
         wrong = [
@@ -52,7 +52,7 @@ def complain(tests: Any) -> str:
     return ""
 
 
-def _joined(tests: Any) -> str:
+def _joined(tests: object) -> str:
     if isinstance(tests, list) and all(isinstance(test, str) for test in tests):
         return "\n".join(tests)
     if not isinstance(tests, str):
@@ -60,7 +60,7 @@ def _joined(tests: Any) -> str:
     return tests
 
 
-def grade(completion: str, tests: Any) -> float:
+def grade(completion: str, tests: object) -> float:
     """1 or 0, in the current folder, which must be the program's own."""
     _hide()
     program = program_in(completion)
@@ -99,7 +99,7 @@ class Program:
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
 
-    def functions(self, program: str) -> dict[str, Callable[..., Any]]:
+    def functions(self, program: str) -> dict[str, Callable[..., object]]:
         """Stand-ins for what the program defines, by name; `candidate` too where it is one thing alone.
 
         Names of builtins stay those of Python: a program must not redefine what the tests compare with.
@@ -108,7 +108,7 @@ class Program:
         found = {name: self._stand_in(name) for name in names}
         return {"candidate": found[names[0]], **found} if len(names) == 1 else found
 
-    def _stand_in(self, name: str) -> Callable[..., Any]:
+    def _stand_in(self, name: str) -> Callable[..., object]:
         def call(*args: Any, **kwargs: Any) -> Any:
             reply = self._ask(
                 {

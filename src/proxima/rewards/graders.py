@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
+
+from proxima.core.json_record import Record
 
 SHORT = 200  # characters of an answer that may be maths as it stands
 WORD = re.compile(r"[A-Za-z]{2,}")
@@ -69,11 +71,11 @@ def grade_math(completion: str, reference: object) -> float:
     return float(any(verify(gold, _parse(text), timeout_seconds=None) for text in readings))
 
 
-def _gold(text: str) -> list[Any]:
+def _gold(text: str) -> list[object]:
     return _parse(text if "$" in text or "boxed" in text else f"${text}$")
 
 
-def _parse(text: str) -> list[Any]:
+def _parse(text: str) -> list[object]:
     """math-verify's own time limits are signals, which a native call does not hear: the worker's holds."""
     import logging
 
@@ -86,13 +88,13 @@ def _parse(text: str) -> list[Any]:
 # JSON
 
 
-def _strict(text: str) -> Any:
+def _strict(text: str) -> object:
     """JSON as the standard has it: without NaN and without the same key twice."""
 
-    def refuse(word: str) -> Any:
+    def refuse(word: str) -> NoReturn:
         raise ValueError(f"{word} is not JSON")
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, object]]) -> Record:
         if len({key for key, _ in pairs}) < len(pairs):
             raise ValueError("a key twice")
         return dict(pairs)
@@ -182,13 +184,13 @@ def _gym(name: str) -> Any:
     return reasoning_gym.create_dataset(name, size=1, seed=0)
 
 
-def complain_gym(entry: dict[str, Any]) -> str:
+def complain_gym(entry: Record) -> str:
     """Why an entry cannot grade: its own answer must be right."""
     score = grade_gym(str(entry["answer"]), entry)
     return "" if score == 1 else f"its own answer scores {score:g}, not 1"
 
 
-def grade_gym(completion: str, entry: dict[str, Any]) -> float:
+def grade_gym(completion: str, entry: Record) -> float:
     """The generator's own score, of the text in the last <answer> tag, or of all of it."""
     tagged = ANSWER_TAG.findall(completion)
     answer = (tagged[-1] if tagged else completion).strip()

@@ -129,7 +129,7 @@ class VerifierReward:
         return BestConstant(best, fmean(known[best]))
 
 
-def _run(work: WorkerPool | Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+def _run(work: WorkerPool | Callable[..., object], calls: Sequence[tuple[object, ...]]) -> list[Any]:
     """The replies to these calls; a failure of a check is a complaint too, because it is no empty text."""
     if isinstance(work, WorkerPool):
         return work.map([(call, {}) for call in calls])

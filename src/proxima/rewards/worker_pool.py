@@ -9,8 +9,9 @@ import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from proxima.core.json_record import Record
 from proxima.rewards.reward_outcome import in_one_line
 from proxima.rewards.worker_process import (
     JsonValue,
@@ -31,7 +32,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        target: str | Callable[..., Any],
+        target: str | Callable[..., object],
         *,
         workers: int = 1,
         timeout: float = TIMEOUT,
@@ -64,7 +65,7 @@ class WorkerPool:
             pickled(target)  # reports now what cannot be sent
         self._target = target
         self.timeout, self.retries = timeout, retries
-        self._limits: dict[str, Any] = {
+        self._limits: Record = {
             "memory_mb": memory_mb or None,
             "network": network,
             "sandbox": sandbox,

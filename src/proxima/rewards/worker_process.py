@@ -25,6 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from proxima.core.json_record import Record, RecordView
 from proxima.rewards import worker_child
 
 FailureKind: TypeAlias = Literal["timeout", "memory", "crash", "exit", "raised", "reply"]
@@ -66,11 +67,11 @@ class WorkerProcess:
 
     def __init__(
         self,
-        target: str | bytes | Callable[..., Any],
+        target: str | bytes | Callable[..., object],
         *,
         memory_mb: int | None,
         network: bool = True,
-        made_with: Mapping[str, Any] | None = None,
+        made_with: RecordView | None = None,
         sandbox: bool = False,
         namespaces: bool = True,
     ):
@@ -97,7 +98,7 @@ class WorkerProcess:
         os.set_blocking(self._requests, False)
         os.set_blocking(self._replies, False)
         self._end = weakref.finalize(self, _end, self._process, scratch)
-        self._setup: dict[str, Any] | None = _setup(target, made_with)
+        self._setup: Record | None = _setup(target, made_with)
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -148,7 +149,7 @@ class WorkerProcess:
         """End the child and everything that it started."""
         self._end()
 
-    def _exchange(self, call: dict[str, Any], deadline: float, timeout: float) -> JsonValue:
+    def _exchange(self, call: Record, deadline: float, timeout: float) -> JsonValue:
         self._calls += 1
         request = json.dumps({"id": self._calls, **call}, default=str).encode() + b"\n"
         try:
@@ -191,7 +192,7 @@ class WorkerProcess:
                     self.close()
                     raise WorkerFailure("reply", "its reply is too long")
 
-    def _read(self, line: bytes) -> dict[str, Any]:
+    def _read(self, line: bytes) -> Record:
         try:
             reply = json.loads(line)
             if (
@@ -276,7 +277,7 @@ def check_system() -> None:
         raise ValueError("worker processes need Linux or macOS; here functions run inside the trainer only")
 
 
-def pickled(target: Callable[..., Any]) -> bytes | str:
+def pickled(target: Callable[..., object]) -> bytes | str:
     """A function or class as a worker takes it: by name where it can be imported, otherwise by value."""
     import dill
 
@@ -296,7 +297,7 @@ def pickled(target: Callable[..., Any]) -> bytes | str:
         ) from None
 
 
-def _setup(target: str | bytes | Callable[..., Any], made_with: Mapping[str, Any] | None) -> dict[str, Any]:
+def _setup(target: str | bytes | Callable[..., object], made_with: RecordView | None) -> Record:
     path = [str(Path.cwd()), *sys.path] if isinstance(target, str) else sys.path
     if callable(target):
         target = pickled(target)

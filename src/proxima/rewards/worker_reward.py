@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from proxima.config import RewardSpec
 from proxima.rewards.function_reward import FunctionReward
@@ -27,7 +26,7 @@ class WorkerReward(FunctionReward):
 
     attempts = 1  # the pool retries each sample itself
 
-    def __init__(self, spec: RewardSpec, function: Callable[..., Any], pool: WorkerPool):
+    def __init__(self, spec: RewardSpec, function: Callable[..., object], pool: WorkerPool):
         super().__init__(spec, function)
         self.pool = pool
 
@@ -36,7 +35,7 @@ class WorkerReward(FunctionReward):
         return read_replies(self.pool.map([self.arguments(one) for one in alone]), samples.lengths)
 
 
-def open_function(spec: RewardSpec, function: Callable[..., Any]) -> FunctionReward:
+def open_function(spec: RewardSpec, function: Callable[..., object]) -> FunctionReward:
     """The reward, in worker processes where the option `workers` asks for them."""
     asked = {name: spec.options[name] for name in WORKER_OPTIONS if name in spec.options}
     own = _parameters(function)
@@ -63,7 +62,7 @@ def in_workers(spec: RewardSpec, source: FunctionReward) -> WorkerReward:
     return WorkerReward(spec, source.function, WorkerPool(target))
 
 
-def _parameters(function: Callable[..., Any]) -> Sequence[str]:
+def _parameters(function: Callable[..., object]) -> Sequence[str]:
     try:
         return list(inspect.signature(function).parameters)
     except (ValueError, TypeError):  # some builtins have no signature

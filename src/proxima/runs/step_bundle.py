@@ -15,14 +15,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from proxima.core.json_record import Record, within
+from proxima.core.json_record import Record, RecordView, within
 from proxima.core.regular_files import open_file
 from proxima.runs.checkpoint import Damaged, sync
 
@@ -117,7 +117,7 @@ def checksum(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def bundle_bytes(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+def bundle_bytes(facts: RecordView, tensors: Mapping[str, Tensor]) -> bytes:
     """The content of a bundle's file."""
     own = {name: tensor.contiguous() for name, tensor in tensors.items()}
     text = json.dumps(
@@ -127,7 +127,7 @@ def bundle_bytes(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> byt
     return save(own, sealed)
 
 
-def write_bundle(path: Path, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
+def write_bundle(path: Path, facts: RecordView, tensors: Mapping[str, Tensor]) -> int:
     """Write a bundle in one move; its size in bytes."""
     content = bundle_bytes(facts, tensors)
     if len(content) > LARGEST_BUNDLE:
@@ -218,7 +218,7 @@ def _checked_entry(name: str, entry: object) -> tuple[str, list[int]]:
     return kind, shape
 
 
-def _are_counts(value: Any) -> TypeGuard[list[int]]:
+def _are_counts(value: object) -> TypeGuard[list[int]]:
     """Sizes or places in a file: a few integers from 0 on."""
     return (
         isinstance(value, list)
@@ -286,7 +286,7 @@ def _check_facts(facts: Record, tensors: Mapping[str, Tensor]) -> None:
         raise Damaged("its texts of tokens do not fit its tokens")
 
 
-def _is_prompt(value: Any) -> bool:
+def _is_prompt(value: object) -> bool:
     """A text with columns and turns."""
     kinds = {"text": str, "columns": dict, "turns": list}
     return isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in kinds.items())

@@ -7,11 +7,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import Any
 
 from proxima.config import PPOConfig, RewardSpec
+from proxima.core.json_record import RecordView
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import (
     FunctionReward,
@@ -112,9 +112,7 @@ def _measured(score: Callable[[Samples], RewardOutcome], samples: Samples) -> tu
     return (time.perf_counter() - began) / len(samples), outcome
 
 
-def constant_findings(
-    trainer: PPOTrainer, prompts: Sequence[str], results: Mapping[str, Any]
-) -> list[Finding]:
+def constant_findings(trainer: PPOTrainer, prompts: Sequence[str], results: RecordView) -> list[Finding]:
     """For each verifiable reward: its best constant answer, beside what the model scores now."""
     found = []
     for name, best in trainer.reward_computer.best_constants(prompts).items():

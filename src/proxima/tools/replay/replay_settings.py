@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -38,7 +37,7 @@ def replay_config(
     """
     recorded = PPOConfig.from_dict(bundle.facts["settings"])
     asked = tuple(rewards) or (recorded.rewards if all(map(is_ready_made, recorded.rewards)) else ())
-    changes: dict[str, Any] = {
+    changes: Record = {
         "model_name": model or str(bundle.facts["base"].get("name") or recorded.model_name),
         "sft_adapter": _write_adapter(bundle, "reference", folder) if bundle.group("reference") else "",
         "rewards": asked,

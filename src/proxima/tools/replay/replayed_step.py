@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -248,7 +247,7 @@ class RecordedGenerator(SequenceGenerator):
         self.policy_lag = int(bundle.facts["state"].get("policy_lag", 0))
         self.on_vllm = bundle.facts["settings"].get("engine") == "vllm"
 
-    def sample(self, prompts: Any, step: int = 0, reference: bool = False) -> Tokens:
+    def sample(self, prompts: object, step: int = 0, reference: bool = False) -> Tokens:
         return self.tokens
 
     def add_importance_weights(self, rollout: TokenPairs) -> tuple[TokenPairs, dict[str, float]]:

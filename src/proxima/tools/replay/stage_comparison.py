@@ -7,9 +7,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from proxima.core.json_record import Record, within
+from proxima.core.json_record import Record, RecordView, within
 from proxima.runs import MATTERS, Bundle
 from proxima.tools.replay.bundle_contents import redacted
 from proxima.tools.replay.stage_differences import Difference, Differences, Tensors, same
@@ -147,7 +147,7 @@ def _settings(facts: Record) -> Record:
     }
 
 
-def _rows(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _rows(left: RecordView, right: RecordView) -> list[tuple[str, str, str]]:
     names = sorted({*left, *right})
     return [
         (name, str(left.get(name, "-")), str(right.get(name, "-")))
