@@ -4,6 +4,7 @@ of adapters and of all weights, decoded tokens."""
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.nn.functional import scaled_dot_product_attention
 
 from proxima.core.types import Tokens
 from proxima.models import Sampling
@@ -11,6 +12,7 @@ from proxima.models.backbone import Backbone
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runtime.engine import pack_mask, supports
 from proxima.runtime.engine.architecture import Architecture
+from proxima.runtime.engine.attention_rules import explicit_attention
 from proxima.runtime.engine.families import FAMILIES
 from proxima.runtime.engine.layer_functions import normalize
 from proxima.world.tiny_models import byte_tokenizer
@@ -212,6 +214,13 @@ def test_norms_round_as_those_of_transformers(case):
     x = torch.randn(50, 32, generator=torch.Generator().manual_seed(2)).bfloat16()
     ours = normalize(x, architecture.last_norm, architecture.shape.eps)
     assert torch.equal(ours, network.model.norm(x))
+
+
+def test_explicit_attention_is_the_library_s():
+    q, k, v = torch.randn(3, 2, 4, 7, 8, generator=torch.Generator().manual_seed(4))
+    seen = torch.ones(7, 7, dtype=torch.bool).tril() & ~torch.ones(7, 7, dtype=torch.bool).tril(-3)
+    expected = scaled_dot_product_attention(q, k, v, seen, scale=0.7)
+    torch.testing.assert_close(explicit_attention(q, k, v, seen, 0.7, None), expected)
 
 
 def test_only_networks_like_llama_use_the_kernels():

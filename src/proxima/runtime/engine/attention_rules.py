@@ -1,6 +1,7 @@
 """Attention with a sliding window or a soft cap, in plain torch: over packed sequences, and one decode step.
 
-The kernels know neither, so these are slower; with a soft cap the scores are in memory.
+The kernels know neither, so these are slower. With a soft cap, and in training on a GPU, all scores are in
+memory.
 """
 
 from __future__ import annotations
@@ -58,7 +59,17 @@ def ruled_cached_attention(
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, cap: float | None) -> Tensor:
     """(B, H, T, D), (B, H, S, D) twice -> (B, H, T, D), of the keys that are seen."""
-    if cap is None:
+    trains_on_gpu = q.is_cuda and torch.is_grad_enabled()  # the library's backward pass may add in any order
+    if cap is None and not trains_on_gpu:
         return scaled_dot_product_attention(q, k, v, seen, scale=scale)
-    scores = cap * torch.tanh(q @ k.transpose(2, 3) * scale / cap)
+    return explicit_attention(q, k, v, seen, scale, cap)
+
+
+def explicit_attention(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, cap: float | None
+) -> Tensor:
+    """The same with all scores in memory."""
+    scores = q @ k.transpose(2, 3) * scale
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
     return torch.softmax(scores.masked_fill(~seen, -torch.inf), -1, dtype=torch.float32).to(q.dtype) @ v
