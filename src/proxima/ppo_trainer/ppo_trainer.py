@@ -188,7 +188,8 @@ class PPOTrainer:
         outcome = Outcome.of_pairs(pairs, self._placed(rewards, pairs), after)
         value_lam = None if config.value_target == "lambda_return" else config.value_lam
         given = (config.gamma, config.lam, config.lam_alpha, value_lam)
-        return add_credit(pairs, estimate(self.estimator, outcome, *given, parts))
+        by_turns = config.discount == "turn"
+        return add_credit(pairs, estimate(self.estimator, outcome, *given, parts, by_turns))
 
     def train(
         self,
