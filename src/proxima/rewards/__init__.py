@@ -19,5 +19,6 @@ if TYPE_CHECKING:
     from proxima.rewards.reward_samples import Samples, columns_of, tokens_of
     from proxima.rewards.reward_server import RewardServer, check_exposure, load_scorer
     from proxima.rewards.reward_sources import RewardSource, check_rewards, open_reward
+    from proxima.rewards.worker_process import WorkerFailure, WorkerProcess
 
 __all__, __getattr__ = lazy_exports(__name__)

@@ -1,0 +1,279 @@
+"""`WorkerProcess`: one killable child process that holds a function or an object and answers calls.
+
+In: a function, or a factory of an object with methods. Out: what its calls return, as JSON; a `WorkerFailure`
+that names the kind where a call hangs, runs out of memory, crashes, exits or raises. Each worker is a new
+session of its own; where the kernel allows a PID namespace too, nothing that it started survives it. It dies
+with the process that made it, also by `kill -9`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from proxima.rewards import worker_child
+
+FailureKind: TypeAlias = Literal["timeout", "memory", "crash", "exit", "raised", "reply"]
+JsonValue: TypeAlias = Any
+
+START_SECONDS = 120.0  # to import what the function needs
+END_SECONDS = 2.0  # to end everything, before the group is killed from here
+SCRATCH_MB = 64  # of files that a sandboxed worker may write
+PLAIN_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
+"""What a sandboxed worker sees of the environment, in which keys may stand."""
+
+
+class WorkerFailure(Exception):  # noqa: N818
+    """A call that brought no value.
+
+    Args:
+        kind: `timeout`, `memory`, `crash` (killed by a signal), `exit` (the process left), `raised`, or
+            `reply` (no JSON, or too long).
+    """
+
+    def __init__(self, kind: FailureKind, message: str):
+        super().__init__(message)
+        self.kind: FailureKind = kind
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
+class WorkerProcess:
+    """A child process with one target. After a time-out, a crash or an exit it is gone: make another.
+
+    with WorkerProcess("my_rewards:score", memory_mb=None) as worker:
+        worker.call(None, "an answer", timeout=5.0)
+    """
+
+    def __init__(
+        self,
+        target: str | bytes | Callable[..., Any],
+        *,
+        memory_mb: int | None,
+        network: bool = True,
+        made_with: Mapping[str, Any] | None = None,
+        sandbox: bool = False,
+        namespaces: bool = True,
+    ):
+        """
+        Args:
+            target: `module:name`, a function or class, or the same as `pickled` returns it.
+            memory_mb: most address space of the child; None = no limit.
+            network: False = none, where the kernel allows to take it away.
+            made_with: keyword arguments with which calls of methods make the object.
+            sandbox: for code of the policy: no environment variables, quiet, files read-only but for a
+                folder in memory, where the kernel allows.
+            namespaces: whether to try for any.
+        """
+        if os.name != "posix":
+            raise ValueError("worker processes need Linux or macOS; here functions run inside the trainer")
+        self.protections: dict[str, bool] = {}
+        self._calls = 0
+        scratch = tempfile.mkdtemp(prefix="proxima-worker-") if sandbox else ""
+        limits = {
+            "memory_mb": memory_mb,
+            "network": network,
+            "sandbox": scratch,
+            "scratch_mb": SCRATCH_MB,
+            "quiet": sandbox,
+            "namespaces": namespaces,
+            "trainer": os.getpid(),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", worker_child.__file__, json.dumps(limits)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env=_plain_environment(scratch) if sandbox else None,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._requests, False)
+        os.set_blocking(self._replies, False)
+        self._end = weakref.finalize(self, _end, self._process, scratch)
+        self._setup: dict[str, Any] | None = _setup(target, made_with)
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def alive(self) -> bool:
+        return self._end.alive
+
+    def start(self, timeout: float = START_SECONDS) -> None:
+        """Wait until the target is loaded; `call` does it too."""
+        if self._setup is not None:
+            setup, self._setup = self._setup, None
+            try:
+                self.protections = self._exchange(setup, time.monotonic() + timeout, timeout)
+            except WorkerFailure:
+                self.close()
+                raise
+
+    def call(self, method: str | None, /, *args: JsonValue, timeout: float, **kwargs: JsonValue) -> JsonValue:
+        """What the target, or this method of the object that it makes, returns.
+
+        Args:
+            method: None = call the target itself.
+            args: anything that JSON can hold.
+            timeout: seconds, from when the target is loaded.
+        """
+        if not self.alive:
+            raise WorkerFailure("exit", "its process has ended")
+        self.start()
+        call = {"method": method, "args": args, "kwargs": kwargs}
+        return self._exchange(call, time.monotonic() + timeout, timeout)
+
+    def close(self) -> None:
+        """End the child and everything that it started."""
+        self._end()
+
+    def _exchange(self, call: dict[str, Any], deadline: float, timeout: float) -> JsonValue:
+        self._calls += 1
+        request = json.dumps({"id": self._calls, **call}, default=str).encode() + b"\n"
+        try:
+            reply = self._read(self._transfer(request, deadline, timeout))
+        except BaseException as error:  # Ctrl-C too: what it would answer is not for the next call
+            if not isinstance(error, WorkerFailure) or error.kind in ("timeout", "crash", "exit"):
+                self.close()
+            raise
+        if "kind" in reply:
+            raise WorkerFailure(reply["kind"], str(reply.get("message", ""))[: worker_child.MAX_REASON])
+        return reply["value"]
+
+    def _transfer(self, request: bytes, deadline: float, timeout: float) -> bytes:
+        """Send the request and receive one line, without ever waiting past the deadline."""
+        received = bytearray()
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise WorkerFailure("timeout", f"no answer within {timeout:g} s")
+            readable, writable = _ready(self._replies, self._requests if request else None, left)
+            if writable:
+                try:
+                    request = request[os.write(self._requests, request) :]
+                except BlockingIOError:
+                    pass
+                except BrokenPipeError:
+                    request = b""
+            if readable:
+                piece = os.read(self._replies, 2**20)
+                if not piece:
+                    raise self._departed()
+                received += piece
+                if received.endswith(b"\n"):
+                    return bytes(received)
+                if len(received) > worker_child.MAX_REPLY_BYTES + 2**20:
+                    self.close()
+                    raise WorkerFailure("reply", "its reply is too long")
+
+    def _read(self, line: bytes) -> dict[str, Any]:
+        try:
+            reply = json.loads(line)
+            if (
+                isinstance(reply, dict)
+                and reply["id"] == self._calls
+                and ("value" in reply or "kind" in reply)
+            ):
+                return reply
+        except (ValueError, KeyError, RecursionError):
+            pass
+        self.close()
+        raise WorkerFailure("reply", "its reply is not JSON of this protocol")
+
+    def _departed(self) -> WorkerFailure:
+        """Why the child closed its pipe."""
+        try:
+            code = self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return WorkerFailure("crash", "it closed its pipe")
+        number = -code if code < 0 else code - worker_child.SIGNAL_CODE
+        if number <= 0:
+            return WorkerFailure("exit", f"its process ended with exit code {code}")
+        if number == signal.SIGKILL:
+            return WorkerFailure("memory", "it was killed (SIGKILL), as the system does when memory runs out")
+        with contextlib.suppress(ValueError):
+            return WorkerFailure("crash", f"its process crashed ({signal.Signals(number).name})")
+        return WorkerFailure("exit", f"its process ended with exit code {code}")
+
+
+def pickled(target: Callable[..., Any]) -> bytes | str:
+    """A function or class as a worker takes it: by name where it can be imported, otherwise by value."""
+    import dill
+
+    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", "")
+    if module not in (None, "__main__") and "<" not in name:
+        found: Any = sys.modules.get(module)
+        for each in name.split("."):
+            found = getattr(found, each, None)
+        if found is target:
+            return f"{module}:{name}"
+    try:
+        return bytes(dill.dumps(target, recurse=True))
+    except Exception as error:  # what a closure holds may raise anything when it is pickled
+        raise ValueError(
+            f"{name or target!r} cannot be sent to a worker process: {worker_child.in_words(error)}; put it "
+            "into a module, and give module:function"
+        ) from None
+
+
+def _setup(target: str | bytes | Callable[..., Any], made_with: Mapping[str, Any] | None) -> dict[str, Any]:
+    if callable(target):
+        target = pickled(target)
+    by_value = isinstance(target, bytes)
+    return {
+        "path": [str(Path.cwd()), *sys.path],
+        "target": "" if by_value else target,
+        "pickled": base64.b64encode(target).decode() if isinstance(target, bytes) else "",
+        "made_with": dict(made_with or {}),
+    }
+
+
+def _plain_environment(scratch: str) -> dict[str, str]:
+    known = {name: os.environ[name] for name in PLAIN_ENVIRONMENT if name in os.environ}
+    return {**known, "HOME": scratch, "TMPDIR": scratch, "OMP_NUM_THREADS": "1"}
+
+
+def _ready(read: int, write: int | None, seconds: float) -> tuple[bool, bool]:
+    """Which of the two can go on; `select` itself is bound to small numbers of files."""
+    poll = select.poll()
+    poll.register(read, select.POLLIN)
+    if write is not None:
+        poll.register(write, select.POLLOUT)
+    found = {number for number, _ in poll.poll(1000 * seconds)}
+    return read in found, write in found
+
+
+def _end(process: subprocess.Popen[bytes], scratch: str) -> None:
+    """Hang up, on which the child ends everything that it started; kill its group where it does not."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if scratch:
+        shutil.rmtree(scratch, ignore_errors=True)
