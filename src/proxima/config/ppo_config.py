@@ -22,6 +22,8 @@ from proxima.config.setting_checks import (
 from proxima.config.setting_declaration import setting
 from proxima.config.settings_base import Settings, read_yaml, settings_class
 
+READ_PER_TURN = 32  # tokens for which an episode has room by default
+
 
 @settings_class
 class PPOConfig(Settings):
@@ -93,7 +95,7 @@ class PPOConfig(Settings):
     """Most turns of the policy in an episode, each of up to `max_new_tokens`; a longer one is cut there."""
     max_episode_tokens: int = setting(0, at_least=0)
     """Most tokens in an episode after its prompt, what it reads included; an episode that needs more is cut.
-    0 = 2 * `max_turns` * `max_new_tokens`."""
+    0 = `max_turns` * (`max_new_tokens` + 32)."""
     step_seconds: float = setting(0.0, at_least=0, at_most=86400, changes_results=False)
     """Above 0, each episode's environment and tools run in a process of their own, which is killed where one
     call takes longer than this; the episode is left out. 0 = in this process, without a limit."""
@@ -387,7 +389,7 @@ class PPOConfig(Settings):
         """Most tokens after a prompt, read ones included."""
         if not self.has_episodes:
             return self.max_new_tokens
-        return self.max_episode_tokens or 2 * self.max_turns * self.max_new_tokens
+        return self.max_episode_tokens or self.max_turns * (self.max_new_tokens + READ_PER_TURN)
 
     @property
     def has_critic(self) -> bool:
