@@ -22,7 +22,7 @@ from proxima.advantage.outcome import Credit, Outcome
 from proxima.advantage.return_calculator import ReturnCalculator
 from proxima.advantage.td_error import TDError
 from proxima.core.ops import turn_ends
-from proxima.core.pairs import rejoin
+from proxima.core.pairs import SAPairs, rejoin
 
 
 class GAEParts(NamedTuple):
@@ -49,10 +49,11 @@ def adaptive_lam(mask: Tensor, lam_alpha: float) -> Tensor:
     return (1 - 1 / (lam_alpha * mask.sum(1).clamp(min=1))).clamp(0, 1)
 
 
-def at_turn_ends(factor: float | Tensor, mask: Tensor) -> Tensor:
+def at_turn_ends(factor: float | Tensor, pairs: SAPairs) -> Tensor:
     """A factor, one for all or one for each row (B,), as (B, R): 1 but for the last token of each turn."""
-    given = factor.unsqueeze(1) if isinstance(factor, Tensor) else torch.tensor(factor, device=mask.device)
-    return torch.where(turn_ends(mask), given, torch.ones_like(given))
+    reward = pairs.column("reward")
+    given = factor.unsqueeze(1).to(reward) if isinstance(factor, Tensor) else reward.new_tensor(factor)
+    return torch.where(turn_ends(pairs.mask), given, reward.new_ones(()))
 
 
 def gae(outcome: Outcome, terms: Terms) -> Credit:
@@ -62,7 +63,7 @@ def gae(outcome: Outcome, terms: Terms) -> Credit:
     lam = adaptive_lam(pairs.mask, terms.lam_alpha) if terms.lam_alpha > 0 else terms.lam
     value_lam: float | Tensor | None = terms.value_lam
     if terms.by_turns:
-        gamma, lam = at_turn_ends(gamma, pairs.mask), at_turn_ends(lam, pairs.mask)
+        gamma, lam = at_turn_ends(gamma, pairs), at_turn_ends(lam, pairs)
     errors = parts.td_error.compute_td_errors(pairs, gamma)
     found = rejoin(parts.gae_advantage.compute_gae_advantages(errors, gamma, lam), pairs)
     advantages = found.column("advantage")
@@ -71,7 +72,7 @@ def gae(outcome: Outcome, terms: Terms) -> Credit:
     elif terms.value_lam == 1:
         targets = rejoin(parts.return_calculator.add_reward_to_go(found, gamma), pairs).column("return")
     else:
-        value_lam = at_turn_ends(value_lam, pairs.mask) if terms.by_turns else value_lam
+        value_lam = at_turn_ends(value_lam, pairs) if terms.by_turns else value_lam
         other = rejoin(parts.gae_advantage.compute_gae_advantages(found, gamma, value_lam), pairs)
         targets = other.column("advantage") + found.column("value")
     return Credit(advantages, targets, found.columns.get("td_error"))
