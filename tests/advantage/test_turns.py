@@ -83,7 +83,11 @@ def test_by_turns_both_factors_act_between_turns_alone(turns, gap, gamma, lam, v
 
 
 def test_turns_of_one_token_are_discounted_as_tokens_are():
-    rewards, values, mask = [1.0, 9.0, 2.0, 9.0, 3.0], [0.5, 9.0, 0.25, 9.0, 0.125], [True, False] * 2 + [True]
+    rewards, values, mask = (
+        [1.0, 9.0, 2.0, 9.0, 3.0],
+        [0.5, 9.0, 0.25, 9.0, 0.125],
+        [True, False] * 2 + [True],
+    )
     expected = oracles.gae(oracles.td_errors([1.0, 2.0, 3.0], [0.5, 0.25, 0.125], 0.9), 0.9, 0.8)
     for by_turns in (False, True):
         found = gae(rewards, values, mask, 0.9, 0.8, by_turns=by_turns).advantages[0]

@@ -17,8 +17,8 @@ class Parity:
 
     def step(self, text):
         self.turns += 1
-        reward = 1.0 if len(text) % 2 == 0 else -0.25 * self.random.random()
-        return Step(f" [{self.random.randint(10, 99)}]", reward, self.turns == 3)
+        shown, malus = self.random.randint(10, 99), self.random.random()
+        return Step(f" [{shown}]", 1.0 if len(text) % 2 == 0 else -0.25 * malus, self.turns == 3)
 
 
 class Slow(Parity):
@@ -109,57 +109,34 @@ class Faulty(Parity):
 
     def step(self, text):
         step = super().step(text)
-        match self.fault:
-            case "raises":
-                raise KeyError("lost")
-            case "returns None":
-                return None
-            case "returns a pair":
-                return "text", 1.0
-            case "observes a number":
-                return Step(3, 1.0)
-            case "observes nothing":
-                return Step(None, 1.0)
-            case "observes an empty text":
-                return Step("", 1.0)
-            case "observes too much":
-                return Step("x" * 10_000_000, 1.0)
-            case "nan":
-                return Step("text", float("nan"))
-            case "infinite":
-                return Step("text", float("inf"))
-            case "a text as reward":
-                return Step("text", "1")
-            case "a number as done":
-                return Step("text", 1.0, 1)
-            case "exits":
-                sys.exit(3)
-            case "kills itself":
-                os._exit(3)
-            case "hangs":
-                time.sleep(60)
-            case "never ends":
-                return Step(" again", 0.0)
+        if self.fault in RETURNED:
+            return RETURNED[self.fault]
+        if self.fault == "raises":
+            raise KeyError("lost")
+        if self.fault == "exits":
+            sys.exit(3)
+        if self.fault == "kills itself":
+            os._exit(3)
+        if self.fault == "hangs":
+            time.sleep(60)
         return step
 
 
+RETURNED = {
+    "returns None": None,
+    "returns a pair": ("text", 1.0),
+    "observes a number": Step(3, 1.0),
+    "observes nothing": Step(None, 1.0),
+    "observes an empty text": Step("", 1.0),
+    "observes too much": Step("x" * 10_000_000, 1.0),
+    "nan": Step("text", float("nan")),
+    "infinite": Step("text", float("inf")),
+    "a text as reward": Step("text", "1"),
+    "a number as done": Step("text", 1.0, 1),
+    "never ends": Step(" again", 0.0),
+}
 FAULTS = [
-    "reset raises",
-    "reset returns a number",
-    "reset returns too much",
-    "reset returns more than fits",
-    "raises",
-    "returns None",
-    "returns a pair",
-    "observes a number",
-    "observes nothing",
-    "observes an empty text",
-    "observes too much",
-    "nan",
-    "infinite",
-    "a text as reward",
-    "a number as done",
-    "exits",
+    *("reset raises", "reset returns a number", "reset returns too much", "reset returns more than fits"),
+    *("raises", "exits"),
+    *(name for name in RETURNED if name != "never ends"),
 ]
-
-

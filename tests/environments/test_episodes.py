@@ -8,7 +8,9 @@ import torch
 
 from proxima import Step
 from proxima.core.types import Prompt
+from proxima.pages.report import write_report
 from proxima.ppo_trainer import PPOTrainer
+from proxima.runs import Run
 from tests.environments.games import FAULTS, Counter, Faulty, Graded, Gym, Parity, Slow
 from tests.helpers import LOGPROB_ROUNDING, Crash, crash_at, difference, shake, weights
 
@@ -29,8 +31,7 @@ def rollout(trainer, prompts, step=0):
 def cells(tokens):
     """What was sampled and read, without padding."""
     return [
-        (ids, real[: len(ids)])
-        for ids, real in zip(tokens.response_rows, tokens.mask.tolist(), strict=True)
+        (ids, real[: len(ids)]) for ids, real in zip(tokens.response_rows, tokens.mask.tolist(), strict=True)
     ]
 
 
@@ -55,8 +56,8 @@ def test_ids_are_the_same_in_engine_scorer_and_update(make_config, prompts, engi
     assert results["sampling_gap"] <= LOGPROB_ROUNDING
     assert results["episode_turns"] == 3
     assert results["eos_rate"] == 1
-    sampled = sorted(sum(seen[0], []) if isinstance(seen[0][0], list) else seen[0])
-    assert sampled == sorted(tokens.input_ids[tokens.input_mask].tolist())
+    assert len(seen) > 2  # the scoring pass, then the minibatches
+    assert sorted(seen[0]) == sorted(tokens.input_ids[tokens.input_mask].tolist())
 
 
 def test_both_engines_sample_the_same_episodes(make_config, prompts):
@@ -105,8 +106,12 @@ def test_what_is_sampled_depends_neither_on_slots_nor_on_how_long_answers_take(m
 
 def test_a_group_meets_one_environment_and_other_prompts_another(make_config, prompts):
     trainer = make_trainer(
-        make_config, num_generations=4, adv_estimator="rloo", whiten_advantages=False,
-        value_learning_rate=1e-4, max_turns=2,
+        make_config,
+        num_generations=4,
+        adv_estimator="rloo",
+        whiten_advantages=False,
+        value_learning_rate=1e-4,
+        max_turns=2,
     )
     tokens = trainer.ppo_step(["same", "same", "other"])["sa_pairs"].tokens
     read = [
@@ -132,29 +137,26 @@ def test_the_gradient_is_that_of_a_plain_pass_over_the_policys_own_tokens(make_c
     ours = [parameter.grad.clone() for parameter in policy.parameters()]
     trainer.model_trainer._value_backward(pairs)
     of_value = [parameter.grad.clone() for parameter in value.parameters()]
-    policy_loss, value_loss = torch.zeros(()), torch.zeros(())
-    for row in range(len(tokens.prompts)):
-        ids = tokens.input_ids[row][tokens.input_mask[row]]
-        places = int(tokens.prompt_mask[row].sum()) + tokens.mask[row].nonzero().flatten()
-        own = tokens.mask[row]
-        with policy.active():
-            logprobs = policy.backbone.network(ids[None]).logits[0].float().log_softmax(-1)
-        chosen = logprobs[places - 1, ids[places]]
-        assert float((chosen.detach() - pairs.column("logprob_policy")[row][own]).abs().max()) <= (
-            LOGPROB_ROUNDING
-        )
-        policy_loss = policy_loss - (chosen * advantages[row][own]).sum()
-        with value.active():
-            states = value.backbone.network(ids[None], output_hidden_states=True).hidden_states[-1][0]
-        value_loss = value_loss + ((value.head_values(states[places - 1]) - returns[row][own]) ** 2).sum()
     total = tokens.mask.sum()
-    for loss, parameters, found in (
-        (policy_loss, policy.parameters(), ours),
-        (value_loss, value.parameters(), of_value),
-    ):
-        expected = torch.autograd.grad(loss / total, parameters)
-        for one, other in zip(expected, found, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    trainer.model_trainer.policy_optimizer.zero_grad()
+    trainer.model_trainer.value_optimizer.zero_grad()
+    for row in range(len(tokens.prompts)):
+        ids, own = tokens.input_ids[row][tokens.input_mask[row]], tokens.mask[row]
+        places = int(tokens.prompt_mask[row].sum()) + own.nonzero().flatten()
+        with policy.training(), policy.active():
+            logprobs = policy.backbone.network(ids[None]).logits[0].float().log_softmax(-1)
+            chosen = logprobs[places - 1, ids[places]]
+            (-(chosen * advantages[row][own]).sum() / total).backward()
+        scored = pairs.column("logprob_policy")[row][own]
+        assert float((chosen.detach() - scored).abs().max()) <= LOGPROB_ROUNDING
+        with value.training(), value.active():
+            states = value.backbone.network(ids[None], output_hidden_states=True).hidden_states[-1][0]
+            errors = value.head_values(states[places - 1]) - returns[row][own]
+            ((errors**2).sum() / total).backward()
+    for role, found in ((policy, ours), (value, of_value)):
+        assert max(float(gradient.abs().max()) for gradient in found) > 1e-3
+        for parameter, gradient in zip(role.parameters(), found, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-5)
 
 
 def test_rewards_stand_on_the_last_token_of_their_turns(make_config, prompts):
@@ -261,10 +263,7 @@ def write_turns(prompts, sampling, conversation, ids):
             transcript.end_turn(row, ids[turn])
         rows, turn = transcript.take_replies(wait=True), turn + 1
     response_ids, chosen, observed = transcript.responses()
-    sampled = torch.zeros(chosen.shape)
-    return replace(
-        prompts, response_ids=response_ids, mask=chosen, observed=observed, sampled_logprobs=sampled
-    )
+    return replace(prompts, response_ids=response_ids, mask=chosen, observed=observed)
 
 
 CALL = '<tool_call>{"name": "add", "arguments": {"number": 2}}</tool_call>'
@@ -274,8 +273,14 @@ CALL = '<tool_call>{"name": "add", "arguments": {"number": 2}}</tool_call>'
 @pytest.mark.parametrize(("environment", "reward"), [(Counter, 1.0), (Graded, 20.0)])
 def test_methods_are_tools_as_in_trl(make_config, environment, reward, seconds):
     trainer = make_trainer(
-        make_config, environment=environment, max_new_tokens=80, top_k=0, top_p=1.0, max_turns=3,
-        step_seconds=seconds, max_episode_tokens=200,
+        make_config,
+        environment=environment,
+        max_new_tokens=80,
+        top_k=0,
+        top_p=1.0,
+        max_turns=3,
+        step_seconds=seconds,
+        max_episode_tokens=200,
     )
     results = scripted(trainer, CALL, "done").ppo_step(["Please."])
     tokens = results["sa_pairs"].tokens
@@ -288,8 +293,14 @@ def test_methods_are_tools_as_in_trl(make_config, environment, reward, seconds):
 def test_calls_that_cannot_be_made_are_read_as_errors(make_config):
     broken = [
         ("<tool_call>{}</tool_call>", "error: the call has no name"),
-        ('<tool_call>{"name": "subtract"}</tool_call>', "error: there is no tool 'subtract'; the tools are add"),
-        (CALL.replace('"number": 2', '"much": 2'), "error: TypeError: Counter.add() got an unexpected keyword"),
+        (
+            '<tool_call>{"name": "subtract"}</tool_call>',
+            "error: there is no tool 'subtract'; the tools are add",
+        ),
+        (
+            CALL.replace('"number": 2', '"much": 2'),
+            "error: TypeError: Counter.add() got an unexpected keyword",
+        ),
         (CALL.replace("2", '"two"'), "error: TypeError: unsupported operand"),
         ("<tool_call>{", "error: <tool_call> has no </tool_call>"),
     ]
@@ -306,8 +317,15 @@ def test_calls_that_cannot_be_made_are_read_as_errors(make_config):
 def test_a_tool_that_hangs_is_read_as_an_error(make_config):
     call = '<tool_call>{"name": "hang", "arguments": {"seconds": 60}}</tool_call>'
     trainer = make_trainer(
-        make_config, environment=(), tools=["tests.environments.games:hang"], rewards=("ends_with_eos",),
-        step_seconds=0.5, max_new_tokens=80, max_episode_tokens=200, top_k=0, top_p=1.0,
+        make_config,
+        environment=(),
+        tools=["tests.environments.games:hang"],
+        rewards=("ends_with_eos",),
+        step_seconds=0.5,
+        max_new_tokens=80,
+        max_episode_tokens=200,
+        top_k=0,
+        top_p=1.0,
     )
     results = scripted(trainer, call, "done").ppo_step(["x"])
     assert "error: timeout: no answer within 0.5 s" in results["generated_texts"][0]
@@ -347,7 +365,9 @@ def test_the_value_after_a_cut_episode_is_read_after_its_observation(make_config
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_costs_its_own_episode_and_says_why(make_config, prompts, fault, caplog):
     rows = [Prompt(prompt, {"fault": fault if i == 1 else ""}) for i, prompt in enumerate(prompts)]
-    healthy = make_trainer(make_config, environment=Faulty).ppo_step([Prompt(p, {"fault": ""}) for p in prompts])
+    healthy = make_trainer(make_config, environment=Faulty).ppo_step(
+        [Prompt(p, {"fault": ""}) for p in prompts]
+    )
     caplog.clear()
     results = make_trainer(make_config, environment=Faulty).ppo_step(rows)
     assert results["failed_rewards"] == 1
@@ -375,7 +395,9 @@ def test_a_column_that_reset_needs_is_asked_for(make_config, prompts):
             pass
 
     trainer = make_trainer(make_config, environment=Needs)
-    with pytest.raises(ValueError, match="reset of the environment asks for 'level', but the columns of prompt 0"):
+    with pytest.raises(
+        ValueError, match="reset of the environment asks for 'level', but the columns of prompt 0"
+    ):
         trainer.train(prompts)
 
 
@@ -408,7 +430,13 @@ def test_a_killed_run_resumes_to_the_same_bits(make_config, prompts):
     assert difference(weights(whole), weights(resumed)) == 0
 
 
-def test_held_out_prompts_are_played_and_the_report_shows_the_turns(make_config, prompts, tmp_path):
+def test_held_out_prompts_are_played_and_records_show_the_turns(make_config, prompts):
     trainer = make_trainer(make_config, batch_size=4, run_name="played", max_turns=2)
     results = trainer.train(prompts, validation_prompts=prompts[:2])
-    assert "reward" in results.final_evaluation or results.run_folder.exists()
+    assert 0 <= results.start["validation/reward"] <= 2
+    run = Run(results.run_folder)
+    for record in run.tokens(1):
+        assert [turn["role"] for turn in record["replies"]] == ["assistant", "environment", "assistant"]
+        assert "".join(turn["text"] for turn in record["replies"]) == "".join(record["tokens"])
+    page = write_report(run)
+    assert "environment" in page.read_text(encoding="utf-8")

@@ -323,8 +323,8 @@ METRICS = [
         title="Tokens read per episode",
         unit="tokens",
         group="responses",
-        meaning="Mean number of tokens that an environment or tools wrote into an episode; nothing is trained "
-        "on them.",
+        meaning="Mean number of tokens that an environment or tools wrote into an episode; nothing is "
+        "trained on them.",
         healthy="Small beside `max_episode_tokens`.",
         otherwise="Large: observations are most of what is computed. Shorten them.",
     ),
