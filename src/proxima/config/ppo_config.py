@@ -22,8 +22,6 @@ from proxima.config.setting_checks import (
 from proxima.config.setting_declaration import setting
 from proxima.config.settings_base import Settings, read_yaml, settings_class
 
-READ_PER_TURN = 32  # tokens for which an episode has room by default
-
 
 @settings_class
 class PPOConfig(Settings):
@@ -383,13 +381,6 @@ class PPOConfig(Settings):
     def has_episodes(self) -> bool:
         """Whether a response may have several turns."""
         return bool(self.environment or self.tools)
-
-    @property
-    def max_response_tokens(self) -> int:
-        """Most tokens after a prompt, read ones included."""
-        if not self.has_episodes:
-            return self.max_new_tokens
-        return self.max_episode_tokens or self.max_turns * (self.max_new_tokens + READ_PER_TURN)
 
     @property
     def has_critic(self) -> bool:

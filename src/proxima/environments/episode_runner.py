@@ -17,6 +17,7 @@ from proxima.core.encoding import encode_prompts
 from proxima.core.episode import Episode, Reply
 from proxima.data import Skip
 from proxima.environments.environment import Environment
+from proxima.environments.episode_limits import max_response_tokens
 from proxima.environments.hosts import Host, HostFailure
 from proxima.environments.step import LONGEST, Answered, Message, read_observation, read_reward, read_step
 from proxima.environments.tool_calls import MalformedCall, read_calls
@@ -127,7 +128,7 @@ class EpisodeRunner:
             text = self.environment.tokenizer.decode(ids, skip_special_tokens=True)
             answered = self._respond(running, text)
             read = self._read(running, answered, ids)
-            left = config.max_response_tokens - running.tokens
+            left = max_response_tokens(config) - running.tokens
             goes_on = (
                 not (answered.done or answered.cut)
                 and len(episode.rewards) + 1 < config.max_turns

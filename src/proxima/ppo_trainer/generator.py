@@ -19,7 +19,7 @@ from proxima.core.pairs import TokenPairs
 from proxima.core.sampling import include_sampled, kept_shape, score_tokens, truncate
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import KeptSet, Prompt, Rollout, TokenColumns, Tokens, pad_to
-from proxima.environments import Environment, EpisodeRunner
+from proxima.environments import Environment, EpisodeRunner, max_response_tokens
 from proxima.models import PolicyModel, Sampling, by_chunks, unpack
 from proxima.ppo_trainer.environment_seeds import environment_seeds
 from proxima.ppo_trainer.process_shares import join_tokens, own_share
@@ -137,7 +137,7 @@ class SequenceGenerator:
             eos_ids=self.models.eos_ids,
             seed=settings.seed,
             step=step,
-            max_episode_tokens=settings.max_response_tokens if settings.has_episodes else 0,
+            max_episode_tokens=max_response_tokens(settings) if settings.has_episodes else 0,
         )
 
     def sample(self, prompts: Prompts, step: int = 0, reference: bool = False) -> Tokens:
@@ -166,7 +166,7 @@ class SequenceGenerator:
         seeds = environment_seeds(tokens, sampling, self.config.num_generations)[
             processes.rows(len(tokens.prompts))
         ]
-        room = None if context is None else context - self.config.max_response_tokens
+        room = None if context is None else context - max_response_tokens(self.config)
         runner = EpisodeRunner(environment, own.prompts, seeds.tolist(), room)
         try:
             tokens = self._opened(tokens, runner.prompts)
@@ -218,7 +218,7 @@ class SequenceGenerator:
         given = (
             self.tokenizer,
             self.models.context_length,
-            config.max_response_tokens,
+            max_response_tokens(config),
             config.truncate_prompts,
         )
         return tokenize(prompts, *given, first)
