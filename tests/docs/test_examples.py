@@ -157,7 +157,7 @@ def test_none_is_forgotten():
         *(f"tldr_real/{name}.py" for name in ("evaluate", "measures", "run", "table")),
         *(f"tldr_real/{name}.yaml" for name in ("ppo", "reward", "sft")),
     }
-    others = {"qwen3_tldr.yaml", "reward_server.yaml"}
+    others = {"qwen3_tldr.yaml", "reward_server.yaml", "calculator.py", "calculator.yaml", "chain_sum.py"}
     assert {names(path) for path in EXAMPLES if not runs(path)} == with_smollm2 | others
 
 
