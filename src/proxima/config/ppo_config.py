@@ -84,8 +84,8 @@ class PPOConfig(Settings):
     """Rewards to add up: ready-made names, `module:function`, URLs, reward-model folders or Hub ids; see
     docs/rewards.md."""
     environment: tuple[RewardSpec, ...] = setting((), check=check_environment, values="one class, or none")
-    """What answers the policy, turn by turn, and rewards it: `module:Class` with `reset` and `step`, or with
-    methods that are tools; see docs/environments.md. Empty: a response is one turn."""
+    """What answers the policy, turn by turn, and rewards it: `module:Class` with `reset()` and `step(text)`,
+    or with methods that are tools; see docs/environments.md. Empty: a response is one turn."""
     tools: tuple[RewardSpec, ...] = setting((), check=check_tools, values="names must differ")
     """Functions that the policy may call, each `module:function` with typed arguments and a docstring; what
     they return is read in the next turn."""

@@ -221,7 +221,8 @@ class SequenceGenerator:
             max_response_tokens(config),
             config.truncate_prompts,
         )
-        return tokenize(prompts, *given, first)
+        limit = "max_episode_tokens" if config.has_episodes else "max_new_tokens"
+        return tokenize(prompts, *given, first, limit)
 
     def read_prompts(self, prompts: Prompts, seen: dict[bytes, int] | None = None) -> Tokens:
         """Prompts as left-padded ids on the device, still without responses; what was read before stays as it
