@@ -56,10 +56,10 @@ def best_constant() -> float:
     return max(sums.values()) / sums.total()
 
 
-def main(steps: int, model: str = "smollm2", **settings) -> dict[str, float]:
+def main(steps: int, model: str = "smollm2", held_out: int = 256, **settings) -> dict[str, float]:
     prompt = ChatTemplate(load_tokenizer(model)).prompt(ASKED)
     config = PPOConfig(model, **{**SETTINGS, "environment": ChainSum, **settings})
-    results = PPOTrainer(config).train([prompt] * (steps * config.batch_size), 1, [prompt] * 256)
+    results = PPOTrainer(config).train([prompt] * (steps * config.batch_size), 1, [prompt] * held_out)
     rewards = [step["validation/reward"] for step in results.metrics if "validation/reward" in step]
     found = {
         "before": results.start["validation/reward"],
