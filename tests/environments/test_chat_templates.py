@@ -3,7 +3,7 @@
 import pytest
 
 from proxima.core.types import Prompt
-from proxima.environments.environment import Environment
+from proxima.environments.episode_environment import Environment
 from proxima.environments.observation_tokens import ObservationTokens
 from proxima.environments.tool_calls import Call, MalformedCall, find_format, read_calls
 from proxima.world.tiny_models import byte_tokenizer

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from examples import calculator, chain_sum, guessing_game
-from proxima.environments.environment import Environment
+from proxima.environments.episode_environment import Environment
 from proxima.world.tiny_models import byte_tokenizer
 from tests.environments.test_chat_templates import CHATML, template
 

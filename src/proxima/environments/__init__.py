@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from proxima.environments.environment import Environment, check_environments
     from proxima.environments.environment_reward import EnvironmentReward
+    from proxima.environments.episode_environment import Environment, check_environments
     from proxima.environments.episode_limits import max_response_tokens
     from proxima.environments.episode_runner import EpisodeRunner
     from proxima.environments.step import Step

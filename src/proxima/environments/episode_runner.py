@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from proxima.core.encoding import encode_prompts
 from proxima.core.episode import Episode, Reply
 from proxima.data import Skip
-from proxima.environments.environment import Environment
+from proxima.environments.episode_environment import Environment
 from proxima.environments.episode_limits import max_response_tokens
 from proxima.environments.hosts import Host, HostFailure
 from proxima.environments.step import LONGEST, Answered, Message, read_observation, read_reward, read_step
