@@ -126,6 +126,8 @@ RETURNED = {
     "returns None": None,
     "returns a pair": ("text", 1.0),
     "observes a number": Step(3, 1.0),
+    "observes half a character": Step("\ud800", 1.0),
+    "rewards a list": Step("text", [1.0]),
     "observes nothing": Step(None, 1.0),
     "observes an empty text": Step("", 1.0),
     "observes too much": Step("x" * 10_000_000, 1.0),

@@ -221,6 +221,7 @@ def test_the_settings_of_episodes_change_the_outcome(make_config, prompts, setti
         ({"environment": Step}, "Step"),
         ({"environment": (), "discount": "turn"}, "there are none without environment or tools"),
         ({"tools": [lambda x: x]}, "needs a type for each argument"),
+        ({"tools": ["tests.environments.games:multiply,left=2"]}, "tools do not take"),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_words(make_config, settings, words):
@@ -303,6 +304,7 @@ def test_calls_that_cannot_be_made_are_read_as_errors(make_config):
         ),
         (CALL.replace("2", '"two"'), "error: TypeError: unsupported operand"),
         ("<tool_call>{", "error: <tool_call> has no </tool_call>"),
+        (CALL.replace('"number": 2', '"method": 2, "self": 3'), "error: TypeError"),
     ]
     for call, words in broken:
         trainer = make_trainer(
@@ -312,6 +314,22 @@ def test_calls_that_cannot_be_made_are_read_as_errors(make_config):
         assert words in results["generated_texts"][0]
         assert results["malformed_calls"] == 1
         assert results["rewards"] == [0.0]
+
+
+def test_no_argument_of_a_call_reaches_the_trainer(make_config):
+    """Names that the trainer's own calls use, too."""
+    call = CALL.replace('"number": 2', '"timeout": 600')
+    trainer = make_trainer(
+        make_config,
+        environment=Counter,
+        max_new_tokens=90,
+        max_episode_tokens=230,
+        step_seconds=20.0,
+        top_k=0,
+        top_p=1.0,
+    )
+    results = scripted(trainer, call, "done").ppo_step(["x"])
+    assert "error: an argument cannot be called 'timeout' here" in results["generated_texts"][0]
 
 
 def test_a_tool_that_hangs_is_read_as_an_error(make_config):

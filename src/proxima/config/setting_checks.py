@@ -36,6 +36,8 @@ def check_environment(name: str, specs: Sequence[RewardSpec]) -> None:
 def check_tools(name: str, specs: Sequence[RewardSpec]) -> None:
     check_labels(name, specs)
     _check_code(name, "function", specs)
+    if idle := [spec.label for spec in specs if spec.options or spec.weight != 1]:
+        raise ValueError(f"{name}: {idle[0]} has a weight or options, which tools do not take")
 
 
 def _check_code(name: str, kind: str, specs: Sequence[RewardSpec]) -> None:

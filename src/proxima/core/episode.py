@@ -28,8 +28,8 @@ class Reply(NamedTuple):
 class Conversation(Protocol):
     """Answers the turns of a batch's rows, perhaps later than it is asked."""
 
-    def finish_turn(self, row: int, ids: list[int], ended: bool) -> None:
-        """Take a turn's own tokens; `ended`: the last of them is an EOS."""
+    def finish_turn(self, row: int, ids: list[int]) -> None:
+        """Take a turn's own tokens."""
 
     def replies(self, wait: bool) -> list[Reply]:
         """The replies that have come since; `wait`: at least one, where any is to come."""

@@ -56,7 +56,7 @@ class Transcript:
         self.ids[row] += turn
         self.chosen[row] += [True] * len(turn)
         self.awaited.add(row)
-        self.conversation.finish_turn(row, turn, bool(ends))
+        self.conversation.finish_turn(row, turn)
 
     def take_replies(self, wait: bool) -> list[int]:
         """Read the replies that have come; the rows that have another turn.

@@ -18,7 +18,7 @@ from proxima.core.episode import Episode, Reply
 from proxima.data import Skip
 from proxima.environments.episode_environment import Environment
 from proxima.environments.episode_limits import max_response_tokens
-from proxima.environments.hosts import Host, HostFailure
+from proxima.environments.hosts import LONGEST_REASON, Host, HostFailure
 from proxima.environments.step import LONGEST, Answered, Message, read_observation, read_reward, read_step
 from proxima.environments.tool_calls import MalformedCall, read_calls
 
@@ -75,7 +75,7 @@ class EpisodeRunner:
 
     # --- a conversation ---
 
-    def finish_turn(self, row: int, ids: list[int], ended: bool) -> None:
+    def finish_turn(self, row: int, ids: list[int]) -> None:
         if self._threads is None:
             self._come.append(self._answer(row, ids))
         else:
@@ -106,7 +106,7 @@ class EpisodeRunner:
                     returned = returned[0] if not isinstance(returned[0], dict) else returned  # with its info
                 messages = read_observation("reset", returned)
             opened = environment.open_prompt(prompt, messages)
-            if messages and self.room is not None and not environment.config.truncate_prompts:
+            if opened != prompt and self.room is not None and not environment.config.truncate_prompts:
                 size = len(encode_prompts(environment.tokenizer, [opened])[0])
                 if size > self.room:
                     raise ValueError(
@@ -114,8 +114,8 @@ class EpisodeRunner:
                         f"{self.room}"
                     )
             return opened
-        except (HostFailure, Skip, ValueError) as error:
-            self._fail(running, f"reset: {error}" if isinstance(error, HostFailure) else str(error))
+        except Exception as error:  # what a user's code returns may raise anything
+            self._fail(running, ("reset: " if isinstance(error, HostFailure) else "") + _in_words(error))
             return prompt
 
     def _answer(self, row: int, ids: list[int]) -> Reply:
@@ -135,8 +135,8 @@ class EpisodeRunner:
                 and len(read) < left
             )
             reward = answered.reward if goes_on else answered.reward + self._last_reward(running)
-        except (HostFailure, ValueError) as error:
-            self._fail(running, str(error))
+        except Exception as error:  # what a user's code returns may raise anything
+            self._fail(running, _in_words(error))
             return Reply(row, [], False)
         episode.rewards.append(reward)
         if goes_on:
@@ -178,9 +178,7 @@ class EpisodeRunner:
                 raise
             running.episode.malformed += 1
             return f"error: {error}"
-        text = (
-            returned if isinstance(returned, str) else json.dumps(returned, default=str, ensure_ascii=False)
-        )
+        text = returned if isinstance(returned, str) and returned else json.dumps(returned, default=str)
         if len(text) > LONGEST:
             raise ValueError(f"the tool {name} returned {len(text):,} characters, more than {LONGEST:,}")
         return text
@@ -218,6 +216,11 @@ class EpisodeRunner:
 
     def _map(self, work: Callable[[Any], Result], items: Sequence[Any]) -> list[Result]:
         return list(map(work, items) if self._threads is None else self._threads.map(work, items))
+
+
+def _in_words(error: Exception) -> str:
+    own = isinstance(error, (HostFailure, Skip)) or type(error) is ValueError
+    return str(error) if own else " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
 
 
 def _result(name: str, content: str) -> Message:

@@ -26,7 +26,7 @@ class HostFailure(Exception):  # noqa: N818
 class Host(Protocol):
     """Holds one object, made at the first call, or one function."""
 
-    def call(self, method: str | None, *args: Any, **named: Any) -> Any:
+    def call(self, method: str | None, /, *args: Any, **named: Any) -> Any:
         """What a method returns, or, for None, the function; a `HostFailure` where it does not."""
 
     def close(self) -> None: ...
@@ -39,7 +39,7 @@ class LocalHost:
         self.target, self.options = target, options
         self.made: Any = None
 
-    def call(self, method: str | None, *args: Any, **named: Any) -> Any:
+    def call(self, method: str | None, /, *args: Any, **named: Any) -> Any:
         try:
             if method is not None and self.made is None:
                 self.made = self.target(**self.options)
@@ -61,11 +61,15 @@ class WorkerHost:
         self.target, self.options, self.seconds = target, options, seconds
         self.worker: WorkerProcess | None = None
 
-    def call(self, method: str | None, *args: Any, **named: Any) -> Any:
-        if self.worker is None or not self.worker.alive:
-            self.worker = WorkerProcess(self.target, memory_mb=None, made_with=self.options)
+    def call(self, method: str | None, /, *args: Any, **named: Any) -> Any:
+        if "timeout" in named:  # an argument of `WorkerProcess.call` itself
+            raise HostFailure("an argument cannot be called 'timeout' here", raised=True)
         try:
+            if self.worker is None or not self.worker.alive:
+                self.worker = WorkerProcess(self.target, memory_mb=None, made_with=self.options)
             return self.worker.call(method, *args, timeout=self.seconds, **named)
+        except OSError as error:
+            raise HostFailure(f"no process could be started: {error}", raised=False) from None
         except WorkerFailure as failure:
             words = failure.message if failure.kind == "raised" else f"{failure.kind}: {failure.message}"
             raise HostFailure(words[:LONGEST_REASON], failure.kind == "raised") from None

@@ -59,6 +59,8 @@ def read_observation(method: str, returned: object) -> list[Message]:
             f"the observation of {method} is {_named(returned)}, not a text, a list of "
             "{role, content} or None"
         )
+    for message in messages:
+        message["content"].encode()  # half of a character pair raises a ValueError
     if (size := sum(len(message["content"]) for message in messages)) > LONGEST:
         raise ValueError(
             f"the observation of {method} has {size:,} characters, more than {LONGEST:,}: return less"
