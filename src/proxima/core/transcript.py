@@ -37,9 +37,6 @@ class Transcript:
         """(n,) column before which a turn that begins there must end."""
         return (starts + self.sampling.max_new_tokens).clamp(max=self.sampling.width)
 
-    def prefix_size(self, row: int) -> int:
-        return len(self.prompts[row]) + len(self.ids[row])
-
     def prefixes(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Ids (n, T), padded on the left, and their mask: everything before the next turn of each row."""
         ids, mask = pad_rows([self.prompts[row] + self.ids[row] for row in rows], left=True)

@@ -45,6 +45,7 @@ class GenerationBatch:
     """The prompts and buffers of one `generate` call."""
 
     prompts: Tokens
+    sizes: list[int]  # tokens of each prompt
     sampling: Sampling
     lanes: Tensor  # (B, 2) hash of seed, step and sequence
     slots: Slots
@@ -53,11 +54,7 @@ class GenerationBatch:
 
     def size(self, row: int) -> int:
         """Tokens to prefill before the row's next turn."""
-        return (
-            int(self.prompts.prompt_sizes[row])
-            if self.transcript is None
-            else self.transcript.prefix_size(row)
-        )
+        return self.sizes[row] + (0 if self.transcript is None else len(self.transcript.ids[row]))
 
     def end_turns(self, rows: list[int]) -> None:
         """Hand over the turns of these rows, which have left their slots."""
@@ -176,7 +173,8 @@ class Generation:
         self.decoder.load(adapter)
         lanes = hash_words(prompts.keys, sampling.seed, sampling.step)
         transcript = None if conversation is None else Transcript(prompts, sampling, conversation)
-        return GenerationBatch(prompts, sampling, lanes, slots, outputs, transcript)
+        sizes = prompts.prompt_sizes.tolist()
+        return GenerationBatch(prompts, sizes, sampling, lanes, slots, outputs, transcript)
 
     # --- steps ---
 
