@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# packages are installed uncompiled: what the first import compiles is kept
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu bench peer test-peer format kill learn frontier real instructions embedded dist clean
+.PHONY: demo test types suite test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu bench peer test-peer format kill learn frontier real instructions embedded dist clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
@@ -18,8 +20,13 @@ runs/demo/results.json: $(VENV)/.installed $(shell find src -name '*.py')
 test: $(VENV)/.installed  ## lint, types and the whole test suite
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(MAKE) --no-print-directory --jobs=2 types suite
+
+types: $(VENV)/.installed
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+suite: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 NUMERIC := $(addprefix tests/, core advantage reward_kl training models experience_buffer evaluator/test_evaluator.py \
 	evaluator/test_finished_runs.py evaluator/test_judges.py evaluator/test_statistics.py finetuning runtime/test_engine.py \
@@ -38,14 +45,14 @@ test-docs: docs  ## the site builds, and every command and every line of Python 
 test-long: $(VENV)/.installed  ## what takes long: whole runs in a browser, over HTTP, killed, watched for secrets
 	$(BIN)/python -m pytest -m long --ignore tests/runtime/test_processes.py --ignore tests/families -n 2 --dist worksteal
 
-test-processes: $(VENV)/.installed  ## training over 1, 2 and 4 processes: equal, killed, restarted, resumed on another number
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/runtime/test_processes.py -m "long or not long" -n 2 --dist loadgroup
+test-processes: $(VENV)/.installed  ## training over 1, 2 and 4 processes: equal, killed, restarted, resumed on another number (the quick part is in `make test`)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/runtime/test_processes.py -m long -n 2 --dist loadgroup
 
 test-install: $(VENV)/.installed  ## `uv sync` in an empty folder, then the command line from it; the wheel alone; wheels for every Python
 	$(BIN)/python -m pytest tests/install -m install
 
-test-families: $(VENV)/.installed  ## every causal language model of transformers, tiny: it passes or is refused, as docs/families.md says
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/families -m "long or not long" -n 2
+test-families: $(VENV)/.installed  ## every causal language model of transformers, tiny: it passes or is refused, as docs/families.md says (one of each kind is in `make test`)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/families -m long -n 2
 
 test-engines: .venv-vllm/.installed runs/demo/results.json  ## rollouts on real vLLM, on a CPU: in this process, on servers that are killed, the demo
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines -n 2 --dist loadfile

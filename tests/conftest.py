@@ -5,6 +5,7 @@ busy cores.
 Processes that tests start have one thread too: two tests run beside each other.
 """
 
+import gc
 import os
 
 import proxima  # noqa: F401 (before torch: it shortens the waits of OpenMP's threads)
@@ -22,6 +23,19 @@ from proxima.world.tiny_models import ARCHITECTURES, make_tiny_model
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 PROMPTS = ["SUBREDDIT: r/a TITLE: b POST: c TL;DR:", "Why? TL;DR:", "A somewhat longer prompt, TL;DR:", "x"]
+
+
+def pytest_configure(config):
+    """No garbage collection until the tests are imported; and no flushes of the disk, thousands of which
+    would take a minute: no test cuts the power."""
+    gc.disable()
+    os.fsync = lambda file: None
+
+
+def pytest_runtestloop(session):
+    """What is imported stays: no garbage collection looks through it."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

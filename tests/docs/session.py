@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -30,8 +30,18 @@ REAL = Path(sys.executable).parent  # the environment's own programs
 NOWHERE = "http://127.0.0.1:9"
 
 
-def run_page(page: Path, folder: Path, server_start: float = SERVER_START, programs: Path = REAL) -> None:
-    """`programs` holds the `python` and the `proxima` that are run."""
+def run_page(
+    page: Path,
+    folder: Path,
+    server_start: float = SERVER_START,
+    programs: Path = REAL,
+    rows: Mapping[str, int] | None = None,
+) -> None:
+    """
+    Args:
+        programs: holds the `python` and the `proxima` that are run.
+        rows: files that a command writes and later ones read, and how many of their lines are kept for these.
+    """
     blocks, variables = read_blocks(page), environment(folder, programs)
     with _Python(folder, variables) as python:
         for block in blocks:
@@ -45,6 +55,8 @@ def run_page(page: Path, folder: Path, server_start: float = SERVER_START, progr
                 _serve(block, folder, variables, server_start)
             elif block.language == "bash":
                 _bash(block, folder, variables)
+                for name, count in (rows or {}).items():
+                    _shorten(folder / name, count)
             elif block.language == "python":
                 python.run(block)
 
@@ -143,6 +155,12 @@ def _bash(block: Block, folder: Path, variables: dict[str, str]) -> None:
             at = re.findall(r"^\[line (\d+)\]", said, re.MULTILINE)
             line = bash_script(block)[1][int(at[-1]) - 1] if at else block.line
             _fail(block, f"bash ended with {code} at line {line}", said)
+
+
+def _shorten(path: Path, count: int) -> None:
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        path.write_text("".join(lines[:count]), encoding="utf-8")
 
 
 @contextmanager

@@ -97,10 +97,9 @@ def shown(text, folder, root):
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy of the package, and `proxima` as a command that runs it."""
+    """A copy of the package, compiled as far as it was, and `proxima` as a command that runs it."""
     root = tmp_path / "copy"
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "src" / "proxima", root / "src" / "proxima", ignore=ignored)
+    shutil.copytree(ROOT / "src" / "proxima", root / "src" / "proxima")
     shutil.copy(ROOT / "pyproject.toml", root)
     (root / "proxima").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m proxima "$@"\n')
     (root / "proxima").chmod(0o755)

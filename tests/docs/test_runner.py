@@ -223,3 +223,16 @@ def test_a_server_that_answers_is_stopped_and_the_page_goes_on(run):
 def test_a_server_that_does_not_answer_or_ends_badly_fails_its_page(run, text, limit, says):
     with pytest.raises(AssertionError, match=says):
         run(text, server_start=limit)
+
+
+def test_later_blocks_read_as_many_rows_as_are_kept(run):
+    text = """
+        ```bash
+        seq 9 > rows.txt
+        ```
+        ```bash
+        wc -l < rows.txt > count.txt
+        ```
+    """
+    folder = run(text, rows={"rows.txt": 4, "of-another-page.txt": 2})
+    assert (folder / "count.txt").read_text().strip() == "4"

@@ -1,7 +1,7 @@
 """Every causal language model of transformers passes or is refused by name with a reason, as docs/families.md
 says.
 
-`make test-families` tries them all; the quick form, one of each kind, is part of the suite.
+One of each kind is part of the suite; `make test-families` tries the others.
 """
 
 import pytest

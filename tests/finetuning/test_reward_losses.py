@@ -180,7 +180,8 @@ def test_defaults_follow_from_size_and_data_and_what_is_given_stays():
 def test_training_ends_after_an_epoch_that_improved_nothing(training, monkeypatch, epochs, reason):
     losses = iter([0.9, 0.5, 0.6, 0.7, 0.4])  # at the end of each epoch, and once more for the report
     trainer = RewardTrainer(training(epochs=epochs, eval_every=3))
-    monkeypatch.setattr(trainer, "measure", lambda rows: {"validation_loss": next(losses), "accuracy": 0.5})
+    measure = trainer.measure
+    monkeypatch.setattr(trainer, "measure", lambda rows: {**measure(rows), "validation_loss": next(losses)})
     results = trainer.train(PREFERENCES)
     assert reason in results.stop_reason
     assert results.best["validation_loss"] == 0.5

@@ -2,13 +2,14 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from proxima.cli import main
 from proxima.config import RewardConfig
-from proxima.finetuning import LearningCurve, Preference, RewardTrainer
+from proxima.finetuning import LearningCurve, Preference, RewardTrainer, reward_trainer
 from proxima.finetuning.reward_report import HeldOutPairs, PairFacts, length_accuracy, lines, report
 from proxima.models.reward_model import REPORT_FILE
 
@@ -34,9 +35,23 @@ def test_the_report_by_hand():
     assert found["by_likelihood"]["likely to the base"]["pairs"] == 3  # the median is one of them
     assert found["by_likelihood"]["unlikely to the base"] == {"pairs": 1, "accuracy": 1.0}
     assert found["baselines"] == pytest.approx(
-        {"length_alone": (1 + 0 + 0.5 + 0) / 4, "prompt_alone": 0.5, "another_prompt": 1 / 3}
+        {
+            "length_alone": (1 + 0 + 0.5 + 0) / 4,
+            "prompt_alone": 0.5,
+            "another_prompt": 1 / 3,
+            "another_prompt_pairs": 3,
+        }
     )
     assert sum(part["pairs"] for part in found["by_confidence"].values()) == 4
+
+
+def test_pairs_without_a_likelihood_are_in_neither_half():
+    likelihoods = torch.tensor([-1.0, math.nan, -2.0, -6.0])
+    found = report(replace(PAIRS, likelihoods=likelihoods))["by_likelihood"]
+    assert {name: part["pairs"] for name, part in found.items()} == {
+        "likely to the base": 2,
+        "unlikely to the base": 1,
+    }
 
 
 def test_a_model_that_is_no_better_than_length_or_ignores_the_prompt_is_told():
@@ -48,6 +63,9 @@ def test_a_model_that_is_no_better_than_length_or_ignores_the_prompt_is_told():
     other = lines(1.0, report(HeldOutPairs(sure, -sure, lengths.flip(1), -torch.arange(400.0), True)))
     assert not any("not clearly" in line or "hardly" in line for line in other)
     assert any("measured on 4 pairs" in line for line in lines(0.75, report(PAIRS)))
+    right = torch.where(torch.arange(400) % 10 < 7, 2.0, -2.0)
+    one_prompt = report(HeldOutPairs(right, right * math.nan, lengths.flip(1), -torch.arange(400.0), True))
+    assert not any("hardly" in line for line in lines(0.7, one_prompt))  # no other prompt was tried
 
 
 def test_length_alone_counts_equal_lengths_half():
@@ -122,3 +140,26 @@ def test_likelihoods_are_those_of_the_model_before_training(tiny, tmp_path):
     logs = logits[len(row[0]) - 1 : -1].log_softmax(-1)
     expected = sum(float(logs[i, token]) for i, token in enumerate(row[1])) / len(row[1])
     assert float(trainer.likelihoods([row], None)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_margins_are_those_of_the_best_weights_and_costly_figures_are_of_some_pairs(
+    tiny, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(reward_trainer, "LOOKED_AT", 5)
+    config = RewardConfig(
+        tiny, learning_rate=0.01, batch_size=8, epochs=2, eval_every=1, run_dir=str(tmp_path)
+    )
+    trainer = RewardTrainer(config)
+    monkeypatch.setattr(trainer, "_is_better", lambda measured, best: not best)
+    held_out = [replace(pair, tie=i < 4) for i, pair in enumerate(varied(20))]
+    results = trainer.train(varied(24), held_out)
+    assert results.best["step"] == 1 < results.metrics[-1]["step"]
+    with torch.no_grad():
+        now = trainer.all_margins([trainer.encode(pair) for pair in held_out])
+    torch.testing.assert_close(now * trainer.unit.deviation, trainer.held_out_margins, rtol=1e-4, atol=1e-5)
+    found = trainer.held_out_report
+    assert found["pairs"] == 16
+    assert sum(part["pairs"] for part in found["by_likelihood"].values()) == 5
+    assert found["baselines"]["another_prompt_pairs"] == 5
+    assert "another prompt" in (line := trainer.report_lines(results)[2])
+    assert "(5), the prompt alone" in line

@@ -134,11 +134,31 @@ def test_steps_alone_and_beside_busy_processes_take_turns(monkeypatch):
 
     monkeypatch.setattr(beside, "busy_processes", loaded)
     trainer = SimpleNamespace(ppo_step=lambda prompts: {"seconds": 0.5 * load[-1]})
-    found = beside._in_turn(trainer, SMALL, count=2, steps=3)
+    asked = []
+
+    def other(step):
+        asked.append((step, load[-1]))
+        return 0.4
+
+    found = beside._in_turn(trainer, SMALL, count=2, steps=3, other=other)
+    assert asked == [(step, 1) for step in range(5)]  # never beside the busy processes
+    assert found["quiet_ratio"] == pytest.approx(1.25)
+    assert "alone with OpenMP's default waits 0.40 s: ours takes 1.25 times" in beside_line("test", found)
     assert load == [1, 3, 1, 3, 1, 3, 1]
     assert found["ratio"] == 3.0
     assert "test, batch 4, 2 busy processes beside it" in beside_line("test", found)
     assert "1.50 s per step, alone 0.50 s: 3.0 times as long" in beside_line("test", found)
+
+
+def test_the_other_process_waits_as_openmp_does_by_default_and_ends_with_the_block(monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    answers = "import json, os, sys\nfor line in sys.stdin: print(len(os.environ['GOMP_SPINCOUNT']) + int(line) + ('OMP_WAIT_POLICY' in os.environ), flush=True)"
+    monkeypatch.setattr(beside, "OTHER", answers)
+    with beside.other_process(SMALL, None, {}) as other:
+        assert [other(1), other(2)] == [7.0, 8.0]
+    monkeypatch.setattr(beside, "OTHER", "raise SystemExit(3)")
+    with beside.other_process(SMALL, None, {}) as other, pytest.raises(RuntimeError, match="ended with 3"):
+        other(1)
 
 
 def test_busy_processes_end_with_the_block_whatever_ends_it():
@@ -209,6 +229,8 @@ def test_the_command_writes_its_numbers(monkeypatch, tmp_path, capsys):
     assert found["ratio"] == pytest.approx(found["beside"] / found["alone"])
     assert f"{found['ratio']:.1f} times as long" in shown
     assert [process.returncode for process in started] == [-signal.SIGKILL]
+    if not torch.cuda.is_available():
+        assert found["quiet_ratio"] == pytest.approx(found["alone"] / found["alone_with_default_waits"])
     for flags, reason in (
         (["--cases", "nothing"], "the cases are standard"),
         (["--beside", "-1"], "must be at least 0"),

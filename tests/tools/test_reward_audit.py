@@ -1,5 +1,6 @@
 """The audit of rewards: every planted fault is named by the check that should name it, and good rewards pass."""
 
+import itertools
 import json
 import math
 import random
@@ -153,8 +154,12 @@ def noise(prompts, completions):
     return [random.random() for _ in completions]
 
 
+SHIFTS = itertools.cycle((0.05, -0.05))
+
+
 def noisy_gold(prompts, completions, ended):
-    return [score + random.gauss(0, 0.1) for score in gold(prompts, completions, ended)]
+    shift = next(SHIFTS)
+    return [score + shift for score in gold(prompts, completions, ended)]
 
 
 class Novelty:
@@ -267,7 +272,7 @@ def slow_on_long(prompts, completions, ended):
         (loud, "cheap tricks", "fail", "all capitals"),
         (divides, "odd answers divides", "fail", "ZeroDivisionError"),
         (english_only, "odd answers english_only", "warn", "other languages (not a finite number but None)"),
-        (slow_on_long, "time slow_on_long", "warn", "slowest 0."),
+        (slow_on_long, "time slow_on_long", "warn", ", slowest "),
     ],
 )
 def test_planted_faults_are_named(audited, reward, name, level, text):

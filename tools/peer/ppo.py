@@ -126,6 +126,7 @@ def train_ours(args: argparse.Namespace, tokenizer: Any, prompts: list[str]) -> 
         top_p=1.0,
         value_clip=0.2,
         value_target="lambda_return",
+        reward_units="raw",  # TRL has no other
         max_grad_norm=0.0,
         seed=args.seed,
         eval_every=10**6,

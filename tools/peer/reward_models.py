@@ -24,7 +24,7 @@ import torch
 
 from proxima.base_setup import load_network, load_tokenizer, pick_device
 from proxima.base_setup.tokenizer_setup import read_tokenizer
-from proxima.config import FinetuningConfig
+from proxima.config import FinetuningConfig, RewardConfig
 from proxima.evaluator.win_rates import SAMPLES
 from proxima.finetuning import RewardTrainer
 from proxima.finetuning.reward_trainer import calibration_error
@@ -33,6 +33,7 @@ from tools.peer.preference_pairs import FOLDS, Pair, load_pairs, read_pairs, wri
 from tools.peer.side_by_side import run_together
 
 SIDES = ("ours", "trl")
+DEFAULT = "default"  # ours with its default loss: TRL has none of its terms
 T_OF_4 = 2.776  # 97.5 % point of Student's t with four degrees of freedom: five folds
 LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.1, "target_modules": "all-linear"}
 
@@ -42,8 +43,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     if args.do == "prepare":
         prepare(args)
-    elif args.do in SIDES:
-        margins, seconds = {"ours": train_ours, "trl": train_trl}[args.do](args)
+    elif args.do in (*SIDES, DEFAULT):
+        margins, seconds = train_trl(args) if args.do == "trl" else train_ours(args)
         record = {"margins": margins, "seconds": seconds}
         (args.out / f"{args.do}-{args.fold}.json").write_text(json.dumps(record))
     else:
@@ -54,7 +55,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("do", choices=["prepare", *SIDES, "all", "report"])
+    parser.add_argument("do", choices=["prepare", *SIDES, DEFAULT, "all", "report"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--model", default="smollm2")
@@ -106,7 +107,8 @@ def settings(args: argparse.Namespace) -> FinetuningConfig:
 def train_ours(args: argparse.Namespace) -> tuple[list[float], float]:
     """Margins of the held-out pairs, and the seconds that training took."""
     train, held_out = ([pair.preference for pair in part] for part in parts(args))
-    trainer = RewardTrainer(settings(args))
+    config = settings(args)
+    trainer = RewardTrainer(RewardConfig(**config.to_dict()) if args.do == DEFAULT else config)
     started = time.perf_counter()
     trainer.train(train, train[: args.batch])
     seconds = time.perf_counter() - started
@@ -184,10 +186,10 @@ def encoded(args: argparse.Namespace, pairs: list[Pair]) -> dict[str, list[list[
 
 def run_all(args: argparse.Namespace) -> None:
     """Fold 0 of each side alone, then the others at the same time."""
-    jobs = [(side, fold) for fold in range(FOLDS) for side in SIDES]
-    for side, fold in jobs[:2]:
+    jobs = [(side, fold) for fold in range(FOLDS) for side in (*SIDES, DEFAULT)]
+    for side, fold in jobs[:3]:
         finish(args, [(side, fold)])
-    finish(args, jobs[2:])
+    finish(args, jobs[3:])
 
 
 def finish(args: argparse.Namespace, jobs: list[tuple[str, int]]) -> None:
@@ -204,7 +206,7 @@ def report(out: Path) -> None:
     sources = [pairs[i].source for i in order]
     found: dict[str, Any] = {}
     margins = {}
-    for side in SIDES:
+    for side in (*SIDES, DEFAULT):
         records = [json.loads((out / f"{side}-{fold}.json").read_text()) for fold in range(FOLDS)]
         margins[side] = torch.tensor([margin for record in records for margin in record["margins"]])
         chosen = {"all": [True] * len(order), **{s: [each == s for each in sources] for s in set(sources)}}
@@ -212,13 +214,14 @@ def report(out: Path) -> None:
             name: measures(margins[side][torch.tensor(rows)]) for name, rows in sorted(chosen.items())
         }
         found[side]["seconds_alone"] = records[0]["seconds"]
-    right = {side: (margins[side] > 0).double() for side in SIDES}
-    difference = right["ours"] - right["trl"]
+    right = {side: (margins[side] > 0).double() for side in margins}
     folds = torch.tensor([pairs[i].fold for i in order])
-    found["difference"] = {
-        "by_fold": by_fold([float(difference[folds == fold].mean()) for fold in range(FOLDS)]),
-        "by_prompt": by_prompt(difference.tolist(), [pairs[i].prompt for i in order]),
-    }
+    for side in ("ours", DEFAULT):
+        difference = right[side] - right["trl"]
+        found[f"{side} less trl"] = {
+            "by_fold": by_fold([float(difference[folds == fold].mean()) for fold in range(FOLDS)]),
+            "by_prompt": by_prompt(difference.tolist(), [pairs[i].prompt for i in order]),
+        }
     (out / "reward_models.json").write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps(found, indent=1))
 

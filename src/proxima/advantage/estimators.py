@@ -13,7 +13,7 @@ its name in `ESTIMATORS`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from proxima.core.ops import at_least_float32, place_rewards, whiten
 from proxima.core.pairs import SAPairs
 
 AnyPairs = TypeVar("AnyPairs", bound=SAPairs)
+Rewards: TypeAlias = float | Sequence[object] | Tensor
 
 ESTIMATORS: dict[str, Callable[[Outcome, Terms], Credit]] = {
     "gae": gae,
@@ -71,13 +72,29 @@ def whiten_advantages(pairs: AnyPairs) -> AnyPairs:
     return pairs.with_columns(advantage=whiten(pairs.column("advantage"), pairs.mask))
 
 
+@overload
 def compute_advantages(
-    rewards: float | Sequence[Any] | Tensor,
-    values: Sequence[Any] | Tensor,
+    rewards: Rewards, values: Tensor, gamma: float = ..., lam: float = ..., mask: Tensor | None = ...
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def compute_advantages(
+    rewards: Rewards, values: Sequence[float], gamma: float = ..., lam: float = ..., mask: None = ...
+) -> tuple[list[float], list[float]]: ...
+@overload
+def compute_advantages(
+    rewards: Rewards,
+    values: Sequence[Sequence[float]],
+    gamma: float = ...,
+    lam: float = ...,
+    mask: None = ...,
+) -> tuple[list[list[float]], list[list[float]]]: ...
+def compute_advantages(
+    rewards: Rewards,
+    values: Sequence[float] | Sequence[Sequence[float]] | Tensor,
     gamma: float = 0.99,
     lam: float = 0.95,
     mask: Tensor | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[object, object]:
     """Advantages and returns = advantages + values, from plain numbers or tensors.
 
     Args:
@@ -89,16 +106,17 @@ def compute_advantages(
     >>> compute_advantages([1.0], [0.5, 0.5], gamma=1.0, lam=1.0)
     ([0.5, 0.5], [1.0, 1.0])
     """
+    by_sequence = cast("Sequence[object] | Tensor", rewards)  # one number is one sequence's
     if hasattr(values, "__array__"):  # a tensor, or an array of numpy
         table = at_least_float32(torch.as_tensor(values))
         if table.dim() == 2:
             real = torch.ones_like(table, dtype=torch.bool) if mask is None else mask
-            return _gae_of(place_rewards(rewards, real, table), table, real, gamma, lam)
+            return _gae_of(place_rewards(by_sequence, real, table), table, real, gamma, lam)
         grid = table.unsqueeze(0)
         advantages, returns = compute_advantages(_one_row(rewards, grid.dtype), grid, gamma, lam)
         return advantages[0], returns[0]
     flat = not len(values) or not torch.as_tensor(values[0]).dim()
-    rows = [values] if flat else list(values)
+    rows = cast("list[Sequence[float]]", [values] if flat else list(values))
     lengths = [len(row) for row in rows]
     if not rows or not all(lengths):
         raise ValueError(f"every sequence needs at least one value, got lengths {lengths}")
@@ -107,7 +125,7 @@ def compute_advantages(
     for i, row in enumerate(rows):
         grid[i, : lengths[i]] = torch.as_tensor(row, dtype=grid.dtype)
         real[i, : lengths[i]] = True
-    scores = _one_row(rewards, grid.dtype) if flat else rewards
+    scores = _one_row(rewards, grid.dtype) if flat else by_sequence
     found = _gae_of(place_rewards(scores, real, grid), grid, real, gamma, lam)
     lists = [_ragged(table, lengths) for table in found]
     return (lists[0][0], lists[1][0]) if flat else (lists[0], lists[1])
@@ -119,7 +137,7 @@ def _gae_of(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: fl
     return found.advantages, found.targets
 
 
-def _one_row(rewards: float | Sequence[Any] | Tensor, dtype: torch.dtype) -> list[Any]:
+def _one_row(rewards: Rewards, dtype: torch.dtype) -> list[object]:
     """The rewards of one sequence: its one number, or one number per token."""
     numbers = torch.as_tensor(rewards, dtype=dtype).flatten().tolist()
     return numbers if len(numbers) == 1 else [numbers]

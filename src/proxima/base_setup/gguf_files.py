@@ -160,7 +160,7 @@ class Cursor:
         except UnicodeDecodeError:
             raise self.error(f"its {self.part} holds a text that is not UTF-8") from None
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int) -> object:
         if kind in SCALARS:
             return self.numbers(SCALARS[kind])[0]
         if kind == STRING:
@@ -169,7 +169,7 @@ class Cursor:
             return self.array()
         raise self.error(f"its {self.part} holds a value of the unknown type {kind}")
 
-    def array(self) -> Any:
+    def array(self) -> list[str] | NDArray[np.generic]:
         """A list of strings, or a NumPy array of scalars."""
         kind, count = self.numbers("IQ")
         if kind == STRING:

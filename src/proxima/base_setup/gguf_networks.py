@@ -7,7 +7,8 @@ by name.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from proxima.base_setup.gguf_files import GGUFFile, read_gguf
+from proxima.core.json_record import Record
+
+if TYPE_CHECKING:
+    from proxima.base_setup.loading import AutoClass
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """`general.architecture`, and `model_type` of `transformers`."""
@@ -44,7 +49,7 @@ def load_gguf_config(path: str) -> PreTrainedConfig:
 
 
 def load_gguf_network(
-    path: str, dtype: torch.dtype, kind: Any = AutoModelForCausalLM, **extra: Any
+    path: str, dtype: torch.dtype, kind: AutoClass = AutoModelForCausalLM, **extra: object
 ) -> tuple[PreTrainedModel, set[str]]:
     """A network, and the names of its weights that the file lacks.
 
@@ -125,7 +130,7 @@ def _refuse_unknown(file: GGUFFile, architecture: str) -> None:
             raise file.error(f"its {key} ({value}) is not understood, so it would be computed wrongly")
 
 
-def _rope(file: GGUFFile, architecture: str, size: int) -> dict[str, Any]:
+def _rope(file: GGUFFile, architecture: str, size: int) -> Record:
     """Base and scaling of the rotary embedding."""
     base = _float(file, f"{architecture}.rope.freq_base", 10000.0)
     scaling = file.metadata.get(f"{architecture}.rope.scaling.type", "none")
@@ -141,7 +146,7 @@ def _rope(file: GGUFFile, architecture: str, size: int) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": base}
 
 
-def _llama3_rope(file: GGUFFile, base: float, size: int) -> dict[str, Any]:
+def _llama3_rope(file: GGUFFile, base: float, size: int) -> Record:
     """Find the settings whose factors these are."""
     stored = file.read(FREQUENCIES).reshape(-1)
     settings = {"rope_type": "llama3", "rope_theta": base, "factor": float(stored.max()), **LLAMA3_ROPE}
@@ -150,7 +155,7 @@ def _llama3_rope(file: GGUFFile, base: float, size: int) -> dict[str, Any]:
     return settings
 
 
-def llama3_factors(rope: dict[str, Any], size: int) -> np.ndarray:
+def llama3_factors(rope: Record, size: int) -> np.ndarray:
     """By how much Llama 3's scaling slows each frequency of the rotary embedding: (size / 2,)."""
     waves = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, size, 2) / size)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
@@ -186,7 +191,7 @@ def checked_names(file: GGUFFile, config: PreTrainedConfig) -> dict[str, str]:
     return names
 
 
-def stored_names(config: PreTrainedConfig, weights: Any) -> dict[str, str]:
+def stored_names(config: PreTrainedConfig, weights: Iterable[str]) -> dict[str, str]:
     """Names of GGUF by those of `transformers`."""
     import gguf
 

@@ -7,7 +7,6 @@ cuts of the names that matter are here.
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -82,7 +81,7 @@ def build_tokenizer(metadata: Metadata, pre: str | None, path: str = "") -> PreT
             single=f"{first} $A", pair=f"{first} $A {first} $B", special_tokens=[(first, vocabulary[first])]
         )
     limits = [value for key, value in metadata.items() if key.endswith(".context_length")]
-    options: dict[str, Any] = {"model_max_length": limits[0]} if limits else {}
+    options: dict[str, object] = {"model_max_length": limits[0]} if limits else {}
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         chat_template=metadata.get("tokenizer.chat_template"),
@@ -93,7 +92,7 @@ def build_tokenizer(metadata: Metadata, pre: str | None, path: str = "") -> PreT
     )
 
 
-def cut(pre: str | None) -> Any:
+def cut(pre: str | None) -> pre_tokenizers.Sequence:
     """What divides a text before the merges."""
     pieces = [
         pre_tokenizers.Split(Regex(pattern), behavior="isolated")

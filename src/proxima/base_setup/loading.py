@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -15,6 +15,7 @@ from transformers.utils import logging as progress
 
 from proxima.base_setup.gguf_files import SMOLLM2, is_gguf, smollm2_path
 from proxima.base_setup.gguf_networks import load_gguf_config, load_gguf_network
+from proxima.core.errors import first_line
 from proxima.core.hub import hub_or_cache
 from proxima.runtime import (
     default_device,
@@ -38,12 +39,14 @@ class ModelSettings(Protocol):
 
     model_name: str
     device: str
-    dtype: Any
     trust_remote_code: bool
     lora_r: int
     lora_alpha: int
     lora_dropout: float
     lora_targets: str
+
+    @property
+    def dtype(self) -> str: ...
 
 
 def model_path(name: str) -> str:
@@ -96,7 +99,7 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"device {name!r} cannot be used here: {first_line(error)}") from None
     if device.type == "mps" and (problem := noise_problem(device)):
         raise ValueError(f"device {name!r} cannot be used here: {problem}; use --device cpu")
     return device

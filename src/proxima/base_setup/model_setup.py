@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
@@ -97,9 +97,9 @@ def build_models(config: PPOConfig, tokenizer: Tokenizer) -> ModelSet:
     device = pick_device(config.device)
     mesh = make_mesh(processes, device.type) if config.shard_base and processes.is_distributed else None
     if mesh is not None:  # loaded on the CPU: the full network need not fit on one GPU
-        dtype: Any = str(pick_dtype(config.dtype, device)).removeprefix("torch.")
+        dtype = str(pick_dtype(config.dtype, device)).removeprefix("torch.")
         device = torch.device("cpu")
-        config = replace(config, device="cpu", dtype=dtype)
+        config = replace(config, device="cpu", dtype=dtype)  # type: ignore[arg-type]  # one of the names
     base = Backbone(load_network(config, config.model_name, device))
     _check_vocabulary(config, base, tokenizer)
     with forked_random_state(device):

@@ -7,9 +7,10 @@ import tempfile
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from proxima.cli.command import Command
+from proxima.core.json_record import Record
 
 if TYPE_CHECKING:
     from proxima.tools.bench import Machine
@@ -109,11 +110,11 @@ class Bench(Command):
 class _Results:
     """All numbers so far, written to the file after each case."""
 
-    def __init__(self, path: Path, machine: dict[str, Any]):
-        self.rows: list[dict[str, Any]] = []
+    def __init__(self, path: Path, machine: Record):
+        self.rows: list[Record] = []
         self._path = path
         self._machine = machine
 
-    def add(self, found: dict[str, Any]) -> None:
+    def add(self, found: Record) -> None:
         self.rows.append({**found, "machine": self._machine})
         self._path.write_text(json.dumps(self.rows, indent=2) + "\n", encoding="utf-8")

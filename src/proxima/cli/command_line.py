@@ -21,7 +21,7 @@ from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_st
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import TYPE_CHECKING, NoReturn, get_args, get_type_hints
 
 from proxima import __version__
 from proxima.cli.command import Command
@@ -45,6 +45,9 @@ from proxima.config import (
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.core.terminal_text import stderr_handler, visible
 from proxima.runtime.distributed import end_process, rank_and_count
+
+if TYPE_CHECKING:
+    from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 CONFIGS: dict[str, type[Settings]] = {
     "ppo": PPOConfig,
@@ -90,17 +93,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
-        if _is_an_interrupt(error):
-            print("proxima: interrupted", file=sys.stderr)
-            raise SystemExit(130) from None
-        on_all = getattr(error, "shared", False) or isinstance(error, (RewardFailure, EngineFailure))
-        if on_all and not is_main:
-            _leave_silently()
-        known = isinstance(error, KNOWN_ERRORS)
-        reason = " ".join(str(error).split()) or type(error).__name__
-        hint = "" if known else f" (an unexpected {type(error).__name__}; --debug shows the traceback)"
-        print(f"proxima: {visible(shareable(reason))}{hint}", file=sys.stderr)
-        raise SystemExit(2 if known else 1) from None
+        raise SystemExit(_report(error, is_main)) from None
+
+
+def _report(error: Exception, is_main: bool) -> int:
+    """Print an error as one line; its exit code."""
+    if _is_an_interrupt(error):
+        print("proxima: interrupted", file=sys.stderr)
+        return 130
+    on_all = getattr(error, "shared", False) or isinstance(error, (RewardFailure, EngineFailure))
+    if on_all and not is_main:
+        _leave_silently()
+    known = isinstance(error, KNOWN_ERRORS)
+    reason = " ".join(str(error).split()) or type(error).__name__
+    hint = "" if known else f" (an unexpected {type(error).__name__}; --debug shows the traceback)"
+    print(f"proxima: {visible(shareable(reason))}{hint}", file=sys.stderr)
+    return 2 if known else 1
 
 
 def _is_an_interrupt(error: BaseException | None) -> bool:
@@ -260,7 +268,7 @@ def _configs_of(kind: type[Command]) -> list[str]:
     return [field.name for field in _fields(kind) if field.name in CONFIGS]
 
 
-def _fields(kind: type[Command]) -> tuple[dataclasses.Field[Any], ...]:
+def _fields(kind: type[Command]) -> tuple[dataclasses.Field[object], ...]:
     return dataclasses.fields(kind)  # type: ignore[arg-type]
 
 
@@ -328,7 +336,7 @@ def _defaults(kind: type[Command], values: Values) -> Command:
     return kind(**own)
 
 
-def _in_type(name: str, value: object, kind: Any) -> object:
+def _in_type(name: str, value: object, kind: object) -> object:
     """A value from YAML for one of a command's own flags."""
     if kind is RewardSpec:
         return RewardSpec.of(value)
@@ -348,7 +356,7 @@ def _reward(word: str) -> RewardSpec:
         raise _Unusable(str(error)) from None
 
 
-def _reward_rule(info: Any) -> Any:
+def _reward_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[RewardSpec] | None:
     """On the command line a reward is one word."""
     import tyro
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from proxima.config import RewardConfig, read_yaml, settings_in
 from proxima.core.regular_files import read_file
@@ -50,7 +50,11 @@ class Joined(Sequence[Example]):
     def __len__(self) -> int:
         return sum(map(len, self.parts))
 
-    def __getitem__(self, place: Any) -> Any:
+    @overload
+    def __getitem__(self, place: int) -> Example: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Example]: ...
+    def __getitem__(self, place: int | slice) -> Example | list[Example]:
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(len(self)))]
         left = place + len(self) if place < 0 else place

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from proxima.cli.command import Command
 from proxima.config import RewardSpec, setting
 from proxima.core.chat_turns import turn_line, turns_of
+from proxima.core.json_record import RecordView
 from proxima.core.terminal_text import printable, visible
 from proxima.runs import is_defined, title_of, with_unit
 
@@ -76,7 +76,7 @@ class Eval(Command):
         print(f"written to {self.folder / 'evaluation.json'}")
 
 
-def table(results: Mapping[str, Any]) -> str:
+def table(results: RecordView) -> str:
     """Reference and policy side by side, then the win rates."""
     old, new = results["reference"], results["policy"]
     rows = [f"\n{'on ' + str(results['prompts']) + ' prompts':{TITLES}}{'reference':>12}{'policy':>12}"]

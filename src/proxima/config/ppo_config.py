@@ -6,7 +6,7 @@ Names and defaults down to `top_p` are the user's documents'; the origin of othe
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from proxima.config.credit_checks import WITHOUT_CRITIC, check_credit, idle_credit
 from proxima.config.presets import preset_values
@@ -373,7 +373,7 @@ class PPOConfig(Settings):
         return cls.from_dict((preset_values(name) if name else {}) | values)
 
     @classmethod
-    def from_preset(cls, name: str, **settings: Any) -> Self:
+    def from_preset(cls, name: str, **settings: object) -> Self:
         """A preset of `proxima.config.PRESETS`; the settings given win over its own."""
         return cls.from_dict(preset_values(name) | settings)
 

@@ -7,11 +7,11 @@ writes down every value, so that resuming it needs no preset. docs/methods.md co
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 Preset = Literal["", "stable", "fast", "sao", "grpo"]
 
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, dict[str, object]] = {
     # PPO with what was learned since 2022: undiscounted scores; lambda by the length of a response, and
     # another one for the value model, which learns first and learns on when `kl_stop` ends the policy's
     # update (VC-PPO, VAPO, SAO); room for unlikely tokens (DAPO)
@@ -52,7 +52,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def preset_values(name: object) -> dict[str, Any]:
+def preset_values(name: object) -> dict[str, object]:
     """The settings of a preset, or an error that names them all."""
     if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"preset ({name!r}) must be one of {', '.join(PRESETS)}")

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from proxima.config.secrets import HIDDEN, hide_address, hide_options, shareable
+from proxima.core.json_record import Record
 
 LARGEST = sys.float_info.max
 KEYS = ("source", "weight", "name", "options")
@@ -26,14 +26,14 @@ class RewardSpec:
     As text: `[WEIGHT*]SOURCE[,KEY=VALUE...]`, such as `0.5*my_rewards:brevity` or `length_band,low=5,high=9`.
     """
 
-    source: str | Callable[..., Any]
+    source: str | Callable[..., object]
     """A ready-made reward's name, `module:function`, a URL, a model's folder or Hub id; in Python also the
     function itself."""
     weight: float = 1.0
     """Factor of this reward in the sum."""
     name: str = ""
     """Name in the metrics; by default the function's, the folder's or the URL's own."""
-    options: dict[str, Any] = field(default_factory=dict, hash=False)
+    options: Record = field(default_factory=dict, hash=False)
     """Settings of the source by name; `proxima.rewards` checks them."""
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class RewardSpec:
         return ":" in self.source and not self.is_http and not Path(self.source).exists()
 
     @classmethod
-    def of(cls, value: Any) -> RewardSpec:
+    def of(cls, value: object) -> RewardSpec:
         """From a spec, a text, a mapping with `source`, or a function."""
         if isinstance(value, RewardSpec):
             return value
@@ -96,9 +96,9 @@ class RewardSpec:
             if set(value) - set(KEYS) or "source" not in value:
                 raise ValueError(f"a reward has the keys {', '.join(KEYS)}; got {sorted(map(str, value))}")
             return cls(**value)
-        return _from_text(value) if isinstance(value, str) else cls(value)
+        return _from_text(value) if isinstance(value, str) else cls(value)  # type: ignore[arg-type]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Record:
         """As it is written down: without keys, of which `***` is left."""
         source = self.source
         if not isinstance(source, str):
@@ -143,7 +143,7 @@ def _from_text(text: str) -> RewardSpec:
 PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null")}
 
 
-def _scalar(text: str) -> Any:
+def _scalar(text: str) -> object:
     """One YAML scalar: a number, true, false, null; all else is text, and quotes make text of anything."""
     import yaml
 
@@ -157,7 +157,7 @@ def _scalar(text: str) -> Any:
         raise ValueError(f"{text!r} is no value; put text in quotes, '' for one quote in it") from None
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """A value as `_scalar` reads it back."""
     import yaml
 

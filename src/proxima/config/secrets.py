@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 HIDDEN = "***"
@@ -48,7 +47,7 @@ def hide_address(address: str) -> str:
     return urlunsplit(hidden)
 
 
-def hide_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def hide_options(options: Mapping[str, object]) -> dict[str, object]:
     return {name: HIDDEN if is_secret(name) else value for name, value in options.items()}
 
 

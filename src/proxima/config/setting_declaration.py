@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 Value = TypeVar("Value")
 KEY = "proxima.setting"
@@ -61,7 +61,7 @@ class Declaration:
     range: Range | None = None
     """None for what is no number."""
     not_empty: bool = False
-    check: Callable[[str, Any], None] | None = None
+    check: Callable[..., None] | None = None
     """Takes name and value, and raises a ValueError that says what is wrong; for what a range cannot say."""
     values: str = ""
     """What `check` and the rules between settings allow, in words, for the reference page."""
@@ -88,7 +88,7 @@ def setting(
     below: float | None = None,
     or_off: bool = False,
     not_empty: bool = False,
-    check: Callable[[str, Any], None] | None = None,
+    check: Callable[[str, Value], None] | None = None,
     values: str = "",
     changes_results: bool = True,
     defines_experiment: bool = True,

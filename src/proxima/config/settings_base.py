@@ -22,10 +22,11 @@ from typing import (
 
 from proxima.config.reward_spec import RewardSpec
 from proxima.config.setting_declaration import Declaration, declarations, former_names
+from proxima.core.json_record import Record
 from proxima.core.regular_files import read_given
 
 LARGEST_FILE = 2**18  # bytes; some numbers of YAML take time that grows with the square of their length
-Values = dict[str, Any]  # by name, as YAML and JSON hold them
+Values = Record  # by name, as YAML and JSON hold them
 Class = TypeVar("Class", bound="type[Settings]")
 
 
@@ -36,14 +37,14 @@ def settings_class(kind: Class) -> Class:
     plain_init = kind.__init__
 
     @functools.wraps(plain_init)
-    def init(self: Settings, *values: Any, **named: Any) -> None:
+    def init(self: Settings, *values: object, **named: object) -> None:
         plain_init(self, *values, **current_names(kind, named, DeprecationWarning))
 
     kind.__init__ = init  # type: ignore[method-assign, assignment]
     return kind
 
 
-def current_names(kind: type, values: Mapping[str, Any], warning: type[Warning] | None = None) -> Values:
+def current_names(kind: type, values: Mapping[str, object], warning: type[Warning] | None = None) -> Values:
     """Values by the settings' present names, with a warning for each former name where one is given.
 
     Where both names are given the former one wins: `dataclasses.replace(config, former=...)` gives both.
@@ -74,7 +75,7 @@ class Settings:
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             former = former_names(type(self))
             if name not in former:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -90,7 +91,7 @@ class Settings:
         return values
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+    def from_dict(cls, values: Mapping[str, object]) -> Self:
         known = {field.name for field in dataclasses.fields(cls)}
         values = current_names(cls, values, FutureWarning)
         if unknown := sorted(set(values) - known):
@@ -150,11 +151,11 @@ def read_yaml(path: str | Path) -> Values:
 NOTHING_DECLARED = Declaration()
 
 
-def checked(name: str, value: Any, kind: Any, declared: Declaration = NOTHING_DECLARED) -> Any:
+def checked(name: str, value: object, kind: Any, declared: Declaration = NOTHING_DECLARED) -> Any:
     """The value in its field's type and range, or an error with name, value and range."""
-    value = _in_type(name, value, kind)
-    check_value(name, value, declared)
-    return float(value) if kind is float else value
+    found = _in_type(name, value, kind)
+    check_value(name, found, declared)
+    return float(found) if kind is float else found
 
 
 def check_value(name: str, value: Any, declared: Declaration) -> None:
@@ -167,7 +168,7 @@ def check_value(name: str, value: Any, declared: Declaration) -> None:
         declared.check(name, value)
 
 
-def _in_type(name: str, value: Any, kind: Any) -> Any:
+def _in_type(name: str, value: object, kind: Any) -> Any:
     if get_origin(kind) is tuple:
         return _checked_list(name, value, get_args(kind)[0])
     if choices := get_args(kind):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from proxima.core.json_record import Record
 
@@ -40,7 +40,7 @@ def with_turns(record: Record) -> Record:
     return {**record, "turns": list(turns)} if turns else record
 
 
-def message_turns(messages: Sequence[Mapping[str, Any]], rendered: str = "") -> list[Turn]:
+def message_turns(messages: Sequence[Mapping[str, object]], rendered: str = "") -> list[Turn]:
     """The turns of messages.
 
     Args:
@@ -53,7 +53,7 @@ def message_turns(messages: Sequence[Mapping[str, Any]], rendered: str = "") -> 
     return read if same and len(read) > len(own) else own
 
 
-def _content(message: Mapping[str, Any]) -> str:
+def _content(message: Mapping[str, object]) -> str:
     """A message without content calls tools."""
     content = message.get("content")
     return content if isinstance(content, str) else json.dumps(message.get("tool_calls"), ensure_ascii=False)

@@ -19,3 +19,8 @@ class Interrupted(KeyboardInterrupt):
 
 class ProcessLost(RuntimeError):  # noqa: N818
     """Another process of the run died, left or does not respond."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says in its first line; its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

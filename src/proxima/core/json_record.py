@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 Record = dict[str, Any]
+RecordView = Mapping[str, Any]
+"""One that is only read."""
 
 
-def within(saved: Any, name: str) -> Record:
+def within(saved: object, name: str) -> Record:
     """The object under a name in what a file held; empty where there is none, or something else."""
     found = saved.get(name) if isinstance(saved, dict) else None
     return found if isinstance(found, dict) else {}

@@ -17,12 +17,11 @@ import importlib
 import pkgutil
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
 
 NONE: Mapping[str, str] = {}
 
 
-def lazy_exports(package: str, former: Mapping[str, str] = NONE) -> tuple[list[str], Callable[[str], Any]]:
+def lazy_exports(package: str, former: Mapping[str, str] = NONE) -> tuple[list[str], Callable[[str], object]]:
     """The package's `__all__` and `__getattr__`.
 
     Args:
@@ -30,7 +29,7 @@ def lazy_exports(package: str, former: Mapping[str, str] = NONE) -> tuple[list[s
     """
     homes = exported_names(pkgutil.get_data(package, "__init__.py") or b"")
 
-    def getattr_(name: str) -> Any:
+    def getattr_(name: str) -> object:
         if name in former:
             warnings.warn(f"{name} is now {former[name]}", DeprecationWarning, stacklevel=2)
             name = former[name]

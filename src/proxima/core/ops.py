@@ -6,7 +6,6 @@ In: tensors. Out: tensors, float32 or wider.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,7 +80,7 @@ def turn_ends(mask: Tensor) -> Tensor:
     return mask & ~torch.nn.functional.pad(mask[:, 1:], (0, 1))
 
 
-def place_rewards(rewards: Any, mask: Tensor, like: Tensor) -> Tensor:
+def place_rewards(rewards: Sequence[object] | Tensor, mask: Tensor, like: Tensor) -> Tensor:
     """Rewards as (B, R): a sequence's one number on its last real token, or a row of numbers, one per token.
 
     Waits for the device as often for a batch as for one sequence.
@@ -121,7 +120,7 @@ def _place_table(numbers: Tensor, mask: Tensor, sizes: list[int], like: Tensor) 
     return torch.where(mask, fitted, like.new_zeros(()))
 
 
-def _place_rows(rewards: Sequence[Any], mask: Tensor, sizes: list[int], like: Tensor) -> Tensor:
+def _place_rows(rewards: Sequence[object], mask: Tensor, sizes: list[int], like: Tensor) -> Tensor:
     """From a list of numbers and rows, on the CPU; a row has one number per real token."""
     placed = torch.zeros(like.shape, dtype=like.dtype)
     ends = last_real(mask)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import unicodedata
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 """Unicode categories of characters that a terminal would act on or not show."""
 KEPT = "\n\t\u200c\u200d"  # in text of several lines; joiners are part of many scripts and of emoji
 
-JsonValue: TypeAlias = Any
+JsonValue: TypeAlias = object
 """Nested lists and dicts of texts, numbers, booleans and None."""
 
 

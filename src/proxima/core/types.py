@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, overload
+from typing import Protocol, overload
 
 import torch
 from torch import Tensor
@@ -37,11 +37,11 @@ class Prompt(str):
     the columns and the turns.
     """
 
-    columns: dict[str, Any]
+    columns: dict[str, object]
     turns: list[Turn]
 
     def __new__(
-        cls, text: str, columns: Mapping[str, Any] | None = None, turns: Sequence[Turn] = ()
+        cls, text: str, columns: Mapping[str, object] | None = None, turns: Sequence[Turn] = ()
     ) -> Prompt:
         prompt = super().__new__(cls, text)
         prompt.columns, prompt.turns = dict(columns or {}), list(turns)
@@ -76,6 +76,17 @@ class KeptSet:
             return KeptSet(ids=fit(self.ids, -1, choices or self.ids.shape[2]))
         assert self.bits is not None
         return KeptSet(bits=fit(self.bits, 0, self.bits.shape[2]))
+
+    @staticmethod
+    def cat(parts: Sequence[KeptSet], responses: int) -> KeptSet:
+        """Several under each other, padded to `responses` positions."""
+        choices = max((part.ids.shape[2] for part in parts if part.ids is not None), default=None)
+        fitted = [part.resized(responses, choices) for part in parts]
+        ids = [part.ids for part in fitted if part.ids is not None]
+        bits = [part.bits for part in fitted if part.bits is not None]
+        if ids and bits:
+            raise ValueError("cannot join rollouts sampled with top-k and with top-p alone")
+        return KeptSet(ids=torch.cat(ids)) if ids else KeptSet(bits=torch.cat(bits))
 
 
 @dataclass(frozen=True)
@@ -139,12 +150,20 @@ class Tokens:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Tokens:
         """Apply a function to every tensor (to a device, to a row selection, to disk)."""
-        names = ("prompt_ids", "prompt_mask", "response_ids", "mask", "ended", "truncated", "keys")
-        changed: dict[str, Any] = {name: function(getattr(self, name)) for name in names}
-        for name in ("sampled_logprobs", "observed"):
-            column = getattr(self, name)
-            changed[name] = None if column is None else function(column)
-        return replace(self, **changed, kept=None if self.kept is None else self.kept.map(function))
+        sampled, observed = self.sampled_logprobs, self.observed
+        return replace(
+            self,
+            prompt_ids=function(self.prompt_ids),
+            prompt_mask=function(self.prompt_mask),
+            response_ids=function(self.response_ids),
+            mask=function(self.mask),
+            ended=function(self.ended),
+            truncated=function(self.truncated),
+            keys=function(self.keys),
+            sampled_logprobs=None if sampled is None else function(sampled),
+            observed=None if observed is None else function(observed),
+            kept=None if self.kept is None else self.kept.map(function),
+        )
 
     def select(self, rows: Tensor) -> Tokens:
         """Some rows, with the columns that only they leave empty cut away."""
@@ -178,25 +197,9 @@ class Tokens:
         """Several rollouts under each other, padded to the widest."""
         prompts = max(part.prompt_ids.shape[1] for part in parts)
         responses = max(part.response_ids.shape[1] for part in parts)
-        kept = None
         sets = [part.kept for part in parts if part.kept is not None]
         if sets and len(sets) != len(parts):
             raise ValueError("cannot join rollouts sampled with and without truncation")
-        if sets:
-            choices = max((item.ids.shape[2] for item in sets if item.ids is not None), default=None)
-            fitted = [item.resized(responses, choices) for item in sets]
-            ids = [item.ids for item in fitted if item.ids is not None]
-            bits = [item.bits for item in fitted if item.bits is not None]
-            if ids and bits:
-                raise ValueError("cannot join rollouts sampled with top-k and with top-p alone")
-            kept = KeptSet(ids=torch.cat(ids)) if ids else KeptSet(bits=torch.cat(bits))
-        sampled = [
-            pad_to(part.sampled_logprobs, responses) for part in parts if part.sampled_logprobs is not None
-        ]
-        observed = [
-            pad_to(torch.zeros_like(part.mask) if part.observed is None else part.observed, responses)
-            for part in parts
-        ]
         return Tokens(
             prompts=[text for part in parts for text in part.prompts],
             prompt_ids=torch.cat([pad_to(part.prompt_ids, prompts, left=True) for part in parts]),
@@ -206,9 +209,9 @@ class Tokens:
             ended=torch.cat([part.ended for part in parts]),
             truncated=torch.cat([part.truncated for part in parts]),
             keys=torch.cat([part.keys for part in parts]),
-            kept=kept,
-            sampled_logprobs=torch.cat(sampled) if len(sampled) == len(parts) else None,
-            observed=None if all(part.observed is None for part in parts) else torch.cat(observed),
+            kept=KeptSet.cat(sets, responses) if sets else None,
+            sampled_logprobs=_cat_sampled(parts, responses),
+            observed=_cat_observed(parts, responses),
             episodes=None
             if any(part.episodes is None for part in parts)
             else [episode for part in parts for episode in part.episodes or ()],
@@ -243,6 +246,22 @@ class Tokens:
     @cached_property
     def _prefixes(self) -> dict[int, list[str]]:
         return {}  # by row
+
+
+def _cat_sampled(parts: Sequence[Tokens], responses: int) -> Tensor | None:
+    """The log-probabilities of whatever sampled the tokens; None where a part has none."""
+    sampled = [
+        pad_to(part.sampled_logprobs, responses) for part in parts if part.sampled_logprobs is not None
+    ]
+    return torch.cat(sampled) if len(sampled) == len(parts) else None
+
+
+def _cat_observed(parts: Sequence[Tokens], responses: int) -> Tensor | None:
+    """The tokens that the policy did not choose; None where no part has any."""
+    if all(part.observed is None for part in parts):
+        return None
+    columns = [torch.zeros_like(part.mask) if part.observed is None else part.observed for part in parts]
+    return torch.cat([pad_to(column, responses) for column in columns])
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,14 @@ behind.
 
 from __future__ import annotations
 
-from typing import Any
-
 from proxima.core.chat_turns import message_turns
 from proxima.core.encoding import added_ids
+from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Prompt
 from proxima.data.rows import BrokenData
 
-Message = dict[str, Any]
+Message = Record
 Messages = list[Message]
 
 
@@ -27,7 +26,7 @@ class ChatTemplate:
     """Renders messages with the template of a model's tokenizer; without one it says what is missing when
     first used."""
 
-    def __init__(self, tokenizer: Tokenizer | None = None, tools: list[dict[str, Any]] | None = None):
+    def __init__(self, tokenizer: Tokenizer | None = None, tools: list[Record] | None = None):
         """
         Args:
             tools: schemas of the tools that a prompt names.

@@ -271,7 +271,7 @@ def margin_of(row: Row) -> float:
 def _number_of(row: Row, column: str) -> float:
     value = row[column]
     try:
-        number = float("x" if isinstance(value, bool) else value)
+        number = float("x" if isinstance(value, bool) else value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise BrokenData(f"`{column}` ({str(value)[:60]!r}) is not a number") from None
     except OverflowError:

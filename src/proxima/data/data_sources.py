@@ -17,11 +17,16 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
+from proxima.core.errors import first_line
 from proxima.core.hub import hub_or_cache
 from proxima.data.rows import BrokenData, JoinedRows, ListRows, Rows
 from proxima.data.text_files import CsvRows, JsonRows, TextRows, read_json
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(/[\w.-]+)?")
 SPLITS = ("train", "test", "valid", "eval", "dev")
@@ -82,6 +87,17 @@ def open_folder(folder: Path, split: str = "", limit: int = 0) -> Rows:
     if (folder / "dataset_info.json").is_file() and not split:
         with needs_datasets(str(folder)) as datasets:
             return first_rows(datasets.load_from_disk(str(folder)), str(folder), limit)
+    parts: list[Rows] = []
+    for path in _files_of_one_kind(folder, split):
+        missing = limit - sum(len(part) for part in parts)
+        if limit and missing <= 0:
+            break
+        parts.append(open_file(path, missing if limit else 0))
+    return JoinedRows([part for part in parts if len(part)] or parts, str(folder))
+
+
+def _files_of_one_kind(folder: Path, split: str) -> list[Path]:
+    """The files of one split; all of them where there is only one."""
     files = sorted(
         path
         for path in folder.iterdir()
@@ -100,13 +116,7 @@ def open_folder(folder: Path, split: str = "", limit: int = 0) -> Rows:
         raise ValueError(
             f"{folder} holds several splits ({', '.join(named)}); say which, for example {folder}:{named[0]}"
         )
-    parts: list[Rows] = []
-    for path in files:
-        missing = limit - sum(len(part) for part in parts)
-        if limit and missing <= 0:
-            break
-        parts.append(open_file(path, missing if limit else 0))
-    return JoinedRows([part for part in parts if len(part)] or parts, str(folder))
+    return files
 
 
 def open_parquet(path: Path, limit: int = 0) -> Rows:
@@ -135,7 +145,7 @@ def open_hub(name: str, split: str = "", limit: int = 0) -> Rows:
         return of_split(splits, split, name, limit)
 
 
-def of_split(splits: Any, split: str, name: str, limit: int) -> Rows:
+def of_split(splits: DatasetDict | IterableDatasetDict, split: str, name: str, limit: int) -> Rows:
     """One split: the named one, else `train`, else the only one."""
     split = split or ("train" if "train" in splits or len(splits) != 1 else next(iter(splits)))
     if split not in splits:
@@ -145,14 +155,14 @@ def of_split(splits: Any, split: str, name: str, limit: int) -> Rows:
     return first_rows(splits[split], f"{name}:{split}", limit)
 
 
-def first_rows(dataset: Any, name: str, limit: int) -> Rows:
+def first_rows(dataset: Dataset | IterableDataset, name: str, limit: int) -> Rows:
     if not hasattr(dataset, "__len__"):  # streamed
         return ListRows(list(dataset.take(limit)), name)
     return ListRows(dataset.select(range(min(limit, len(dataset)))) if limit else dataset, name)
 
 
 @contextmanager
-def needs_datasets(name: str) -> Iterator[Any]:
+def needs_datasets(name: str) -> Iterator[ModuleType]:
     """The `datasets` package, whose failures become one sentence."""
     try:
         import datasets
@@ -168,7 +178,7 @@ def needs_datasets(name: str) -> Iterator[Any]:
                 isinstance(error, datasets.exceptions.DatasetGenerationError) and error.__cause__
             ):  # says only that there was one
                 error = Exception(error.__cause__)
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            reason = first_line(error).rstrip(".")
             if Path(name).exists():
                 raise BrokenData(f"cannot read {name}: {reason}") from None
             if problem:

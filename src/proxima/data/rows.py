@@ -6,9 +6,9 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, overload
+from typing import overload
 
-Row = dict[str, Any]
+Row = dict[str, object]
 
 
 class BrokenData(ValueError):  # noqa: N818

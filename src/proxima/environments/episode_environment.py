@@ -8,10 +8,10 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.chat_turns import turns_of
+from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Prompt
 from proxima.data import ChatTemplate
@@ -87,7 +87,7 @@ class Environment:
                     "the model its tools; give messages (docs/data.md)"
                 )
 
-    def reset_arguments(self, prompt: str, seed: int) -> dict[str, Any]:
+    def reset_arguments(self, prompt: str, seed: int) -> Record:
         """What `reset` is called with: the columns that it takes, and `seed` and `prompt` where it does."""
         known = {"prompt": str(prompt), "seed": seed, **columns_of(prompt)}
         if self._takes_any():
@@ -124,7 +124,7 @@ class Environment:
         specs = {spec.label: spec for spec in self.config.tools}
         return {name: self._host(specs[name], function) for name, function in self.tools.items()}
 
-    def _host(self, spec: RewardSpec, target: Callable[..., Any]) -> Host:
+    def _host(self, spec: RewardSpec, target: Callable[..., object]) -> Host:
         if self.config.step_seconds:
             given = spec.source if isinstance(spec.source, str) else target
             return WorkerHost(given, spec.options, self.config.step_seconds)
@@ -151,7 +151,7 @@ def check_environments(config: PPOConfig) -> None:
         _schema(spec.label, _load(spec, "tool"))
 
 
-def _load(spec: RewardSpec, what: str) -> Callable[..., Any]:
+def _load(spec: RewardSpec, what: str) -> Callable[..., object]:
     return load_function(spec.source, what) if isinstance(spec.source, str) else spec.source
 
 
@@ -163,7 +163,7 @@ def _load_class(spec: RewardSpec) -> type:
     return kind
 
 
-def _tool_methods(kind: type) -> dict[str, Callable[..., Any]]:
+def _tool_methods(kind: type) -> dict[str, Callable[..., object]]:
     """The public methods of a class, in the order of their definition, as functions without `self`."""
     names = [name for base in reversed(kind.__mro__[:-1]) for name in vars(base)]
     return {
@@ -173,7 +173,7 @@ def _tool_methods(kind: type) -> dict[str, Callable[..., Any]]:
     }
 
 
-def _schema(name: str, function: Callable[..., Any]) -> Schema:
+def _schema(name: str, function: Callable[..., object]) -> Schema:
     from transformers.utils import get_json_schema
 
     try:

@@ -11,10 +11,11 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from proxima.core.encoding import encode_prompts
 from proxima.core.episode import Episode, Reply
+from proxima.core.json_record import Record
 from proxima.data import Skip
 from proxima.environments.episode_environment import Environment
 from proxima.environments.episode_limits import max_response_tokens
@@ -23,6 +24,7 @@ from proxima.environments.step import LONGEST, Answered, Message, read_observati
 from proxima.environments.tool_calls import MalformedCall, read_calls
 
 MOST_AT_ONCE = 32  # calls of workers that are waited for at the same time
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -166,7 +168,7 @@ class EpisodeRunner:
             return read_step(running.host.call("step", text))
         return Answered([], 0.0, True)
 
-    def _use(self, running: _Running, name: str, arguments: dict[str, Any]) -> str:
+    def _use(self, running: _Running, name: str, arguments: Record) -> str:
         """What a tool returns, or raises, as text; but where an environment is gone, the episode is lost."""
         own = running.tools.get(name)
         host = own or running.host
@@ -214,7 +216,7 @@ class EpisodeRunner:
         running.episode.failure = reason
         running.close()
 
-    def _map(self, work: Callable[[Any], Result], items: Sequence[Any]) -> list[Result]:
+    def _map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         return list(map(work, items) if self._threads is None else self._threads.map(work, items))
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
+from proxima.core.json_record import RecordView
 from proxima.rewards import WorkerFailure, WorkerProcess, run_async
 
 LONGEST_REASON = 300  # characters
@@ -26,7 +27,7 @@ class HostFailure(Exception):  # noqa: N818
 class Host(Protocol):
     """Holds one object, made at the first call, or one function."""
 
-    def call(self, method: str | None, /, *args: Any, **named: Any) -> Any:
+    def call(self, method: str | None, /, *args: object, **named: object) -> object:
         """What a method returns, or, for None, the function; a `HostFailure` where it does not."""
 
     def close(self) -> None: ...
@@ -35,11 +36,11 @@ class Host(Protocol):
 class LocalHost:
     """In this process: for code that is trusted to return."""
 
-    def __init__(self, target: Callable[..., Any], options: Mapping[str, Any]):
+    def __init__(self, target: Callable[..., object], options: RecordView):
         self.target, self.options = target, options
-        self.made: Any = None
+        self.made: object = None
 
-    def call(self, method: str | None, /, *args: Any, **named: Any) -> Any:
+    def call(self, method: str | None, /, *args: object, **named: object) -> object:
         try:
             if method is not None and self.made is None:
                 self.made = self.target(**self.options)
@@ -57,11 +58,11 @@ class LocalHost:
 class WorkerHost:
     """In a process of its own, with a limit on the seconds of each call."""
 
-    def __init__(self, target: str | Callable[..., Any], options: Mapping[str, Any], seconds: float):
+    def __init__(self, target: str | Callable[..., object], options: RecordView, seconds: float):
         self.target, self.options, self.seconds = target, options, seconds
         self.worker: WorkerProcess | None = None
 
-    def call(self, method: str | None, /, *args: Any, **named: Any) -> Any:
+    def call(self, method: str | None, /, *args: object, **named: object) -> object:
         if "timeout" in named:  # an argument of `WorkerProcess.call` itself
             raise HostFailure("an argument cannot be called 'timeout' here", raised=True)
         try:

@@ -1,15 +1,17 @@
 """`Step`: what an environment answers to a turn, read strictly.
 
-Standard library only: worker processes import it.
+Nothing heavy is imported: worker processes import it.
 """
 
 from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-Message = dict[str, Any]
+from proxima.core.json_record import Record
+
+Message = Record
 
 LONGEST = 200_000  # characters of an observation
 
@@ -76,7 +78,7 @@ def read_reward(method: str, returned: object) -> float:
     raise ValueError(f"the reward of {method} is {shown}, not a finite number")
 
 
-def _flag(name: str, value: Any) -> bool:
+def _flag(name: str, value: object) -> bool:
     plain = value.item() if hasattr(value, "item") else value
     if not isinstance(plain, bool):
         raise ValueError(f"{name} of step is {_named(plain)}, not true or false")

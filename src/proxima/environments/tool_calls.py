@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
 
-Schema = dict[str, Any]
+Schema = Record
 """A tool as `transformers.utils.get_json_schema` describes it."""
 
 PROBE: Schema = {
@@ -39,7 +40,7 @@ PARAMETER = re.compile(r"<parameter=([^>\s]+)>(.*?)</parameter>", re.DOTALL)
 
 class Call(NamedTuple):
     name: str
-    arguments: dict[str, Any]
+    arguments: Record
 
 
 class MalformedCall(ValueError):  # noqa: N818
@@ -154,7 +155,7 @@ def _from_xml(text: str, schemas: Mapping[str, Schema]) -> Call:
     return Call(found[1], arguments)
 
 
-def _typed(text: str, kind: object) -> Any:
+def _typed(text: str, kind: object) -> object:
     """A value that is not meant as text is read as JSON where it is."""
     if kind == "string":
         return text

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxima.config import PPOConfig
-from proxima.core.json_record import Record
+from proxima.core.json_record import Record, RecordView
 from proxima.core.tokenizer import Tokenizer
 from proxima.evaluator.trend import is_rising, trend
 from proxima.runs import held_out_evidence, judges_in
@@ -52,7 +52,7 @@ class Evaluator:
         self.rewards: list[float] = []  # what decided the last evaluations
         self.decided_by = ""  # reward or judges; a resumed run keeps who decided before
 
-    def evaluate(self, metrics: Mapping[str, Any]) -> tuple[Record, Record]:
+    def evaluate(self, metrics: RecordView) -> tuple[Record, Record]:
         """
         Args:
             metrics: `avg_reward` at least; losses, `step`, `generated_texts`, `rewards` and `prompts` are
@@ -67,7 +67,7 @@ class Evaluator:
         self.evaluations += 1
         step = int(metrics.get("step", self.evaluations))
         validation = dict(self.validate()) if self.validate else {}
-        reward = float(validation.get("reward", metrics["avg_reward"]))
+        reward = float(validation["reward"] if "reward" in validation else metrics["avg_reward"])
         evidence = self._evidence(validation, reward)
         self.rewards = [*self.rewards, evidence][-REMEMBERED:]
         improved = evidence > self.best_reward + self.config.min_improvement  # anything beats -inf
@@ -132,7 +132,7 @@ class Evaluator:
             "held_out": held_out,
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: RecordView) -> None:
         best, self.best_step = state["best"]
         self.best_reward = -math.inf if best is None else best
         counts = state["evaluations"] if "evaluations" in state else state["verdicts"]  # the older name
@@ -142,7 +142,7 @@ class Evaluator:
         if state.get("held_out") is not None:
             getattr(self.validate, "restore", lambda kept: None)(state["held_out"])
 
-    def _samples(self, metrics: Mapping[str, Any]) -> list[Record]:
+    def _samples(self, metrics: RecordView) -> list[Record]:
         columns = {name: list(metrics[key]) for name, key in SAMPLE_KEYS.items() if key in metrics}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)][
             :SAMPLES

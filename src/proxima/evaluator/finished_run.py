@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from proxima.config import PPOConfig, RewardSpec, check_trust
 from proxima.core.chat_turns import with_turns
@@ -40,16 +39,17 @@ def saved_config(run: str | Path) -> PPOConfig:
     return PPOConfig.from_yaml(path)
 
 
-def run_config(run: str | Path, **given: Any) -> PPOConfig:
+def run_config(run: str | Path, **given: object) -> PPOConfig:
     """The settings to load a finished run by: its own, some of them replaced by what is given. Functions,
     servers and `trust_remote_code` count only where they are given."""
     config = saved_config(run)
     check_trust(run, config, given)
     alone = ALONE if config.engine == "vllm" else {}
-    return replace(config, **{"trust_remote_code": False, **alone, **given})
+    changes: Record = {"trust_remote_code": False, **alone, **given}
+    return replace(config, **changes)
 
 
-def open_run(run: str | Path, rewards: Sequence[RewardSpec] = (), **changes: Any) -> PPOTrainer:
+def open_run(run: str | Path, rewards: Sequence[RewardSpec] = (), **changes: object) -> PPOTrainer:
     """The trainer of a finished run, before its trained weights are loaded: policy and reference are still
     the same."""
     return PPOTrainer(run_config(run, **_given(rewards), **{"trackers": (), "judges": (), **changes}))
@@ -61,7 +61,7 @@ def evaluate_run(
     rewards: Sequence[RewardSpec] = (),
     judges: Sequence[RewardSpec] = (),
     best_of: int = 0,
-    **changes: Any,
+    **changes: object,
 ) -> Record:
     """
     Args:

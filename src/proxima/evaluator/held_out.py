@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -26,6 +26,9 @@ from proxima.runs import rollout_metrics, score_metrics
 
 if TYPE_CHECKING:
     from proxima.ppo_trainer import PPOTrainer
+
+Kept = TypeVar("Kept")
+Shown = TypeVar("Shown")
 
 VALIDATION_STEP = -1  # its noise is a stream of its own, the same at every evaluation
 FAST_BATCH = 256
@@ -210,5 +213,5 @@ class HeldOut:
         )
 
 
-def _each(columns: Mapping[str, Sequence[Any]], change: Callable[[Any], Any]) -> dict[str, list[Any]]:
+def _each(columns: Mapping[str, Sequence[Kept]], change: Callable[[Kept], Shown]) -> dict[str, list[Shown]]:
     return {name: [change(number) for number in column] for name, column in columns.items()}

@@ -17,7 +17,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any
 
 from proxima.config import RewardSpec
 from proxima.rewards import (
@@ -163,7 +162,7 @@ def as_reward(spec: RewardSpec) -> RewardSpec:
     return RewardSpec(spec.source, spec.weight, spec.label, options)
 
 
-def read_preferences(returned: Any, count: int, signs: bool | None = None) -> RewardOutcome:
+def read_preferences(returned: object, count: int, signs: bool | None = None) -> RewardOutcome:
     """Each entry by itself; anything else than a choice or a probability is nan.
 
     Args:
@@ -184,7 +183,7 @@ def read_preferences(returned: Any, count: int, signs: bool | None = None) -> Re
     return RewardOutcome(numbers, {}, reason)
 
 
-def _preference(entry: Any, signs: bool | None) -> float:
+def _preference(entry: object, signs: bool | None) -> float:
     if not isinstance(entry, Real) or (isinstance(entry, bool) and signs is not None):
         return math.nan
     if signs or (signs is None and isinstance(entry, Integral) and not isinstance(entry, bool)):

@@ -4,7 +4,6 @@ In: demonstrations, preferences, ratings. Out: adapters.
 """
 
 import warnings
-from typing import Any
 
 from proxima.data import (
     Demonstration,
@@ -35,7 +34,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name != "StageResults":
         raise AttributeError(f"module 'proxima.finetuning' has no attribute {name!r}")
     warnings.warn("StageResults is now FinetuningResults", DeprecationWarning, stacklevel=2)

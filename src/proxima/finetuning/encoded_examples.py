@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+from typing import Generic, TypeVar, overload
+
+Example = TypeVar("Example")
+TokenRow = TypeVar("TokenRow")
 
 
-class Encoded(Sequence[Any]):
+class Encoded(Sequence[TokenRow], Generic[Example, TokenRow]):
     """Examples as token ids, encoded when read; a slice is a list."""
 
     def __init__(
-        self, examples: Sequence[Any], encode: Callable[[Any], Any], lengths: Iterable[tuple[int, int]]
+        self,
+        examples: Sequence[Example],
+        encode: Callable[[Example], TokenRow],
+        lengths: Iterable[tuple[int, int]],
     ):
         """
         Args:
@@ -32,10 +38,10 @@ class Encoded(Sequence[Any]):
         return len(self._places)
 
     @overload
-    def __getitem__(self, index: int) -> Any: ...
+    def __getitem__(self, index: int) -> TokenRow: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: slice) -> list[TokenRow]: ...
+    def __getitem__(self, index: int | slice) -> TokenRow | list[TokenRow]:
         if isinstance(index, slice):
             return [self._encode(self._examples[place]) for place in self._places[index]]
         return self._encode(self._examples[self._places[index]])

@@ -20,8 +20,12 @@ def encode(
     tokenizer: Tokenizer, prompt: str, completion: str, ended: bool = True
 ) -> tuple[list[int], list[int]]:
     """Ids of prompt and completion, tokenised as in PPO: the prompt alone, then the completion and EOS."""
+    return encode_prompts(tokenizer, [prompt])[0], encode_completion(tokenizer, completion, ended)
+
+
+def encode_completion(tokenizer: Tokenizer, completion: str, ended: bool) -> list[int]:
     response = tokenizer(completion, add_special_tokens=False)["input_ids"]
-    return encode_prompts(tokenizer, [prompt])[0], response + ([tokenizer.eos_token_id] if ended else [])
+    return response + ([tokenizer.eos_token_id] if ended else [])
 
 
 @dataclass(frozen=True)

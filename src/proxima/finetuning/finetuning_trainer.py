@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic
 
 import torch
 from torch import Tensor, nn
@@ -35,13 +35,15 @@ from proxima.base_setup import (
 )
 from proxima.config import SETTINGS_FILE, FinetuningConfig, settings_in
 from proxima.core.tokenizer import Tokenizer
-from proxima.finetuning.encoded_examples import Encoded
-from proxima.models import Backbone, BaseModel
+from proxima.finetuning.encoded_examples import Encoded, Example, TokenRow
+from proxima.models import Backbone, BaseModel, EngineSettings
 from proxima.runs import make_run_folder
 from proxima.runtime import forked_random_state
 from proxima.training import learning_rate_factor
 
-Example = TypeVar("Example")
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 BUCKET = 32  # batches whose examples are sorted by length together
 MAX_SKIPPED = 10  # updates with a gradient that is not finite, after which training gives up
 
@@ -61,7 +63,7 @@ class FinetuningResults:
     """The trained adapter or model."""
 
 
-class FinetuningTrainer(ABC, Generic[Example]):
+class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
     """Encodes, trains, evaluates, keeps the best weights."""
 
     name: str
@@ -72,7 +74,12 @@ class FinetuningTrainer(ABC, Generic[Example]):
     ends_when_stale = False
     """Whether training ends after an epoch that improved nothing."""
 
-    def __init__(self, config: FinetuningConfig, network: Any = None, tokenizer: Tokenizer | None = None):
+    def __init__(
+        self,
+        config: FinetuningConfig,
+        network: PreTrainedModel | None = None,
+        tokenizer: Tokenizer | None = None,
+    ):
         """
         Args:
             network, tokenizer: a model already in memory (one trained from scratch, say); by default
@@ -89,8 +96,9 @@ class FinetuningTrainer(ABC, Generic[Example]):
         with forked_random_state(device):
             torch.manual_seed(config.seed)
             self.role = self.make_role()
-        if device.type == "cuda":  # a captured graph cannot hold weights that `transformers` trains
-            self.backbone.settings.fast = False
+        if device.type == "cuda":  # a captured graph cannot hold weights that train
+            fast = config.lora_r > 0
+            self.backbone.settings = EngineSettings(fast=fast, compiled=False, by_size=True)
 
     def adapter(self, name: str) -> str | None:
         """What trains: an adapter (new, or a copy of `sft_adapter`), or with lora_r = 0 the whole network in
@@ -110,23 +118,23 @@ class FinetuningTrainer(ABC, Generic[Example]):
         """The model that trains."""
 
     @abstractmethod
-    def encode(self, example: Example) -> Any:
+    def encode(self, example: Example) -> TokenRow:
         """An example as token ids."""
 
     @abstractmethod
-    def length(self, encoded: Any) -> int:
+    def length(self, encoded: TokenRow) -> int:
         """Tokens of the longest sequence in an encoded example."""
 
     @abstractmethod
-    def count(self, encoded: Any) -> int:
+    def count(self, encoded: TokenRow) -> int:
         """The example's weight in the mean loss: its tokens, or 1 per pair."""
 
     @abstractmethod
-    def loss(self, rows: Sequence[Any]) -> Tensor:
+    def loss(self, rows: Sequence[TokenRow]) -> Tensor:
         """Summed loss of some encoded examples."""
 
     @abstractmethod
-    def measure(self, rows: Sequence[Any]) -> dict[str, float]:
+    def measure(self, rows: Sequence[TokenRow]) -> dict[str, float]:
         """Metrics on validation examples; one of them is `judged_by`."""
 
     def train(
@@ -171,10 +179,13 @@ class FinetuningTrainer(ABC, Generic[Example]):
     def prepare(self, examples: Iterable[Example], held_out: Iterable[Example]) -> None:
         """Compute what must be known about the data before training."""
 
-    def settle(self, rows: Sequence[Any], held_out: Sequence[Any]) -> None:
+    def settle(self, rows: Sequence[TokenRow], held_out: Sequence[TokenRow]) -> None:
         """Decide what depends on the encoded examples, before training."""
 
-    def finish(self, held_out: Sequence[Any]) -> None:
+    def keep(self) -> None:
+        """The weights of the last evaluation are the best so far."""
+
+    def finish(self, held_out: Sequence[TokenRow]) -> None:
         """Look at the best weights, and change them, before they are saved."""
 
     def save(self, folder: Path, results: FinetuningResults) -> None:
@@ -182,7 +193,12 @@ class FinetuningTrainer(ABC, Generic[Example]):
         self.tokenizer.save_pretrained(folder)
         self.config.to_yaml(folder / SETTINGS_FILE)
 
-    def _fit(self, rows: Encoded, validation: Encoded, results: FinetuningResults) -> None:
+    def _fit(
+        self,
+        rows: Encoded[Example, TokenRow],
+        validation: Encoded[Example, TokenRow],
+        results: FinetuningResults,
+    ) -> None:
         config = self.config
         parameters = self.role.parameters()
         optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
@@ -211,6 +227,7 @@ class FinetuningTrainer(ABC, Generic[Example]):
             if self._is_better(measured, results.best):
                 results.best = results.metrics[-1]
                 best = [parameter.detach().clone() for parameter in parameters]
+                self.keep()
                 stale = 0
             else:
                 stale += 1
@@ -226,18 +243,18 @@ class FinetuningTrainer(ABC, Generic[Example]):
         self.backbone.network.eval()
 
     def _step(
-        self, batch: list[Any], optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
+        self, batch: list[TokenRow], optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
     ) -> Tensor:
         """One optimiser step; the batch's mean loss. Dropout acts here and only here."""
         self.backbone.network.train()
         total = sum(self.count(row) for row in batch)
         optimizer.zero_grad()
         summed = torch.zeros((), device=self.role.device)
-        for start in range(0, len(batch), self.config.micro_batch_size):
-            with self.role.active():
+        with self.role.training():
+            for start in range(0, len(batch), self.config.micro_batch_size):
                 loss = self.loss(batch[start : start + self.config.micro_batch_size]) / total
                 loss.backward()
-            summed += loss.detach()
+                summed += loss.detach()
         norm = nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm or float("inf"))
         if norm.isfinite():
             optimizer.step()
@@ -251,7 +268,7 @@ class FinetuningTrainer(ABC, Generic[Example]):
         return f"lower learning_rate ({self.config.learning_rate:g}), or set dtype to float32"
 
     @torch.no_grad()
-    def _measure(self, rows: Sequence[Any], step: int) -> dict[str, float]:
+    def _measure(self, rows: Sequence[TokenRow], step: int) -> dict[str, float]:
         """Validation metrics, and how many updates were skipped if any were."""
         self.backbone.network.eval()
         with self.role.active():
@@ -266,12 +283,12 @@ class FinetuningTrainer(ABC, Generic[Example]):
         new, old = measured[self.judged_by], best[self.judged_by]
         return new > old if self.higher_is_better else new < old
 
-    def _fitting(self, examples: Sequence[Example], places: Sequence[int]) -> Encoded:
+    def _fitting(self, examples: Sequence[Example], places: Sequence[int]) -> Encoded[Example, TokenRow]:
         """The examples at these positions that fit max_length."""
         lengths = ((place, self.length(self.encode(examples[place]))) for place in places)
         return Encoded(examples, self.encode, (pair for pair in lengths if pair[1] <= self.config.max_length))
 
-    def _batches(self, rows: Encoded, epoch: int) -> Iterator[list[Any]]:
+    def _batches(self, rows: Encoded[Example, TokenRow], epoch: int) -> Iterator[list[TokenRow]]:
         """Shuffled, but sorted by length within a bucket of batches, so that little is padding."""
         size = self.config.batch_size
         rng = random.Random(f"{self.name} {self.config.seed} {epoch}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -29,7 +28,7 @@ class OwnSamples:
     """Sampled answers, and how they were sampled."""
 
     rows: list[Row]  # prompt ids, response ids with a sampled EOS
-    how: dict[str, Any]
+    how: dict[str, object]
 
 
 def sample_answers(

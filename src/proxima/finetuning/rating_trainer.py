@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from proxima.core.json_record import Record
 from proxima.data import Rating
 from proxima.finetuning.example_batches import encode
 from proxima.finetuning.finetuning_trainer import FinetuningResults
@@ -24,7 +24,7 @@ from proxima.finetuning.reward_trainer import Row, ScoreTrainer
 Rated = tuple[Row, float]  # an answer, its rating
 
 
-class RatingTrainer(ScoreTrainer[Rating]):
+class RatingTrainer(ScoreTrainer[Rating, Rated]):
     """Learns how people rate an answer."""
 
     mean = 0.0
@@ -80,7 +80,7 @@ class RatingTrainer(ScoreTrainer[Rating]):
             "accuracy": order_accuracy(scores, ratings),
         }
 
-    def report(self, results: FinetuningResults) -> dict[str, Any]:
+    def report(self, results: FinetuningResults) -> Record:
         """Also what turns a score in its unit back into a rating, in the same two steps backwards."""
         return {**super().report(results), "rating_mean": self.mean, "rating_deviation": self.deviation}
 

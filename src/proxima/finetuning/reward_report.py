@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from proxima.core.json_record import Record, RecordView
 from proxima.data import Preference
 
 SIMILAR = 0.1  # relative difference in length up to which two answers count as equally long
@@ -32,11 +32,11 @@ class HeldOutPairs:
     margins: Tensor  # (B,) r(chosen) - r(rejected)
     margins_elsewhere: Tensor  # (B,) the same after another pair's prompt, nan where there is none that fits
     lengths: Tensor  # (B, 2) tokens of chosen and rejected
-    likelihoods: Tensor  # (B,) mean log-probability per token of both, by the model before training
+    likelihoods: Tensor  # (B,) mean log-probability per token of both, by the model before training, or nan
     longer_wins: bool  # whether the longer answer was chosen more often in training
 
 
-def report(pairs: HeldOutPairs) -> dict[str, Any]:
+def report(pairs: HeldOutPairs) -> Record:
     """Accuracies, each with the number of pairs it was measured on."""
     right = (pairs.margins > 0).double()
     elsewhere = pairs.margins_elsewhere[~pairs.margins_elsewhere.isnan()]
@@ -49,6 +49,7 @@ def report(pairs: HeldOutPairs) -> dict[str, Any]:
             "length_alone": length_accuracy(pairs.lengths, pairs.longer_wins),
             "prompt_alone": 0.5,  # both answers of a pair have the same prompt
             "another_prompt": float((elsewhere > 0).double().mean()) if len(elsewhere) else 0.5,
+            "another_prompt_pairs": len(elsewhere),
         },
     }
 
@@ -89,7 +90,7 @@ def _by_confidence(right: Tensor, margins: Tensor) -> dict[str, dict[str, float]
 
 
 def _by_likelihood(right: Tensor, likelihoods: Tensor) -> dict[str, dict[str, float]]:
-    middle = likelihoods.median()
+    middle = likelihoods.nanmedian()
     return _known(
         {
             "likely to the base": _part(right, likelihoods >= middle),
@@ -102,7 +103,7 @@ def _known(table: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     return {name: part for name, part in table.items() if part["pairs"]}
 
 
-def lines(accuracy: float, found: Mapping[str, Any]) -> list[str]:
+def lines(accuracy: float, found: RecordView) -> list[str]:
     """The report for the terminal."""
     parts = [
         "; ".join(f"{name} {part['accuracy']:.3f} ({part['pairs']})" for name, part in found[table].items())
@@ -116,14 +117,17 @@ def lines(accuracy: float, found: Mapping[str, Any]) -> list[str]:
         f"accuracy by length: {parts[0]}; by likelihood: {parts[1]}",
         f"accuracy by confidence: {sure}",
         f"against {accuracy:.3f}: length alone {base['length_alone']:.3f}, the answers after another prompt "
-        f"{base['another_prompt']:.3f}, the prompt alone {base['prompt_alone']:.1f}",
+        f"{base['another_prompt']:.3f} ({base['another_prompt_pairs']}), the prompt alone "
+        f"{base['prompt_alone']:.1f}",
         *_warnings(accuracy, found),
     ]
 
 
-def _warnings(accuracy: float, found: Mapping[str, Any]) -> list[str]:
+def _warnings(accuracy: float, found: RecordView) -> list[str]:
     base, count = found["baselines"], found["pairs"]
-    error = math.sqrt(max(accuracy * (1 - accuracy), 0.05) / count)
+    moved = base["another_prompt_pairs"]
+    spread = math.sqrt(max(accuracy * (1 - accuracy), 0.05))
+    error = spread / math.sqrt(count)
     told = []
     if count < FEW:
         told.append(
@@ -132,7 +136,7 @@ def _warnings(accuracy: float, found: Mapping[str, Any]) -> list[str]:
         )
     if accuracy < base["length_alone"] + 2 * error:
         told.append("the model is not clearly better than the length of the answers alone")
-    if base["another_prompt"] > accuracy - error and accuracy > 0.5 + 2 * error:
+    if moved and base["another_prompt"] > accuracy - spread / math.sqrt(moved) and accuracy > 0.5 + 2 * error:
         told.append("the model hardly reads the prompt: its accuracy is the same with another one")
     return told
 

@@ -14,16 +14,18 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from proxima.config import FinetuningConfig, RewardConfig
+from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
 from proxima.data import Demonstration, Preference
-from proxima.finetuning.example_batches import collate, encode, token_losses
-from proxima.finetuning.finetuning_trainer import Example, FinetuningResults, FinetuningTrainer
+from proxima.finetuning.encoded_examples import Example, TokenRow
+from proxima.finetuning.example_batches import collate, encode, encode_completion, token_losses
+from proxima.finetuning.finetuning_trainer import FinetuningResults, FinetuningTrainer
 from proxima.finetuning.own_samples import OwnSamples, sample_answers
 from proxima.finetuning.reward_defaults import with_defaults
 from proxima.finetuning.reward_losses import mean_by_answer, preference_loss, score_penalty
@@ -31,11 +33,16 @@ from proxima.finetuning.reward_report import HeldOutPairs, PairFacts, lines, rep
 from proxima.models import REPORT_FILE, RewardModel, ScoreUnit, saved_unit, scalar_head
 from proxima.runs import write_json
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 log = logging.getLogger(__name__)
 
 Row = tuple[list[int], list[int]]
+Item = TypeVar("Item")
 BINS = 10  # of the calibration error
 UNIT_SAMPLES = 256  # answers that the unit of the scores is measured on
+LOOKED_AT = 256  # held-out pairs whose likelihood, and whose margin after another prompt, the report has
 
 
 class RowPair(NamedTuple):
@@ -47,7 +54,7 @@ class RowPair(NamedTuple):
     tie: bool
 
 
-class ScoreTrainer(FinetuningTrainer[Example]):
+class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
     """Trains a scalar head: an answer's score, read at its last token."""
 
     name, judged_by, higher_is_better = "reward", "validation_loss", False
@@ -57,7 +64,7 @@ class ScoreTrainer(FinetuningTrainer[Example]):
     def __init__(
         self,
         config: FinetuningConfig,
-        network: Any = None,
+        network: PreTrainedModel | None = None,
         tokenizer: Tokenizer | None = None,
         centre_on: Sequence[Demonstration] | None = None,
     ):
@@ -82,22 +89,21 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         return RewardModel(self.backbone, adapter, head, "training")
 
     @abstractmethod
-    def answers(self, encoded: Any) -> Sequence[Row]:
+    def answers(self, encoded: TokenRow) -> Sequence[Row]:
         """The answers in an encoded example."""
 
-    def length(self, encoded: Any) -> int:
+    def length(self, encoded: TokenRow) -> int:
         return max(len(prompt) + len(response) for prompt, response in self.answers(encoded))
 
-    def count(self, encoded: Any) -> int:
+    def count(self, encoded: TokenRow) -> int:
         return 1
 
-    def settle(self, rows: Sequence[Any], held_out: Sequence[Any]) -> None:
+    def settle(self, rows: Sequence[TokenRow], held_out: Sequence[TokenRow]) -> None:
         """Fill in the settings that are left to rules, and sample the model as it is before training."""
         self.ends_when_stale = not self.config.epochs
         self.config = with_defaults(self.config, self.backbone.network.num_parameters(), len(rows))
         log.info("learning rate %g, at most %d epochs", self.config.learning_rate, self.config.epochs)
-        every = max(1, len(rows) // UNIT_SAMPLES)
-        examples = [self.answers(rows[i]) for i in range(0, len(rows), every)][:UNIT_SAMPLES]
+        examples = [self.answers(rows[i]) for i in spread(range(len(rows)), UNIT_SAMPLES)]
         self.samples = sample_answers(
             self.backbone, self.start_adapter, self.tokenizer, self.config, examples
         )
@@ -108,7 +114,7 @@ class ScoreTrainer(FinetuningTrainer[Example]):
             back = ScoreUnit(-unit.mean / unit.deviation, 1 / unit.deviation)
             self._rescale([back] * self.config.ensemble)
 
-    def look(self, held_out: Sequence[Any]) -> None:
+    def look(self, held_out: Sequence[TokenRow]) -> None:
         """See what the report needs of the model as it is before training."""
 
     def members(self, rows: Sequence[Row]) -> Tensor:
@@ -120,7 +126,7 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         """Scores (B,) of answers: the mean of the heads."""
         return self.members(rows).mean(1)
 
-    def shares(self, rows: Sequence[Any]) -> Tensor:
+    def shares(self, rows: Sequence[TokenRow]) -> Tensor:
         """Weights (B, heads) of examples in each head's loss: 1 for a single head, and for each of several
         1.5 in its own two thirds of the examples and 0 in the others, which depend on the content alone."""
         count = self.config.ensemble
@@ -130,7 +136,7 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         inside = [[rng.random() < 2 / 3 for _ in range(count)] for rng in drawn]
         return 1.5 * torch.tensor(inside, dtype=torch.float32, device=self.role.device)
 
-    def chunks(self, rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    def chunks(self, rows: Sequence[Item]) -> Iterator[Sequence[Item]]:
         size = self.config.micro_batch_size
         return (rows[i : i + size] for i in range(0, len(rows), size))
 
@@ -167,7 +173,7 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         return -mean_by_answer(losses, sizes)
 
     @torch.no_grad()
-    def finish(self, held_out: Sequence[Any]) -> None:
+    def finish(self, held_out: Sequence[TokenRow]) -> None:
         """Give the scores their unit: to each head its own, then to their mean, which varies less."""
         assert self.samples is not None
         members = torch.cat([self.members(chunk) for chunk in self.chunks(self.samples.rows)])
@@ -196,7 +202,7 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         super().save(folder, results)
         write_json(folder / REPORT_FILE, self.report(results))
 
-    def report(self, results: FinetuningResults) -> dict[str, Any]:
+    def report(self, results: FinetuningResults) -> Record:
         """What the folder says about the model; its accuracy decides whether PPO warns."""
         assert self.samples is not None
         named = ("accuracy", "validation_loss", "calibration_error")
@@ -212,12 +218,17 @@ class ScoreTrainer(FinetuningTrainer[Example]):
         }
 
 
-class RewardTrainer(ScoreTrainer[Preference]):
+class RewardTrainer(ScoreTrainer[Preference, RowPair]):
     """Learns which of two answers people prefer (Bradley-Terry)."""
 
     longer_wins = True
-    held_out_report: dict[str, Any]
-    _likelihoods: Tensor
+    held_out_margins: Tensor
+    """Of the best weights (B,): r(chosen) - r(rejected) of the held-out pairs that fit max_length, in order,
+    before the scores get their unit."""
+    held_out_report: Record
+    _looked_at: Sequence[int]  # places of held-out pairs
+    _likelihoods: Tensor  # of these pairs
+    _measured: Tensor  # margins of the last evaluation
 
     def prepare(self, examples: Iterable[Preference], held_out: Iterable[Preference]) -> None:
         """Refuse pairs that say nothing, and warn of those that say little."""
@@ -228,8 +239,9 @@ class RewardTrainer(ScoreTrainer[Preference]):
         self.longer_wins = 2 * facts.longer >= facts.differ
 
     def look(self, held_out: Sequence[RowPair]) -> None:
-        """How likely the held-out answers are to it."""
-        if all(pair.tie for pair in held_out):
+        """How likely the answers of some held-out pairs are to it."""
+        self._looked_at = spread([i for i, pair in enumerate(held_out) if not pair.tie], LOOKED_AT)
+        if not self._looked_at:
             raise ValueError(
                 f"all held-out pairs that fit max_length ({self.config.max_length} tokens) are ties; raise "
                 "it, or give --validation"
@@ -237,23 +249,28 @@ class RewardTrainer(ScoreTrainer[Preference]):
         self.backbone.network.eval()
         parts = [
             self.likelihoods([row for pair in chunk for row in self.answers(pair)], self.start_adapter)
-            for chunk in self.chunks(held_out)
+            for chunk in self.chunks([held_out[i] for i in self._looked_at])
         ]
-        self._likelihoods = torch.cat(parts).unflatten(0, (-1, 2)).mean(1)
+        self._likelihoods = torch.cat(parts).unflatten(0, (-1, 2)).mean(1).cpu()
+
+    def keep(self) -> None:
+        self.held_out_margins = self._measured
 
     @torch.no_grad()
     def finish(self, held_out: Sequence[RowPair]) -> None:
         """Report on the held-out pairs while scores are still the logits of choices; then the unit."""
         pairs = held_out[:]
-        margins, elsewhere = self.all_margins(pairs), self.margins_elsewhere(pairs)
         decided = torch.tensor([not pair.tie for pair in pairs])
         lengths = torch.tensor([[len(row[1]) for row in self.answers(pair)] for pair in pairs])
+        elsewhere, likelihoods = torch.full((2, len(pairs)), torch.nan)
+        elsewhere[self._looked_at] = self.margins_elsewhere([pairs[i] for i in self._looked_at])
+        likelihoods[self._looked_at] = self._likelihoods
         self.held_out_report = report(
             HeldOutPairs(
-                margins[decided],
+                self.held_out_margins[decided],
                 elsewhere[decided],
                 lengths[decided],
-                self._likelihoods.cpu()[decided],
+                likelihoods[decided],
                 self.longer_wins,
             )
         )
@@ -273,7 +290,7 @@ class RewardTrainer(ScoreTrainer[Preference]):
             found[list(there)] = self.all_margins(list(there.values()))
         return found
 
-    def report(self, results: FinetuningResults) -> dict[str, Any]:
+    def report(self, results: FinetuningResults) -> Record:
         return {**super().report(results), "held_out": self.held_out_report}
 
     def report_lines(self, results: FinetuningResults) -> list[str]:
@@ -281,9 +298,9 @@ class RewardTrainer(ScoreTrainer[Preference]):
         return lines(results.best["accuracy"], self.held_out_report)
 
     def encode(self, example: Preference) -> RowPair:
-        chosen = encode(self.tokenizer, example.prompt, example.chosen, example.chosen_ended)
-        rejected = encode(self.tokenizer, example.prompt, example.rejected, example.rejected_ended)
-        return RowPair(chosen, rejected, example.margin, example.tie)
+        prompt, chosen = encode(self.tokenizer, example.prompt, example.chosen, example.chosen_ended)
+        rejected = encode_completion(self.tokenizer, example.rejected, example.rejected_ended)
+        return RowPair((prompt, chosen), (prompt, rejected), example.margin, example.tie)
 
     def answers(self, encoded: RowPair) -> Sequence[Row]:
         return encoded[:2]
@@ -321,14 +338,20 @@ class RewardTrainer(ScoreTrainer[Preference]):
         for chunk in self.chunks(rows):
             margins = self.margins(chunk)
             is_decided = torch.tensor([not pair.tie for pair in chunk], device=margins.device)
-            parts.append((margins[is_decided], self.preference(chunk, margins)))
-        decided, losses = (torch.cat(columns) for columns in zip(*parts, strict=True))
+            parts.append((margins, margins[is_decided], self.preference(chunk, margins)))
+        margins, decided, losses = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        self._measured = margins.cpu()
         return {
             "validation_loss": float(losses.mean()),
             "accuracy": float((decided > 0).float().mean()),
             "calibration_error": calibration_error(decided),
             "margin": float(decided.mean()),
         }
+
+
+def spread(places: Sequence[int], count: int) -> Sequence[int]:
+    """At most `count` of these places: every n-th."""
+    return places[:: max(1, len(places) // count)][:count]
 
 
 def calibration_error(margins: Tensor) -> float:

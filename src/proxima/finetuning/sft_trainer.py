@@ -20,7 +20,7 @@ from proxima.runs import write_json
 Row = tuple[list[int], list[int]]
 
 
-class SFTTrainer(FinetuningTrainer[Demonstration]):
+class SFTTrainer(FinetuningTrainer[Demonstration, Row]):
     """Cross-entropy of the completion's tokens, EOS included; the prompt does not count."""
 
     name, judged_by, higher_is_better = "sft", "validation_loss", False

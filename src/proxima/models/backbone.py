@@ -43,6 +43,8 @@ class EngineSettings:
     fast: bool = True
     compiled: bool = True
     checkpointing: bool = False
+    by_size: bool = False
+    """Passes for batches of several sizes: see `GraphedPasses`."""
 
 
 class Backbone:
@@ -61,6 +63,7 @@ class Backbone:
         self.adapts_head = False
         """Whether an adapter changes what comes after the layers, such as the output embeddings."""
         self._supported: bool | None = None
+        self._base_drops: bool | None = None
         self._parameters: dict[str, list[nn.Parameter]] = {}
         self._decoder: Decoder | None = None
         self._generation: Generation | None = None
@@ -85,7 +88,7 @@ class Backbone:
     def attach(self, peft: PeftModel) -> None:
         """Use a PeftModel that wraps this network; none of its adapters is active."""
         self.peft = peft
-        self._supported = self._decoder = self._generation = None
+        self._supported = self._base_drops = self._decoder = self._generation = None
         self._parameters.clear()
         self.network.eval()
         self._switch(None)
@@ -151,13 +154,13 @@ class Backbone:
     @property
     def decoder(self) -> Decoder | None:
         """The fast path, made at first use; None where it does not support this network or this device, or
-        dropout is on.
+        where the base itself has dropout and trains.
 
         It reads full weights, so a sharded network cannot use it.
         """
         if (
             not self.settings.fast
-            or self.network.training
+            or (self.network.training and self.base_drops)
             or self.sharded
             or self.device.type not in FAST_PATH
         ):
@@ -170,6 +173,7 @@ class Backbone:
             wanted = self.settings.compiled and self.device.type == "cuda"
             self._decoder = Decoder(self.network, wanted and worth_compiling(self.network.num_parameters()))
             self._decoder.checkpointing = self.settings.checkpointing
+            self._decoder.graphed_passes.by_size = self.settings.by_size
         return self._decoder
 
     @property
@@ -187,9 +191,26 @@ class Backbone:
     def hidden(self, ids: Tensor, layout: Layout, adapter: str | None) -> Tensor:
         """Last hidden states (M, D) at the layout's `read` positions of ids (B, T), with one adapter."""
         if self.decoder is not None:
-            return self.decoder.hidden(ids, layout, adapter)
+            return self.decoder.hidden(ids, layout, adapter, self._dropout(adapter))
         with self.using(adapter):
             return self.reference_hidden(ids, layout)
+
+    def _dropout(self, adapter: str | None) -> float:
+        """Rate of dropout on an adapter's inputs: 0 but in training mode."""
+        if adapter is None or self.peft is None or not self.network.training:
+            return 0.0
+        return float(getattr(self.peft.peft_config[adapter], "lora_dropout", 0.0))
+
+    @property
+    def base_drops(self) -> bool:
+        """Whether the base, apart from adapters, has dropout in training mode."""
+        if self._base_drops is None:
+            config = self.network.config.get_text_config()
+            self._base_drops = bool(getattr(config, "attention_dropout", 0.0)) or any(
+                isinstance(module, nn.Dropout) and module.p > 0 and "lora_dropout" not in name
+                for name, module in self.network.named_modules()
+            )
+        return self._base_drops
 
     def head(self, hidden: Tensor, adapter: str | None) -> Tensor:
         """Logits (M, V) of hidden states (M, D), with one adapter."""
@@ -270,7 +291,7 @@ class Backbone:
                 (0 * hidden.sum()).backward()
 
 
-def _groups(layer: BaseTunerLayer | AuxiliaryTrainingWrapper) -> list[Mapping[str, Any]]:
+def _groups(layer: BaseTunerLayer | AuxiliaryTrainingWrapper) -> list[Mapping[str, nn.Module | nn.Parameter]]:
     """The parts of a layer that belong to adapters, each a mapping by adapter name."""
     return [attrgetter(name)(layer) for name in layer.adapter_layer_names]
 

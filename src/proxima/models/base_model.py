@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
 
+from proxima.core.errors import first_line
 from proxima.core.types import Tokens
 from proxima.models.backbone import Backbone
 from proxima.models.response_tokens import unpack
@@ -129,7 +130,7 @@ class BaseModel:
             if self.head is not None:
                 self.head.load_state_dict(load_file(folder / HEAD_FILE, device=str(self.device)))
         except (OSError, RuntimeError, SafetensorError, ValueError) as error:
-            raise ValueError(f"cannot load the weights in {folder}: {str(error).splitlines()[0]}") from error
+            raise ValueError(f"cannot load the weights in {folder}: {first_line(error)}") from error
 
 
 def scalar_head(size: int, std: float, device: torch.device, count: int = 1) -> nn.Linear:

@@ -26,7 +26,7 @@ Decoding = Literal["padded", "grouped", "whole"]
 """How a batch is sampled: prompts padded on the left; prompts of equal length together; or without a cache,
 which is slow."""
 
-Arguments: TypeAlias = dict[str, Any]
+Arguments: TypeAlias = dict[str, object]
 """Keyword arguments of a forward pass: tensors, flags and caches."""
 
 

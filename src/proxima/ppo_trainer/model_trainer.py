@@ -8,6 +8,7 @@ token count, so gradients do not depend on how it is cut.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -277,8 +278,8 @@ def _mean(counted: TokenWeights, losses: Tensor, part: TokenPairs) -> Tensor:
 
 
 def _adamw(parameters: list[nn.Parameter], rate: float) -> torch.optim.AdamW:
-    settings: dict[str, Any] = {"lr": rate, "eps": ADAM_EPS, "weight_decay": 0.0}
+    make = partial(torch.optim.AdamW, parameters, lr=rate, eps=ADAM_EPS, weight_decay=0.0)
     if any(isinstance(parameter, DTensor) for parameter in parameters):
         # sharded and whole ones: one at a time
-        return torch.optim.AdamW(parameters, foreach=False, **settings)
-    return torch.optim.AdamW(parameters, fused=all(parameter.is_cuda for parameter in parameters), **settings)
+        return make(foreach=False)
+    return make(fused=all(parameter.is_cuda for parameter in parameters))

@@ -9,7 +9,6 @@ import os
 import signal
 import threading
 from types import FrameType
-from typing import Any
 
 from proxima.runtime.distributed import rank_and_count, started_by_torchrun
 
@@ -26,7 +25,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received = 0
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, signal._HANDLER] = {}
 
     @property
     def name(self) -> str:

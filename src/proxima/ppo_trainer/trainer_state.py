@@ -9,13 +9,13 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from proxima.config import PPOConfig, RewardSpec, current_names, declarations
-from proxima.core.json_record import Record, within
+from proxima.core.json_record import Record, RecordView, within
 from proxima.ppo_trainer.batch_plan import BatchPlan
 from proxima.runs.checkpoint import (
     Checkpoint,
@@ -39,13 +39,13 @@ def plain_config(config: PPOConfig) -> Record:
     return json.loads(json.dumps(config.to_dict(), default=repr))
 
 
-def changed_settings(before: Mapping[str, Any], config: PPOConfig) -> list[str]:
+def changed_settings(before: Mapping[str, object], config: PPOConfig) -> list[str]:
     """Settings that differ from a checkpoint's; those it does not know are left out."""
     before, now = as_written_now(before, type(config)), plain_config(config)
     return [name for name in now if name in before and before[name] != now[name]]
 
 
-def as_written_now(settings: Mapping[str, Any], kind: type[PPOConfig]) -> Record:
+def as_written_now(settings: Mapping[str, object], kind: type[PPOConfig]) -> Record:
     """A checkpoint's settings as they would be written now.
 
     Earlier versions had other names for some, and wrote keys of addresses down.
@@ -81,7 +81,7 @@ def endings(trainer: PPOTrainer) -> Record:
     return {"rewards": trainer.reward_computer.endings(), "judges": judges}
 
 
-def restore_endings(trainer: PPOTrainer, saved: Any) -> None:
+def restore_endings(trainer: PPOTrainer, saved: object) -> None:
     """A resumed run ends texts as before, whatever it would choose now."""
     trainer.reward_computer.restore_endings(within(saved, "rewards"))
     for name, judge in trainer.judges.scoring.items():
@@ -127,7 +127,7 @@ def agree(trainer: PPOTrainer) -> None:
     set_random_state(processes.on_main(lambda: {"torch": torch.get_rng_state().tolist(), **random_numbers()}))
 
 
-def load_state(trainer: PPOTrainer, folder: Path, state: Mapping[str, Any]) -> None:
+def load_state(trainer: PPOTrainer, folder: Path, state: RecordView) -> None:
     """What a setting that the user changed decides is left as the config has it."""
     trainer.load(folder)
     load_optimizer(trainer.model_trainer.policy_optimizer, folder / "policy_optimizer.safetensors")

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from tqdm import tqdm
 
@@ -182,7 +182,7 @@ class TrainingRun:
         """Whether there are validation prompts."""
         return self.evaluator.validate is not None
 
-    def take_evaluation(self, performance: Record, convergence: Mapping[str, Any]) -> None:
+    def take_evaluation(self, performance: Record, convergence: Mapping[str, object]) -> None:
         self.results.evaluation = {**performance, **convergence}
         self.results.best_step = performance["best_step"]
         self.eval_reward = None if math.isnan(performance["evidence"]) else performance["evidence"]

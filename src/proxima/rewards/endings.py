@@ -175,7 +175,7 @@ def preference_pairs(samples: Samples) -> tuple[Samples, Samples] | None:
     prompts = [prompt for prompt, _ in rows]
 
     def side(name: str) -> Samples:
-        return Samples(prompts, [row[name] for _, row in rows], [[]] * len(rows), [True] * len(rows))
+        return Samples(prompts, [str(row[name]) for _, row in rows], [[]] * len(rows), [True] * len(rows))
 
     chosen, rejected = map(side, PAIR)
     return chosen, rejected

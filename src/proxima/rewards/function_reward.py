@@ -11,7 +11,6 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from proxima.config import RewardSpec
 from proxima.rewards.coroutines import run_async
@@ -29,7 +28,7 @@ class FunctionReward:
     attempts = 2
     lacks_unit = False
 
-    def __init__(self, spec: RewardSpec, function: Callable[..., Any]):
+    def __init__(self, spec: RewardSpec, function: Callable[..., object]):
         self.function = function
         self.label = spec.label
         try:
@@ -79,7 +78,7 @@ class FunctionReward:
         return read_rewards(returned, samples.lengths)
 
 
-def _copied(items: Sequence[Any]) -> list[Any]:
+def _copied(items: Sequence[object]) -> list[object]:
     """A copy that the function may change without changing anything else."""
     return [list(item) if isinstance(item, list) else item for item in items]
 
@@ -101,7 +100,7 @@ def _by_position(spec: RewardSpec, parameters: list[inspect.Parameter]) -> tuple
     return ("prompts", "completions"), names[:2]
 
 
-def load_function(source: str, what: str = "reward") -> Callable[..., Any]:
+def load_function(source: str, what: str = "reward") -> Callable[..., object]:
     """`module:function`, imported from the Python path or the current folder.
 
     Args:

@@ -11,13 +11,14 @@ import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from proxima.base_setup import MicroBatches, load_classifier, same_tokenizer
 from proxima.config import PPOConfig
+from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens
 from proxima.models import ClassifierReward, EngineSettings, RewardModel, doubted, reward_warning, saved_unit
@@ -237,7 +238,7 @@ class ClassifierSource:
         texts = self._as_chats(samples) if self.chat else samples.full_texts
         tokenizer = self.classifier.tokenizer
         longest = self.classifier.max_length
-        options: dict[str, Any] = {"add_special_tokens": not self.chat}
+        options: Record = {"add_special_tokens": not self.chat}
         if longest:
             options |= {"truncation": True, "max_length": longest - (how == "append")}
         rows: list[list[int]] = tokenizer(texts, **options)["input_ids"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -16,7 +16,7 @@ from proxima.core.sampling import sequence_keys
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens
 
-Columns: TypeAlias = dict[str, Any]
+Columns: TypeAlias = dict[str, object]
 """The values of a prompt's data columns, of any JSON type."""
 
 
@@ -55,7 +55,7 @@ class Samples:
             prompt + completion for prompt, completion in zip(self.prompts, self.completions, strict=True)
         ]
 
-    def columns(self) -> dict[str, list[Any]]:
+    def columns(self) -> dict[str, list[object]]:
         """The columns that every prompt has."""
         rows = [columns_of(prompt) for prompt in self.prompts]
         names = [name for name in rows[0] if all(name in row for row in rows)] if rows else []

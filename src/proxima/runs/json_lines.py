@@ -68,7 +68,9 @@ class JsonLines:
 
     def _forget(self) -> None:
         self.version += bool(self.records)
-        self.records, self.problems, self._seen, self._lines, self._last = [], [], 0, 0, b""
+        self.records = []
+        self.problems = []
+        self._seen, self._lines, self._last = 0, 0, b""
 
 
 def last_record(path: Path, most: int = 65536) -> Record:

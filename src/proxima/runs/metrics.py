@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,7 +118,7 @@ def update_metrics(history: list[dict[str, Tensor]]) -> dict[str, float]:
     return numbers
 
 
-def numbers_of(outcome: Mapping[str, Any]) -> dict[str, float]:
+def numbers_of(outcome: Mapping[str, object]) -> dict[str, float]:
     """What a step logs: every number of its outcome. Texts, lists and pairs are results, not metrics."""
     scalars = {
         name: value

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from proxima.runs.checkpoint import replace_text
 
@@ -44,12 +43,12 @@ def make_run_folder(
     raise ValueError(f"no free folder for a run under {parent}")
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """A JSON file in one move: the old one or the new one, never a mixture."""
     replace_text(path, json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """As strict JSON holds it: nan and infinities, which JSON does not have, become null."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}

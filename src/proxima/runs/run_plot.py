@@ -47,20 +47,7 @@ class Plot:
                     else f"there are {', '.join(list(metrics)[:8])}"
                 )
                 raise ValueError(f"the run has logged no {name!r}; {hint}")
-        return cls(
-            [
-                {
-                    "title": (chart := chart_of(group)).title,
-                    "x": "step",
-                    "y": chart.unit,
-                    "series": [
-                        {"name": name, "points": thin(metrics["step"], metrics[name])} for name in group
-                    ],
-                }
-                for group in groups
-                if all(name in metrics for name in group)
-            ]
-        )
+        return cls([_chart(metrics, group) for group in groups if all(name in metrics for name in group)])
 
     @property
     def html(self) -> str:
@@ -80,3 +67,9 @@ class Plot:
             f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts" title="Curves of a run" '
             f'style="width: 100%; height: {height}px; border: 0"></iframe>'
         )
+
+
+def _chart(metrics: Mapping[str, Sequence[float]], names: Sequence[str]) -> Record:
+    chart = chart_of(names)
+    series = [{"name": name, "points": thin(metrics["step"], metrics[name])} for name in names]
+    return {"title": chart.title, "x": "step", "y": chart.unit, "series": series}

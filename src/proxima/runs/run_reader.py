@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal
 
 from proxima.config import PPOConfig, current_names, read_yaml
 from proxima.core.json_record import Record
@@ -41,7 +42,7 @@ class Run:
         if not self.path.is_dir():
             raise ValueError(f"{path} is not the folder of a run; `proxima train` makes them under runs/")
         self.name = name or self.path.resolve().name
-        self._kept: dict[str, tuple[Any, Any]] = {}
+        self._kept: dict[str, tuple[tuple[int, ...], Record | None]] = {}
         self._said: dict[str, str] = {}
         self._columns: dict[str, list[float]] = {}
         self._rows, self._version = 0, -1
@@ -102,7 +103,9 @@ class Run:
         """Columns by name, `step` first, one number per step; nan where a step has none."""
         records = self._metric_lines.look()
         if self._version != self._metric_lines.version:
-            self._columns, self._rows, self._version = {"step": []}, 0, self._metric_lines.version
+            self._columns = {"step": []}
+            self._rows = 0
+            self._version = self._metric_lines.version
         new = records[self._rows :]
         for name in dict.fromkeys(chain.from_iterable(new)):
             self._columns.setdefault(name, [math.nan] * self._rows)
@@ -181,12 +184,11 @@ class Run:
 
     def tokens_frame(self, step: int) -> pandas.DataFrame:
         """One row per token of a logged step: sample, kind, position, token, then its columns."""
-        rows = [
-            {"sample": place, "kind": sample["kind"], "position": position, "token": token}
-            | {name: values[position] for name, values in sample["columns"].items()}
-            for place, sample in enumerate(self.tokens(step))
-            for position, token in enumerate(sample["tokens"])
-        ]
+        rows = []
+        for place, sample in enumerate(self.tokens(step)):
+            for position, token in enumerate(sample["tokens"]):
+                row = {"sample": place, "kind": sample["kind"], "position": position, "token": token}
+                rows.append(row | {name: values[position] for name, values in sample["columns"].items()})
         return _pandas().DataFrame(rows)
 
     def plot(self, *names: str | Sequence[str]) -> Plot:
@@ -263,7 +265,7 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _pandas() -> Any:
+def _pandas() -> ModuleType:
     try:
         import pandas
     except ImportError:

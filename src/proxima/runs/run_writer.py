@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from proxima.config import PPOConfig
 from proxima.core.json_record import Record
@@ -121,11 +121,11 @@ class RunFolder:
                 {name: value for name, value in metrics.items() if math.isfinite(value)}, int(metrics["step"])
             )
 
-    def write_samples(self, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
+    def write_samples(self, step: int, samples: Iterable[Mapping[str, object]]) -> None:
         for sample in samples:
             _write_line(self._files[SAMPLES], {"step": step, **sample})
 
-    def write_tokens(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
+    def write_tokens(self, step: int, records: Sequence[Mapping[str, object]]) -> None:
         path = self.path / TOKENS / f"step-{step:08d}.json"
         path.parent.mkdir(exist_ok=True)
         text = json.dumps(
@@ -142,7 +142,7 @@ class RunFolder:
         )
         self.warnings += 1
 
-    def write_results(self, results: Mapping[str, Any]) -> None:
+    def write_results(self, results: Mapping[str, object]) -> None:
         write_json(self.path / "results.json", results)
 
     def sync(self) -> None:
@@ -251,7 +251,7 @@ def _has_steps(path: Path) -> bool:
     return any(b'"avg_reward"' in line for line in lines if line.endswith(b"\n"))
 
 
-def _write_line(file: IO[str], record: Mapping[str, Any]) -> None:
+def _write_line(file: IO[str], record: Mapping[str, object]) -> None:
     """One JSON object per line."""
     try:
         file.write(json.dumps(plain(record), ensure_ascii=False) + "\n")

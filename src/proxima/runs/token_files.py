@@ -9,13 +9,14 @@ import json
 import math
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from proxima.core.chat_turns import Turn, turns_of
 from proxima.core.json_record import Record
 from proxima.core.regular_files import read_file
 
 FOLDER, PREFIX = "tokens", "step-"
+Otherwise = TypeVar("Otherwise")
 
 
 def token_steps(run: Path) -> list[int]:
@@ -76,7 +77,7 @@ def _replies(tokens: list[str], logprobs: list[float | None]) -> list[Turn]:
     ]
 
 
-def number(value: Any, otherwise: Any) -> Any:
+def number(value: object, otherwise: Otherwise) -> float | Otherwise:
     """A finite float, or `otherwise`."""
     try:
         if isinstance(value, (int, float)) and math.isfinite(value):

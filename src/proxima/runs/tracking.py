@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Protocol
 
 
 class Tracker(Protocol):
@@ -17,7 +18,7 @@ class Tracker(Protocol):
 
 
 class TensorBoardTracker:
-    def __init__(self, folder: Path, settings: Mapping[str, Any], step: int = -1):
+    def __init__(self, folder: Path, settings: Mapping[str, object], step: int = -1):
         module = _require("torch.utils.tensorboard", "tensorboard")
         self._writer = module.SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
         self._writer.add_text("config", "\n".join(f"    {name}: {value}" for name, value in settings.items()))
@@ -33,7 +34,7 @@ class TensorBoardTracker:
 class HostedTracker:
     """W&B and Trackio share one interface: init, log, finish."""
 
-    def __init__(self, package: str, folder: Path, settings: Mapping[str, Any]):
+    def __init__(self, package: str, folder: Path, settings: Mapping[str, object]):
         module = _require(package, package)
         extra = {"dir": str(folder)} if package == "wandb" else {}
         self._run = module.init(project="proxima", name=folder.name, config=dict(settings), **extra)
@@ -46,7 +47,7 @@ class HostedTracker:
 
 
 def open_trackers(
-    names: Sequence[str], folder: Path, settings: Mapping[str, Any], step: int = -1
+    names: Sequence[str], folder: Path, settings: Mapping[str, object], step: int = -1
 ) -> list[Tracker]:
     """
     Args:
@@ -61,7 +62,7 @@ def open_trackers(
     ]
 
 
-def _require(module: str, package: str) -> Any:
+def _require(module: str, package: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -14,6 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from proxima.core.errors import first_line
 from proxima.core.sampling import gumbel_noise
 from proxima.runtime.distributed import rank_and_count
 
@@ -45,7 +46,7 @@ def noise_problem(device: torch.device) -> str:
     try:
         found = gumbel_noise(keys.to(device), tokens.to(device)).cpu()
     except (RuntimeError, TypeError) as error:
-        return f"it cannot compute the sampling noise ({str(error).splitlines()[0]})"
+        return f"it cannot compute the sampling noise ({first_line(error)})"
     same = torch.allclose(found, gumbel_noise(keys, tokens), rtol=1e-4, atol=1e-5)
     return "" if same else "it computes other sampling noise than a CPU (64-bit integers)"
 
@@ -59,7 +60,7 @@ def default_dtype(device: torch.device) -> torch.dtype:
             ones = torch.ones(8, 8, dtype=torch.bfloat16, device=device)
             return torch.bfloat16 if (ones @ ones).float().sum().item() == 512 else torch.float32
         except (RuntimeError, TypeError) as error:
-            log.info("weights are float32: no bfloat16 here (%s)", str(error).splitlines()[0])
+            log.info("weights are float32: no bfloat16 here (%s)", first_line(error))
             return torch.float32
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 

@@ -9,7 +9,7 @@ import json
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -35,6 +35,10 @@ from proxima.base_setup import (
     stored_names,
 )
 
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType, GGUFWriter
+    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+
 FILE_TYPES = {"f16": 1, "q8_0": 7}
 """`general.file_type` of the two forms."""
 LARGEST = float(np.finfo(np.float16).max)
@@ -46,7 +50,9 @@ IDLE = {
 """Settings of a network that change nothing it computes, or that the tensors' shapes hold."""
 
 
-def write_gguf(network: PreTrainedModel, tokenizer: Any, to: Path, form: str, name: str) -> None:
+def write_gguf(
+    network: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, to: Path, form: str, name: str
+) -> None:
     """Write the whole file beside `to` and rename it, so that `to` is whole or not there."""
     check_architecture(network.config.model_type)
     tokens = tokenizer_entries(tokenizer, network)
@@ -96,7 +102,7 @@ def _write_file(network: PreTrainedModel, tokens: Metadata, path: Path, form: st
         writer.close()
 
 
-def matrix_kind(values: np.ndarray, form: str, name: str = "") -> Any:
+def matrix_kind(values: np.ndarray, form: str, name: str = "") -> GGMLQuantizationType:
     """How a matrix is stored: q8_0 where its rows are made of whole blocks."""
     import gguf
 
@@ -124,11 +130,11 @@ def _in_gguf_order(values: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
 
 
-def _head_size(config: Any) -> int:
+def _head_size(config: PreTrainedConfig) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def _add_sizes(writer: Any, config: Any) -> None:
+def _add_sizes(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     size, rope = _head_size(config), config.rope_parameters
     if rope["rope_type"] not in ("default", "linear", "llama3"):
         raise ValueError(
@@ -151,7 +157,7 @@ def _add_sizes(writer: Any, config: Any) -> None:
         writer.add_float32(f"{config.model_type}.rope.scaling.factor", rope["factor"])
 
 
-def _add_tokens(writer: Any, entries: Metadata) -> None:
+def _add_tokens(writer: GGUFWriter, entries: Metadata) -> None:
     for key, value in entries.items():
         if isinstance(value, bool):
             writer.add_bool(key, value)
@@ -163,7 +169,7 @@ def _add_tokens(writer: Any, entries: Metadata) -> None:
             writer.add_array(key, value)
 
 
-def tokenizer_entries(tokenizer: Any, network: PreTrainedModel) -> Metadata:
+def tokenizer_entries(tokenizer: PreTrainedTokenizerFast, network: PreTrainedModel) -> Metadata:
     """The metadata `tokenizer.*`, with the name of the cuts under which it gives the same ids."""
     rows = network.get_input_embeddings().num_embeddings
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -200,12 +206,12 @@ def tokenizer_entries(tokenizer: Any, network: PreTrainedModel) -> Metadata:
     return entries | {"tokenizer.ggml.pre": _find_cuts(tokenizer, entries)}
 
 
-def _adds_bos(tokenizer: Any) -> bool:
+def _adds_bos(tokenizer: PreTrainedTokenizerFast) -> bool:
     with_it, without = tokenizer("x")["input_ids"], tokenizer("x", add_special_tokens=False)["input_ids"]
     return with_it == [tokenizer.bos_token_id, *without]
 
 
-def _find_cuts(tokenizer: Any, entries: Metadata) -> str:
+def _find_cuts(tokenizer: PreTrainedTokenizerFast, entries: Metadata) -> str:
     """The first name of cuts that gives this tokenizer's ids on texts that tell them apart."""
     kinds = zip(entries["tokenizer.ggml.tokens"], entries["tokenizer.ggml.token_type"], strict=True)
     special = [token for token, kind in kinds if kind in (CONTROL, USER_DEFINED)][:8]
@@ -232,7 +238,7 @@ def _check_written(network: PreTrainedModel, path: Path) -> None:
             )
 
 
-def _equal(left: Any, right: Any) -> bool:
+def _equal(left: object, right: object) -> bool:
     """Equal as far as a file's float32 can hold it."""
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)

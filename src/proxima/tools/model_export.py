@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import yaml
@@ -33,10 +33,14 @@ from proxima.base_setup import (
     pick_device,
 )
 from proxima.config import FinetuningConfig, PPOConfig, saved_settings, settings_in
+from proxima.core.json_record import Record
 from proxima.core.terminal_text import without_lone_surrogates
 from proxima.models import HEAD_FILE, Backbone
 from proxima.runs import Run, first_step_row
 from proxima.tools.gguf_export import as_stored, check_architecture, write_gguf
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ENOUGH = 0.9  # warn if a merged model keeps a smaller share of the update
 RESULTS = ("avg_reward", "kl", "response_length", "eos_rate", "validation/reward")
@@ -142,7 +146,7 @@ def _write_gguf(weights: Path, to: Path, config: PPOConfig | FinetuningConfig, f
 
 def _merged(
     weights: Path, config: PPOConfig | FinetuningConfig, stored: Callable[[Tensor], Tensor], advice: str
-) -> Any:
+) -> PreTrainedModel:
     """The base with an adapter merged in, in float32; a warning where `stored` loses much of the update."""
     backbone = Backbone(load_network(replace(config, dtype="float32"), config.model_name, pick_device("cpu")))
     adapter = load_adapter(backbone, "policy", str(weights))
@@ -189,7 +193,7 @@ def _config(run: Path) -> PPOConfig | FinetuningConfig:
 def model_card(run: Path, config: PPOConfig | FinetuningConfig, whole: bool) -> str:
     """Hugging Face front matter, how to load the model, its results, and every setting."""
     base = config.model_name
-    front: dict[str, Any] = {
+    front: Record = {
         "library_name": "transformers" if whole else "peft",
         "tags": ["proxima", "rlhf", "ppo"],
     }
@@ -213,15 +217,15 @@ def model_card(run: Path, config: PPOConfig | FinetuningConfig, whole: bool) -> 
     return "\n\n".join(parts)
 
 
-def _public(config: PPOConfig | FinetuningConfig) -> dict[str, Any]:
+def _public(config: PPOConfig | FinetuningConfig) -> Record:
     """Settings, without this machine's folders."""
     values = config.to_dict()
     for name in ("run_dir", "device"):
         values.pop(name, None)
-    return _without_folders(values)
+    return {name: _without_folders(value) for name, value in values.items()}
 
 
-def _without_folders(value: Any) -> Any:
+def _without_folders(value: object) -> object:
     """The same, with absolute paths cut to their last part."""
     if isinstance(value, dict):
         return {name: _without_folders(item) for name, item in value.items()}

@@ -15,7 +15,7 @@ import random
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 
 from proxima.base_setup import EMBEDDED, BaseSetup
 from proxima.config import FinetuningConfig, PPOConfig
+from proxima.core.json_record import Record
 from proxima.finetuning import Demonstration, SFTTrainer
 from proxima.ppo_trainer import SequenceGenerator
 from proxima.world.annotators import Annotator
@@ -31,6 +32,9 @@ from proxima.world.demonstrations import write_summary
 from proxima.world.gold import gold_score
 from proxima.world.posts import Post, make_posts
 from proxima.world.tiny_models import EOS_TOKEN
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 VOCABULARY = 1024  # at most; every word of the world becomes one token before that
 PAD_TOKEN = "<|pad|>"
@@ -62,7 +66,7 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def build_network(tokenizer: PreTrainedTokenizerFast, seed: int) -> Any:
+def build_network(tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -83,9 +87,7 @@ def build_network(tokenizer: PreTrainedTokenizerFast, seed: int) -> Any:
         return AutoModelForCausalLM.from_config(config)
 
 
-def sample_preferences(
-    generator: SequenceGenerator, posts: list[Post], seed: int, step: int
-) -> list[dict[str, Any]]:
+def sample_preferences(generator: SequenceGenerator, posts: list[Post], seed: int, step: int) -> list[Record]:
     """Two samples per post, and which one an annotator prefers; equal samples are left out."""
     annotator = Annotator(seed)
     rows = []
@@ -99,13 +101,13 @@ def sample_preferences(
             chosen, rejected = first, second
             if not annotator.prefers_first(post, first, second):
                 chosen, rejected = second, first
-            row: dict[str, Any] = {"prompt": post.prompt, "chosen": chosen[0], "rejected": rejected[0]}
+            row: Record = {"prompt": post.prompt, "chosen": chosen[0], "rejected": rejected[0]}
             flags = {"chosen_ended": chosen[1], "rejected_ended": rejected[1]}
             rows.append(row | {name: value for name, value in flags.items() if not value})
     return rows
 
 
-def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_jsonl(path: Path, rows: list[Record]) -> None:
     """Gzipped without a timestamp: the same rows give the same bytes."""
     with path.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as packed:
         packed.write("".join(json.dumps(row) + "\n" for row in rows).encode())

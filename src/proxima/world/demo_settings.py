@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from proxima.core.json_record import Record
 
 MAX_NEW_TOKENS = 40  # more than any summary of the world has
 STEPS = 20  # PPO steps of the demo
 
-REWARD_SETTINGS: dict[str, Any] = {
+REWARD_SETTINGS: Record = {
     "dtype": "float32",
     "learning_rate": 2e-3,
     "batch_size": 32,
@@ -16,7 +16,7 @@ REWARD_SETTINGS: dict[str, Any] = {
     "eval_every": 1000,
     "lora_dropout": 0.0,
 }
-PPO_SETTINGS: dict[str, Any] = {
+PPO_SETTINGS: Record = {
     "dtype": "float32",
     "learning_rate": 2e-3,
     "value_learning_rate": 2e-3,

@@ -6,12 +6,12 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from proxima.core.json_record import RecordView
 from proxima.world.demo_settings import PPO_SETTINGS, REWARD_SETTINGS, STEPS
 from proxima.world.demonstrations import write_summary
 from proxima.world.gold import gold_score
@@ -61,11 +61,11 @@ def write_samples(folder: Path) -> dict[str, str]:
     }
 
 
-def _lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def _lines(path: Path, rows: Iterable[RecordView]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def _settings(path: Path, commands: str, values: Mapping[str, Any]) -> None:
+def _settings(path: Path, commands: str, values: RecordView) -> None:
     """The settings as YAML, for a newcomer to change."""
     head = f"# for {commands} on the model that ships; a model of another size needs other learning rates\n"
     path.write_text(

@@ -6,13 +6,16 @@ In: a folder. Out: a checkpoint there that `transformers` loads.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 EOS_TOKEN = "<|endoftext|>"
 ARCHITECTURES = ("qwen3", "llama", "gpt2")
 
 
-def byte_tokenizer() -> Any:
+def byte_tokenizer() -> PreTrainedTokenizerFast:
     """One token per byte, and EOS (id 256). Like many tokenizers, it has no pad token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -44,7 +47,7 @@ def make_tiny_model(
         "initializer_range": 0.2,
     }
     if architecture == "qwen3":
-        config: Any = Qwen3Config(**common, **sizes, head_dim=32, tie_word_embeddings=True)
+        config: PreTrainedConfig = Qwen3Config(**common, **sizes, head_dim=32, tie_word_embeddings=True)
     elif architecture == "llama":
         config = LlamaConfig(**common, **sizes)
     elif architecture == "gpt2":

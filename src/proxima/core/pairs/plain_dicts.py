@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from numbers import Integral
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch import Tensor
 
+from proxima.core.json_record import RecordView
 from proxima.core.pairs.sa_pairs import COLUMNS, PairsLike, SAPairs, TokenPairs
 from proxima.core.sampling import sequence_keys
 from proxima.core.types import cat_columns, check_shapes, pad_to, select_columns
-
-PlainDict = Mapping[str, Any]
 
 
 class PlainPairs(SAPairs):
@@ -25,7 +24,7 @@ class PlainPairs(SAPairs):
         self,
         mask: Tensor,
         columns: dict[str, Tensor],
-        dicts: Sequence[PlainDict] = (),
+        dicts: Sequence[RecordView] = (),
         cells: Tensor | None = None,
     ):
         """
@@ -90,7 +89,7 @@ class PlainPairs(SAPairs):
         given = dict.fromkeys(key for item in self._dicts for key in item if key not in names)
         return [*given, *names]
 
-    def _other_value(self, index: int, key: str) -> Any:
+    def _other_value(self, index: int, key: str) -> object:
         if key not in self.keys():
             raise KeyError(key)
         return self._dicts[index].get(key)
@@ -138,7 +137,7 @@ def rejoin(sa_pairs: PairsLike, rollout: SAPairs) -> SAPairs:
     return rollout.with_columns(**columns)
 
 
-def _numbers_of(name: str, dicts: Sequence[PlainDict]) -> Tensor | None:
+def _numbers_of(name: str, dicts: Sequence[RecordView]) -> Tensor | None:
     """One column of all dicts (N,); None where no dict has it."""
     values = [item.get(name) for item in dicts]
     missing = [i for i, value in enumerate(values) if value is None]
@@ -149,7 +148,7 @@ def _numbers_of(name: str, dicts: Sequence[PlainDict]) -> Tensor | None:
     return torch.tensor([float(value or 0) for value in values], dtype=torch.float64)
 
 
-def _places_of(dicts: Sequence[PlainDict]) -> list[tuple[int, int]]:
+def _places_of(dicts: Sequence[RecordView]) -> list[tuple[int, int]]:
     """Row and position of every dict."""
     named = [item.get("sequence") for item in dicts]
     if all(name is None for name in named):
@@ -163,9 +162,9 @@ def _places_of(dicts: Sequence[PlainDict]) -> list[tuple[int, int]]:
             named.append(group)
     elif any(name is None for name in named):
         raise ValueError(f"pair {named.index(None)} has no 'sequence' while others have one")
-    members: dict[Any, list[int]] = {}
+    members = {name: list[int]() for name in named if name is not None}
     for i, name in enumerate(named):
-        members.setdefault(name, []).append(i)
+        members[name].append(i)
     places = [(0, 0)] * len(dicts)
     # with numbers for names, reward k belongs to sequence k, wherever it stands
     numbered = all(isinstance(name, Integral) for name in members)
@@ -175,7 +174,7 @@ def _places_of(dicts: Sequence[PlainDict]) -> list[tuple[int, int]]:
     return places
 
 
-def _in_order(name: object, indices: list[int], dicts: Sequence[PlainDict]) -> list[int]:
+def _in_order(name: object, indices: list[int], dicts: Sequence[RecordView]) -> list[int]:
     """The dicts of one sequence by their `position`, or as they stand where none has one."""
     positions = [dicts[i].get("position") for i in indices]
     if all(position is None for position in positions):

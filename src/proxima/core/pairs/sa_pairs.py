@@ -11,13 +11,14 @@ plain dicts (`proxima.core.pairs.plain_dicts`) have none; the formulas take both
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from torch import Tensor
 
+from proxima.core.json_record import Record, RecordView
 from proxima.core.types import Rollout, TokenColumns, Tokens
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ ADDED_BY = {
 }
 
 
-class PairView(Mapping[str, Any]):
+class PairView(RecordView):
     """One pair, read as a dict."""
 
     def __init__(self, pairs: SAPairs, index: int):
@@ -72,7 +73,7 @@ class SAPairs(Sequence[PairView]):
             columns: name -> (B, R) tensor; what stands off the mask has no meaning.
         """
         self.mask, self.columns = mask, columns
-        self._lists: dict[str, list[Any]] = {}
+        self._lists: dict[str, list[float]] = {}
 
     # --- as columns ---
 
@@ -122,7 +123,7 @@ class SAPairs(Sequence[PairView]):
 
     @classmethod
     @abstractmethod
-    def _cat(cls, parts: Sequence[Any]) -> Self: ...
+    def _cat(cls, parts: Sequence[Self]) -> Self: ...
 
     @staticmethod
     def cat(parts: Sequence[SAPairs]) -> SAPairs:
@@ -153,7 +154,7 @@ class SAPairs(Sequence[PairView]):
     def keys(self) -> list[str]:
         """The keys of every pair."""
 
-    def value(self, index: int, key: str) -> Any:
+    def value(self, index: int, key: str) -> object:
         """What pair `index` holds under `key`."""
         if key not in self.columns:
             return self._other_value(index, key)
@@ -163,10 +164,10 @@ class SAPairs(Sequence[PairView]):
         return self._lists[key][index]
 
     @abstractmethod
-    def _other_value(self, index: int, key: str) -> Any:
+    def _other_value(self, index: int, key: str) -> object:
         """What pair `index` holds under a key that is no column, or a KeyError."""
 
-    def to_dicts(self) -> list[dict[str, Any]]:
+    def to_dicts(self) -> list[Record]:
         return [dict(view) for view in self]
 
     def to_pandas(self) -> DataFrame:
@@ -233,7 +234,7 @@ class TokenPairs(SAPairs):
         missing = [name for name in COLUMNS[:2] if name not in names]
         return ["state", "action", *missing, *names, *PLACE]
 
-    def _other_value(self, index: int, key: str) -> Any:
+    def _other_value(self, index: int, key: str) -> object:
         row, position = self._places[index]
         if key == "sequence":
             return row
@@ -251,5 +252,5 @@ class TokenPairs(SAPairs):
         raise KeyError(key)
 
 
-PairsLike = SAPairs | Iterable[Mapping[str, Any]]
+PairsLike = SAPairs | Iterable[RecordView]
 """What every phase takes: pairs, or plain dicts."""

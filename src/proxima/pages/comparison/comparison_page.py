@@ -6,18 +6,18 @@ In: what `compare_runs` found. Out: one HTML file; lines of text.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
+from proxima.core.json_record import RecordView
 from proxima.core.terminal_text import visible
 from proxima.pages.web import make_page, read_script, read_style
 
 OWN = Path(__file__).parent / "static"
 
 
-def write_page(path: Path, result: Mapping[str, Any], names: Sequence[str]) -> Path:
+def write_page(path: Path, result: RecordView, names: Sequence[str]) -> Path:
     title = " and ".join(names) if len(names) < 4 else f"{len(names)} runs"
     body = (
         f'<header class="bar"><span class="brand">Proxima <span>comparison</span></span></header>\n'
@@ -40,7 +40,7 @@ def write_page(path: Path, result: Mapping[str, Any], names: Sequence[str]) -> P
     return path
 
 
-def lines(result: Mapping[str, Any]) -> list[str]:
+def lines(result: RecordView) -> list[str]:
     """The same for the terminal, short, without any character that could steer it."""
     rows = result["rows"]
     columns = {
@@ -68,7 +68,7 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
     return [cell.ljust(width) if place < 2 else cell.rjust(width) for place, (cell, width) in pairs]
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, list):

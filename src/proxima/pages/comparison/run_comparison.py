@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from proxima.config import RewardSpec
 from proxima.core.json_record import Record
@@ -197,7 +196,7 @@ def frontier(metrics: Mapping[str, Metrics], groups: Mapping[str, Sequence[str]]
     ]
 
 
-def notes(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def notes(configs: Mapping[str, Mapping[str, object]]) -> list[str]:
     """What a reader must know before comparing scores."""
     used = [config["rewards"] for config in configs.values() if "rewards" in config]
     if all(rewards == used[0] for rewards in used):

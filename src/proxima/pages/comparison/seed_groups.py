@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from statistics import fmean, stdev
-from typing import Any
 
 from proxima.config import PPOConfig, declarations
 
@@ -48,7 +47,7 @@ T = (
 NORMAL = 1.959964
 
 
-def group_by_seed(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+def group_by_seed(configs: Mapping[str, Mapping[str, object]]) -> dict[str, list[str]]:
     """Names of the runs of each group of two seeds or more, by the group's own name.
 
     A run without settings is in none.

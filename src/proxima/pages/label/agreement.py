@@ -16,9 +16,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, permutations
-from typing import Any
+from typing import Any, TypeAlias
 
-Ratings = Sequence[Mapping[str, Any]]
+Answer: TypeAlias = Any
+"""What an annotator chose: a text, or a number where a metric counts or subtracts."""
+Ratings = Sequence[Mapping[str, Answer]]
 """One mapping per item, from annotator to value."""
 
 
@@ -41,11 +43,11 @@ def cohen_kappa(items: Ratings) -> float | None:
 
 def krippendorff_alpha(items: Ratings, metric: str = "nominal") -> float | None:
     """`metric`: nominal (equal or not), ordinal (ranks), interval (differences of numbers)."""
-    coincidences: Counter[tuple[Any, Any]] = Counter()
+    coincidences: Counter[tuple[Answer, Answer]] = Counter()
     for item in items:
         for pair in permutations(item.values(), 2):
             coincidences[pair] += 1 / (len(item) - 1)  # type: ignore[assignment]  # each value counts once an item
-    totals: Counter[Any] = Counter()
+    totals: Counter[Answer] = Counter()
     for (left, _), weight in coincidences.items():
         totals[left] += weight
     count = sum(totals.values())
@@ -57,15 +59,15 @@ def krippendorff_alpha(items: Ratings, metric: str = "nominal") -> float | None:
     return 1 - (count - 1) * observed / expected if expected else None
 
 
-def _distance(metric: str, totals: Mapping[Any, float]) -> Callable[[Any, Any], float]:
+def _distance(metric: str, totals: Mapping[Answer, float]) -> Callable[[Answer, Answer], float]:
     """Squared distance of two values, by metric."""
 
-    def ordinal(left: Any, right: Any) -> float:
+    def ordinal(left: Answer, right: Answer) -> float:
         low, high = sorted((left, right))
         between = sum(weight for value, weight in totals.items() if low <= value <= high)
         return (between - (totals[left] + totals[right]) / 2) ** 2
 
-    metrics: dict[str, Callable[[Any, Any], float]] = {
+    metrics: dict[str, Callable[[Answer, Answer], float]] = {
         "nominal": lambda left, right: float(left != right),
         "ordinal": ordinal,
         "interval": lambda left, right: (left - right) ** 2,

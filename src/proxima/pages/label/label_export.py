@@ -14,9 +14,8 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from proxima.core.json_record import Record
+from proxima.core.json_record import Record, RecordView
 from proxima.pages.label.agreement import cohen_kappa, krippendorff_alpha, raw_agreement
 from proxima.pages.label.label_store import Item, LabelAnswer, Store
 
@@ -42,11 +41,12 @@ def rows_of(
     for answer in answers:
         if answer.choice != "skip":
             given[answer.item].append(answer)
-    groups = [
-        (item, group)
-        for item in items
-        for group in ([[one] for one in given[item.id]] if every_answer else [given[item.id]])
-    ]
+    groups: list[tuple[Item, list[LabelAnswer]]] = []
+    for item in items:
+        if every_answer:
+            groups += [(item, [one]) for one in given[item.id]]
+        else:
+            groups.append((item, given[item.id]))
     rows = [
         _preference(item, group) if item.mode == "pairs" else _rating(item, group)
         for item, group in groups
@@ -87,7 +87,7 @@ def _names(answers: Sequence[LabelAnswer]) -> str:
     return ", ".join(answer.annotator for answer in answers)
 
 
-def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """A new file beside it, then a rename: a reader sees the old file or the new one, never a half."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -146,7 +146,7 @@ def _wins(items: Sequence[Item], decided: Sequence[LabelAnswer]) -> dict[str, in
     return dict(won)
 
 
-def in_words(summary: Mapping[str, Any]) -> list[str]:
+def in_words(summary: RecordView) -> list[str]:
     """The summary as lines for a terminal."""
     by = ", ".join(f"{name} {count}" for name, count in summary["annotators"].items())
     lines = [f"{summary['answers']} answers to {summary['items']} items" + (f" ({by})" if by else "")]

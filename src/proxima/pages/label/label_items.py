@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from proxima.base_setup import BaseSetup
 from proxima.config import PPOConfig
@@ -107,14 +106,15 @@ def read_items(path: str | Path, mode: str) -> list[Item]:
                 raise ValueError(
                     f"{rows.where(number)}: `{name}` holds half of a surrogate pair; fix the text"
                 )
-        sides: list[Any] = [row[name] for name in names]
+        texts = {name: text for name, text in row.items() if isinstance(text, str)}
+        sides = [texts[name] for name in names]
         flags = ["ended" if name == "completion" else f"{name}_ended" for name in names]
         try:
             ended = [flag_of(row, flag) for flag in flags]
         except BrokenData as error:
             raise ValueError(f"{rows.where(number)}: {error}") from None
         if mode == "ratings":
-            items.append(Item(row["prompt"], sides[0], a_ended=ended[0], a_model=str(path)))
+            items.append(Item(texts["prompt"], sides[0], a_ended=ended[0], a_model=str(path)))
         else:
-            items.append(Item(row["prompt"], *sides, *ended, *names))
+            items.append(Item(texts["prompt"], sides[0], sides[1], ended[0], ended[1], names[0], names[1]))
     return items

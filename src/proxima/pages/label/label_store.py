@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from proxima.core.chat_turns import Turn, turns_of
 from proxima.core.json_record import Record
@@ -342,7 +341,7 @@ def _item(row: sqlite3.Row) -> Item:
     return Item(**values)
 
 
-def check_annotator(name: Any) -> str:
+def check_annotator(name: object) -> str:
     """A name as it is stored: one spelling, no spaces around it; or an error."""
     if not isinstance(name, str):
         raise ValueError("the annotator's name must be a string")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from proxima.core.json_record import Record
 from proxima.runs import (
@@ -114,7 +113,7 @@ def meanings(names: Sequence[str]) -> list[dict[str, str]]:
     ]
 
 
-def frontier(metrics: Metrics, evaluation: Mapping[str, Any] | None = None) -> Record | None:
+def frontier(metrics: Metrics, evaluation: Mapping[str, object] | None = None) -> Record | None:
     """Reward gained against KL spent: held-out where there is such, else means over parts of training.
 
     Args:
@@ -152,7 +151,7 @@ def frontier(metrics: Metrics, evaluation: Mapping[str, Any] | None = None) -> R
     }
 
 
-def best_of_series(evaluation: Mapping[str, Any]) -> list[Record]:
+def best_of_series(evaluation: Mapping[str, object]) -> list[Record]:
     """Best-of-n and the policy on the same prompts, as `proxima eval --best-of` measured them; what is not
     numbers is left out."""
     found = evaluation.get("best_of")

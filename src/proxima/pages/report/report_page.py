@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from html import escape as escape_markup
 from pathlib import Path
-from typing import Any
 
 from proxima.core.chat_turns import Turn, cut_text, cut_turns
 from proxima.core.json_record import Record
@@ -183,5 +182,5 @@ def _score(value: float | None, name: str) -> str:
     return "" if value is None or not math.isfinite(value) else f"<span>{escape(name)} {value:.3g}</span>"
 
 
-def settings(values: Mapping[str, Any]) -> str:
+def settings(values: Mapping[str, object]) -> str:
     return table(("setting", "value"), [(name, str(value)) for name, value in values.items()], right=2)

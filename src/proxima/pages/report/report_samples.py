@@ -6,12 +6,10 @@ In: a run. Out: token records of a few steps within a bound on size; texts befor
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from proxima.core.chat_turns import Turn, cut_text, cut_turns, turns_of
-from proxima.core.json_record import Record
+from proxima.core.json_record import Record, RecordView
 from proxima.runs import Run
 
 STEPS = 12  # most steps whose tokens are in a report
@@ -67,11 +65,11 @@ def _samples(run: Run, step: int) -> list[Record]:
     return [cut(sample) for sample in run.tokens(step)]
 
 
-def _size(sample: Mapping[str, Any]) -> int:
+def _size(sample: RecordView) -> int:
     return len(json.dumps(sample, ensure_ascii=False).encode("utf-8", "replace"))
 
 
-def cut(sample: Mapping[str, Any]) -> Record:
+def cut(sample: RecordView) -> Record:
     """A sample whose texts are bounded; numbers stay as they are stored."""
     return {
         **{name: sample[name] for name in ("kind", "reward", "rewards")},
@@ -111,16 +109,13 @@ def before_and_after(run: Run) -> tuple[str, list[Pair]]:
     return "", []
 
 
-EVALUATED = ("prompt", "reference", "policy", "reference_reward", "policy_reward")
+def _evaluated(row: RecordView) -> Pair:
+    prompt = str(row.get("prompt"))
+    before, after = str(row.get("reference")), str(row.get("policy"))
+    scores = (_score(row, "reference_reward"), _score(row, "policy_reward"))
+    return Pair(prompt, before, after, *scores, turns_of(prompt, row.get("turns")))
 
 
-def _evaluated(row: Mapping[str, Any]) -> Pair:
-    prompt, before, after, *scores = (_get(row, key) for key in EVALUATED)
-    return Pair(prompt, before, after, scores[0], scores[1], turns_of(prompt, row.get("turns")))
-
-
-def _get(row: Mapping[str, Any], key: str) -> Any:
+def _score(row: RecordView, key: str) -> float | None:
     value = row.get(key)
-    if key.endswith("reward"):
-        return float(value) if isinstance(value, (int, float)) else None
-    return str(value)
+    return float(value) if isinstance(value, (int, float)) else None

@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from proxima.config import shareable
 from proxima.core.json_record import Record
@@ -225,7 +224,7 @@ def what_was_trained(run: Run) -> list[str]:
     return [shareable(each) for each in told]
 
 
-def reward_words(reward: Mapping[str, Any]) -> str:
+def reward_words(reward: Mapping[str, object]) -> str:
     weight, source = reward.get("weight", 1.0), reward.get("source", "?")
     options = reward.get("options") or {}
     given = (
@@ -252,7 +251,7 @@ def _logged(metrics: Mapping[str, Sequence[float]], name: str, place: int) -> In
     return Interval(metrics[name][place], low, high)
 
 
-def _floats(values: Any) -> dict[str, float]:
+def _floats(values: object) -> dict[str, float]:
     """The finite numbers of a mapping, and nothing else."""
     if not isinstance(values, dict):
         return {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from proxima.config import PPOConfig, shareable, trusted_flags
 from proxima.core.chat_turns import in_lines
@@ -242,5 +241,5 @@ def _warning(warning: Record) -> str:
     return f"{warning.get('guard', 'guard')}: {warning.get('message', '')}"[:200]
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else float("nan")

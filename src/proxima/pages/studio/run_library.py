@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from proxima.core.json_record import Record
 from proxima.pages.studio.sparkline import glance
@@ -51,7 +50,7 @@ class Library:
         self.folder = Path(folder)
         self._open: OrderedDict[str, Open] = OrderedDict()
         self._listed: dict[str, Run] = {}
-        self._lines: dict[str, tuple[Any, Record]] = {}
+        self._lines: dict[str, tuple[object, Record]] = {}
         self._lock = threading.Lock()
 
     def list(self, seconds: float = 1.0) -> list[Record]:
@@ -112,7 +111,7 @@ class Library:
         }
 
 
-def state_of(run: Run, seconds: Any, now: float | None = None) -> str:
+def state_of(run: Run, seconds: object, now: float | None = None) -> str:
     """training, finished, stopped, or stale: the run holds its lock but has written nothing for long."""
     state = run.state
     if state != "training":

@@ -8,22 +8,21 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from proxima.core.chat_turns import Turn, cut_text, cut_turns, turns_of
-from proxima.core.json_record import Record
+from proxima.core.json_record import Record, RecordView
 
 COLUMNS = 4  # steps shown where none are requested
 ROWS = 24
 TEXT = 2000  # characters of a cell; the microscope shows all of it
 
 
-def follow(rows: Sequence[Mapping[str, Any]], wanted: Sequence[int] = ()) -> Record:
+def follow(rows: Sequence[RecordView], wanted: Sequence[int] = ()) -> Record:
     """Followed prompts come first, then those sampled at the most steps; at most `ROWS` rows, texts cut at
     `TEXT`."""
     steps = sorted({row["step"] for row in rows})
     chosen = choose(steps, wanted)
-    cells: dict[tuple[str, str, int], dict[int, Mapping[str, Any]]] = {}
+    cells: dict[tuple[str, str, int], dict[int, RecordView]] = {}
     met: Counter[tuple[str, str, int]] = Counter()
     place: Counter[tuple[int, str, str]] = Counter()
     for row in rows:
@@ -64,17 +63,17 @@ def nearest(steps: Sequence[int], step: int) -> int:
     return min(steps[max(place - 1, 0) : place + 1], key=lambda each: abs(each - step))
 
 
-def text_of(row: Mapping[str, Any], name: str) -> str:
+def text_of(row: RecordView, name: str) -> str:
     value = row.get(name)
     return value if isinstance(value, str) else ""
 
 
-def _turns(prompt: str, cells: Mapping[int, Mapping[str, Any]]) -> list[Turn]:
+def _turns(prompt: str, cells: Mapping[int, RecordView]) -> list[Turn]:
     """Of any step: the same prompt has the same ones."""
     return turns_of(prompt, next(iter(cells.values())).get("turns"))
 
 
-def _cell(row: Mapping[str, Any] | None) -> Record | None:
+def _cell(row: RecordView | None) -> Record | None:
     return (
         None if row is None else {"text": cut_text(text_of(row, "text"), TEXT), "reward": row.get("reward")}
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 from proxima.core.regular_files import open_file
 from proxima.runs import Point, thin
@@ -52,7 +51,7 @@ def _numbers(lines: list[bytes], name: str) -> dict[float, float]:
     return found
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     try:
         return isinstance(value, (int, float)) and math.isfinite(value)
     except OverflowError:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxima.core.json_record import Record
 from proxima.pages.label import PAGE, Store, add_label_routes
@@ -86,7 +86,7 @@ def make_studio_app(library: Library, site: Site, store: Store | None = None) ->
     return app
 
 
-def answer(value: Any) -> Response:
+def answer(value: object) -> Response:
     from fastapi import Response
 
     try:

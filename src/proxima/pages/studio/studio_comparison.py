@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from proxima.core.json_record import Record
 from proxima.pages.comparison import columns_of, compared, curves, frontier, group_by_seed, notes, table
@@ -23,7 +22,7 @@ class Member:
 
     name: str
     state: str
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     metrics: Metrics
 
 

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Any, Receive, Send], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 MAX_BODY = 64 * 1024
@@ -49,7 +49,7 @@ class Guard:
         self.cookie = f"proxima_{port}"  # cookies know no ports: two pages on one machine need two names
         self.session = secrets.token_urlsafe(32)
 
-    async def __call__(self, app: App, scope: Any, receive: Receive, send: Send) -> None:
+    async def __call__(self, app: App, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await app(scope, receive, send)
         if scope["type"] != "http":
@@ -107,7 +107,7 @@ class Guard:
 class _Headers:
     """A request's headers; one that is given twice counts as wrong."""
 
-    def __init__(self, scope: Any):
+    def __init__(self, scope: Message):
         self.pairs = [
             (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]
         ]

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from proxima.pages.web.access_guard import App, Receive, Send
+from proxima.pages.web.access_guard import App, Message, Receive, Send
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -31,7 +31,7 @@ TYPES = {
 class Conflict(ValueError):  # noqa: N818
     """What was asked does not fit what is there: status 409; `state` goes with the answer."""
 
-    def __init__(self, message: str, state: Any = None):
+    def __init__(self, message: str, state: object = None):
         super().__init__(message)
         self.state = state
 
@@ -49,11 +49,11 @@ def make_app(site: Site, folder: Path, **pages: Path) -> FastAPI:
     from fastapi import FastAPI
 
     class GuardedApp(FastAPI):
-        async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
             behind: App = super().__call__
             await site.guard(behind, scope, receive, send)
 
-    quiet: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+    quiet: object = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
     app = GuardedApp(
         docs_url=None, redoc_url=None, openapi_url=None, telemetry=quiet
     )  # which older ones lack

@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from proxima.core.terminal_text import without_lone_surrogates
 from proxima.pages.web.guarded_app import SHARED
@@ -35,7 +34,7 @@ def read_style(*files: str | Path) -> str:
     return "\n".join(_read(file) for file in files)
 
 
-def make_page(title: str, body: str, script: str, style: str, data: Mapping[str, Any]) -> str:
+def make_page(title: str, body: str, script: str, style: str, data: Mapping[str, object]) -> str:
     """
     Args:
         body: markup, its texts escaped.
@@ -57,7 +56,7 @@ def make_page(title: str, body: str, script: str, style: str, data: Mapping[str,
     )
 
 
-def as_json(value: Any) -> str:
+def as_json(value: object) -> str:
     """JSON that may stand inside a script element: nothing in it can end the element or begin another."""
     text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for letter in "<>&\u2028\u2029":
@@ -65,7 +64,7 @@ def as_json(value: Any) -> str:
     return text.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair, written as JSON does
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

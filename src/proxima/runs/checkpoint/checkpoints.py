@@ -9,12 +9,11 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from proxima.core.json_record import Record
+from proxima.core.json_record import Record, RecordView
 from proxima.runs.checkpoint.atomic_folders import (
     Damaged,
     check_folder,
@@ -51,7 +50,7 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int):
         self.folder, self.keep = folder, keep
 
-    def write(self, state: Mapping[str, Any], fill: Callable[[Path], object]) -> Path:
+    def write(self, state: RecordView, fill: Callable[[Path], object]) -> Path:
         """
         Args:
             state: plain values; `step` names the checkpoint, `eval_reward` (a number or None) ranks it.
@@ -140,6 +139,6 @@ def _eval_reward(path: Path) -> float | None:
         return None
 
 
-def eval_reward(state: Record) -> Any:
+def eval_reward(state: Record) -> float | None:
     """The evaluation that ranks a checkpoint; None where there was none. Older ones call it a verdict."""
     return state.get("eval_reward", state.get("verdict"))

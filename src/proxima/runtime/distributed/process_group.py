@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from proxima.core.errors import EngineFailure, ProcessLost, RewardFailure
+from proxima.core.errors import EngineFailure, ProcessLost, RewardFailure, first_line
 
 Result = TypeVar("Result")
 
@@ -205,7 +205,7 @@ class Processes:
 
 def first_sentence(error: Exception) -> str:
     """The first sentence of torch's message, without the location in its source."""
-    return re.sub(r"\[/\S*\] ?", "", str(error).splitlines()[0]).split(". ")[0]
+    return re.sub(r"\[/\S*\] ?", "", first_line(error)).split(". ")[0]
 
 
 def _as_bytes(value: object) -> Tensor:

@@ -7,7 +7,7 @@ sequence's hidden states are then the same bits whatever is batched with it, in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -38,12 +38,14 @@ class PassCapacity:
     reads: int
 
     def fits(self, layout: Layout) -> bool:
-        return (
-            layout.total <= self.tokens
-            and len(layout.lengths) <= self.sequences
-            and layout.longest <= self.longest
-            and len(layout.read) <= self.reads
-        )
+        if layout.total > self.tokens or layout.longest > self.longest or len(layout.read) > self.reads:
+            return False
+        return len(self.filled(layout.lengths)) <= self.sequences
+
+    def filled(self, lengths: Sequence[int]) -> list[int]:
+        """These sequences and then the sequences of padding that make up the rest."""
+        left = self.tokens - sum(lengths)
+        return [*lengths, *(min(self.longest, left - done) for done in range(0, left, self.longest))]
 
     def grow(self, layout: Layout) -> PassCapacity:
         """A capacity for this layout too, in coarse steps, with the sequences of padding that fill it up."""
@@ -190,9 +192,7 @@ class GraphedPass:
 
     def _fill_sizes(self, lengths: tuple[int, ...]) -> None:
         """Write where sequences start. The rest becomes sequences of padding tokens, then empty ones."""
-        left = self.sizes.tokens - sum(lengths)
-        longest = self.sizes.longest
-        filled = [*lengths, *(min(longest, left - done) for done in range(0, left, longest))]
+        filled = self.sizes.filled(lengths)
         starts = np.full(self.sizes.sequences + 1, self.sizes.tokens, dtype=np.int32)
         starts[: len(filled)] = np.cumsum([0, *filled[:-1]])
         bounds = np.concatenate([starts, tile_table(filled, self.sizes.tiles).flatten()])

@@ -46,7 +46,7 @@ class Decoder:
         ]
         self.checkpointing = False
         self.known_loras: dict[str, list[Loras]] = {}
-        self._graphed_passes = GraphedPasses(self)
+        self.graphed_passes = GraphedPasses(self)
         self.functions = self.train_functions = Functions()
         self.compiled = compiled and can_compile(self.weight.device)
         if self.compiled:  # any number of tokens for generation, one fixed number for training
@@ -72,16 +72,18 @@ class Decoder:
 
     # --- passes ---
 
-    def hidden(self, ids: Tensor, layout: Layout, adapter: str | None) -> Tensor:
+    def hidden(self, ids: Tensor, layout: Layout, adapter: str | None, dropout: float = 0.0) -> Tensor:
         """Normalised last hidden states (M, hidden) at the layout's `read` positions.
 
         Args:
             ids: (B, T), padded in any way; the layout says which are real.
+            dropout: on the adapter's inputs, with gradients on.
         """
         if self.graphed:
-            return self._graphed_passes(ids, layout, adapter)
+            return self.graphed_passes(ids, layout, adapter, dropout if torch.is_grad_enabled() else 0.0)
         self.load(adapter)
-        return self.run(ids.flatten()[layout.source], layout, self.loras(adapter), read=layout.read)
+        loras = self.loras(adapter, dropout)
+        return self.run(ids.flatten()[layout.source], layout, loras, read=layout.read)
 
     def run(
         self,
@@ -148,7 +150,7 @@ class Decoder:
 
     # --- adapters ---
 
-    def loras(self, adapter: str | None) -> list[Loras]:
+    def loras(self, adapter: str | None, dropout: float = 0.0) -> list[Loras]:
         """The adapter's live parameters, layer by layer; empty `Loras` without an adapter."""
         if adapter is None:
             return [Loras()] * len(self.blocks)
@@ -156,7 +158,8 @@ class Decoder:
             self.known_loras[adapter] = [
                 read_loras(self.architecture, layer, adapter) for layer in self.architecture.layers
             ]
-        return self.known_loras[adapter]
+        known = self.known_loras[adapter]
+        return [loras.with_dropout(dropout) for loras in known] if dropout else known
 
     def load(self, adapter: str | None) -> None:
         """Copy an adapter's current weights to where the products read them."""

@@ -7,7 +7,7 @@ projection, and then copied to the parameters.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,24 +21,59 @@ if TYPE_CHECKING:
     from proxima.runtime.engine.decoder import Decoder
 
 
+SMALLEST = 1024  # tokens of the smallest capacity, where there are several
+
+
+class PassKey(NamedTuple):
+    """What a captured pass is for."""
+
+    adapter: str | None
+    dropout: float
+    size: int  # tokens; 0 = the only capacity
+
+
 class GraphedPasses:
     """Captures a pass at first use, and again when a batch exceeds its capacity."""
 
     def __init__(self, decoder: Decoder):
         self.decoder = decoder
-        self._passes: dict[str | None, GraphedPass] = {}
-        self._sizes = PassCapacity(0, 0, 0, 0)
+        self._passes: dict[PassKey, GraphedPass] = {}
+        self._sizes: dict[int, PassCapacity] = {}
+        self._buffers: dict[str | None, tuple[list[Loras], GradientBuffers]] = {}
+        self.by_size = False
+        """Passes of several capacities: quicker for batches of different sizes, but a sequence's bits then
+        depend on the batch it is in."""
 
-    def __call__(self, ids: Tensor, layout: Layout, adapter: str | None) -> Tensor:
+    def __call__(self, ids: Tensor, layout: Layout, adapter: str | None, dropout: float = 0.0) -> Tensor:
         """Hidden states (M, D) at the layout's `read` positions of padded ids (B, T)."""
-        if not self._sizes.fits(layout):
-            self._sizes = self._sizes.grow(layout)
-            self._passes.clear()
-        if adapter not in self._passes:
-            self._passes[adapter] = self._capture(layout, adapter)
-        return self._passes[adapter](ids, layout)
+        size = max(SMALLEST, 1 << (layout.total - 1).bit_length()) if self.by_size else 0
+        reads = size if len(layout.read) > len(layout.lengths) else 0  # one per sequence, or any number
+        known = self._sizes.get(size, PassCapacity(size, 0, 0, reads))
+        if not known.fits(layout):
+            self._sizes[size] = known.grow(layout)
+            self._passes = {key: one for key, one in self._passes.items() if key.size != size}
+        key = PassKey(adapter, dropout, size)
+        if key not in self._passes:
+            self._passes[key] = self._capture(layout, key)
+        return self._passes[key](ids, layout)
 
-    def _capture(self, layout: Layout, adapter: str | None) -> GraphedPass:
+    def _capture(self, layout: Layout, key: PassKey) -> GraphedPass:
+        decoder = self.decoder
+        if key.adapter not in self._buffers:
+            self._buffers[key.adapter] = self._make_buffers(key.adapter)
+        loras, gradients = self._buffers[key.adapter]
+        loras = [lora.with_dropout(key.dropout) for lora in loras]
+        load = self._loader(key.adapter)
+
+        def run(flat: Tensor, layout: Layout) -> Tensor:
+            load()
+            return decoder.run(flat, layout, loras, read=layout.read, functions=decoder.train_functions)
+
+        pool = next(iter(self._passes.values())).pool if self._passes else None
+        return GraphedPass(run, gradients, self._sizes[key.size], layout.read.device, pool)
+
+    def _make_buffers(self, adapter: str | None) -> tuple[list[Loras], GradientBuffers]:
+        """An adapter's parameters with sinks, and its gradients: the same for passes of all sizes."""
         decoder = self.decoder
         given = decoder.loras(adapter) if adapter is not None else self._placeholder_loras()
         loras = [_loras_with_sinks(lora, block) for lora, block in zip(given, decoder.blocks, strict=True)]
@@ -46,15 +81,7 @@ class GraphedPasses:
         found = [window for group in groups for window in adapter_views(group, *group.sinks)]
         kept = {weight: torch.zeros_like(weight) for weight, _, _ in found}
         collect = batched_copy([(window, kept[weight], scale) for weight, window, scale in found])
-        gradients = GradientBuffers(kept, [sink for group in groups for sink in group.sinks], collect)
-        load = self._loader(adapter)
-
-        def run(flat: Tensor, layout: Layout) -> Tensor:
-            load()
-            return decoder.run(flat, layout, loras, read=layout.read, functions=decoder.train_functions)
-
-        pool = next(iter(self._passes.values())).pool if self._passes else None
-        return GraphedPass(run, gradients, self._sizes, layout.read.device, pool)
+        return loras, GradientBuffers(kept, [sink for group in groups for sink in group.sinks], collect)
 
     def _loader(self, adapter: str | None) -> Callable[[], None]:
         """`Decoder.load` for a graph: all matrices in one launch, where Triton is installed."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, relu, silu
 
+from proxima.core.errors import first_line
 from proxima.runtime.engine.lora_products import Gate
 
 log = logging.getLogger(__name__)
@@ -159,7 +160,7 @@ def can_compile(device: torch.device) -> bool:
         torch.compile(_probe, dynamic=False)(torch.ones(8, device=device))
         return True
     except Exception as error:  # whatever is missing: Triton, a C compiler, a writable cache
-        log.warning("layers are not compiled, the run is slower: %s", str(error).strip().splitlines()[0])
+        log.warning("layers are not compiled, the run is slower: %s", first_line(error))
         return False
 
 

@@ -46,6 +46,9 @@ class Loras(NamedTuple):
     up: Lora | None = None
     down: Lora | None = None
 
+    def with_dropout(self, rate: float) -> Loras:
+        return Loras(*(lora and lora._replace(dropout=rate) for lora in self))
+
 
 def trains_base_weights(architecture: Architecture) -> bool:
     """Whether the layers' own weights are trained, rather than adapters on them."""

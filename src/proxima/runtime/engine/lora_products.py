@@ -24,6 +24,8 @@ class Lora(NamedTuple):
     scales: tuple[float, ...]
     sinks: tuple[Tensor, ...] = ()
     """(padding, in) and (sum out, padding), to which gradients are added; empty = autograd does it."""
+    dropout: float = 0.0
+    """Rate of dropout on the adapter's inputs, with gradients on; the layers of a projection share a mask."""
 
 
 class Projection(NamedTuple):
@@ -64,12 +66,12 @@ def adapter_views(lora: Lora, down: Tensor, up: Tensor) -> list[tuple[Tensor, Te
 
 def batched_copy(copies: list[tuple[Tensor, Tensor, float]]) -> Callable[[], None]:
     """A function that copies each source, times its factor, to its target; in one launch where Triton is
-    installed."""
+    installed. A network without adapters has nothing to copy."""
     try:
         from proxima.runtime.engine.kernels import Copies
     except ImportError:
         return lambda: _copy(copies)
-    return Copies(copies)
+    return Copies(copies) if copies else lambda: None
 
 
 @torch.no_grad()
@@ -128,24 +130,59 @@ def _forward(x: Tensor, p: Projection) -> tuple[Tensor, Tensor]:
     return y.addmm_(inner, weight[:, p.inputs :].t()), inner
 
 
+def _forward_with_dropout(x: Tensor, p: Projection, rate: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of (N, in), and which of the inputs the adapter sees (N, in)."""
+    weight, down = p.weights[0], p.down
+    assert down is not None
+    seen, mask = torch.native_dropout(x, rate, True)
+    inner = torch.mm(seen, down.t())
+    y = linear(x, weight[:, : p.inputs], p.biases[0])
+    return y.addmm_(inner, weight[:, p.inputs :].t()), inner, mask
+
+
+def _backward_with_dropout(
+    ctx: Any, x: Tensor, mask: Tensor, dy: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The adapter's inputs (N, in), the gradient of the product's input, and that of the adapter's inner
+    values."""
+    p, scale = ctx.p, 1 / (1 - ctx.lora.dropout)
+    d_inner = torch.mm(dy, p.weights[0][:, p.inputs :])
+    dx = None
+    if ctx.gate or ctx.needs_input_grad[0]:
+        dx = torch.mm(dy, p.weights[0][:, : p.inputs])
+        dx += torch.ops.aten.native_dropout_backward(torch.mm(d_inner, p.down), mask, scale)
+    if ctx.gate:
+        x, dx = ctx.gate.backward(x, dx, torch.zeros_like(d_inner), p.down)
+    elif dx is not None and ctx.is_padded:
+        dx = torch.nn.functional.pad(dx, (0, p.padding))
+    return torch.ops.aten.native_dropout_backward(x[:, : p.inputs], mask, scale), dx, d_inner
+
+
 class _LoraProduct(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, p: Projection, lora: Lora, gate: Gate | None, *_parameters: Tensor
     ) -> Tensor:
-        y, inner = _forward(gate.forward(x) if gate else x, p)
         ctx.p, ctx.lora, ctx.gate = p, lora, gate
         ctx.is_padded = gate is None and x.shape[1] > p.inputs
-        ctx.save_for_backward(x.data, inner)
+        given = gate.forward(x) if gate else x
+        if lora.dropout:
+            y, inner, mask = _forward_with_dropout(given.data[:, : p.inputs], p, lora.dropout)
+            ctx.save_for_backward(x.data, inner, mask)
+        else:
+            y, inner = _forward(given, p)
+            ctx.save_for_backward(x.data, inner)
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (dy,), p, lora = gradients, ctx.p, ctx.lora
-        x, inner = ctx.saved_tensors
+        x, inner, *mask = ctx.saved_tensors
         dy = dy.contiguous()
         dx = None
-        if ctx.is_padded and ctx.needs_input_grad[0]:
+        if mask:
+            x, dx, d_inner = _backward_with_dropout(ctx, x, mask[0], dy)
+        elif ctx.is_padded and ctx.needs_input_grad[0]:
             dx = torch.mm(dy, p.weights[0])  # (N, in + padding)
             d_inner = dx[:, p.inputs :]
             dx[:, : p.inputs].addmm_(d_inner, p.down)

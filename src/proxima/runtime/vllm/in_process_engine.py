@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import ref
 
 import numpy
@@ -127,7 +127,7 @@ class InProcessEngine:
     def _params(self, job: RolloutJob | None, **more: int) -> SamplingParams:
         from vllm import SamplingParams
 
-        given: dict[str, Any] = {"logprobs": 0, "detokenize": False, "ignore_eos": True}
+        given: dict[str, object] = {"logprobs": 0, "detokenize": False, "ignore_eos": True}
         if job is not None:
             sampling = job.sampling
             given |= {
@@ -153,7 +153,7 @@ class InProcessEngine:
                 raise EngineFailure(f"vLLM failed: {_last_line(error)}") from error
 
 
-def _lora_settings(rank: int) -> dict[str, Any]:
+def _lora_settings(rank: int) -> dict[str, object]:
     if not rank:
         return {}
     return {
@@ -164,7 +164,7 @@ def _lora_settings(rank: int) -> dict[str, Any]:
     }
 
 
-def _cpu_settings(context: int, cache_bytes: int) -> dict[str, Any]:
+def _cpu_settings(context: int, cache_bytes: int) -> dict[str, object]:
     least, most = CPU_CACHE
     return {
         "enforce_eager": True,
@@ -176,7 +176,7 @@ def _cpu_settings(context: int, cache_bytes: int) -> dict[str, Any]:
 
 
 def _start(
-    model: str, device: torch.device, dtype: torch.dtype, trust_remote_code: bool, settings: dict[str, Any]
+    model: str, device: torch.device, dtype: torch.dtype, trust_remote_code: bool, settings: dict[str, object]
 ) -> LLM:
     try:
         from vllm import LLM

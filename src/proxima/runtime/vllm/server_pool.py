@@ -13,7 +13,7 @@ import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from proxima.core.errors import EngineFailure
 from proxima.core.retries import RetryPolicy
@@ -62,7 +62,7 @@ class ServerPool:
         self._checks.pop(version.name, None)
         self._submit(self._unload(version)).result()
 
-    def _submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+    def _submit(self, work: Coroutine[object, object, Result]) -> Future[Result]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _client(self) -> httpx.AsyncClient:

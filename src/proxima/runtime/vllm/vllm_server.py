@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
+from proxima.core.json_record import Record
 from proxima.runtime.vllm.rollout_job import (
     InvalidResponse,
     PolicyVersion,
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 MAX_REPLY_BYTES = 64 << 20
 MAX_CONCURRENT = 256  # requests to one server at once
 CONTROL_TIMEOUT = 60.0  # seconds at most for a request that samples nothing
-
-JsonObject: TypeAlias = dict[str, Any]
 
 
 class ServerError(Exception):
@@ -124,8 +123,8 @@ class VllmServer:
             await self._post(client, "/v1/unload_lora_adapter", {"lora_name": version.name}, CONTROL_TIMEOUT)
 
     async def _complete(
-        self, client: httpx.AsyncClient, version: PolicyVersion, given: JsonObject, limit: float
-    ) -> JsonObject:
+        self, client: httpx.AsyncClient, version: PolicyVersion, given: Record, limit: float
+    ) -> Record:
         """The one choice of a completion.
 
         Neutral values are sent too: a server takes what is missing from the model's generation settings.
@@ -154,7 +153,7 @@ class VllmServer:
         return choice
 
     async def _post(
-        self, client: httpx.AsyncClient, path: str, given: JsonObject, limit: float
+        self, client: httpx.AsyncClient, path: str, given: Record, limit: float
     ) -> tuple[int, str]:
         """Status and text. The time limit holds for the whole reply, so that a slow trickle cannot stall a
         run."""

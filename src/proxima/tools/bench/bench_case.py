@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
 from proxima.config import PPOConfig
+from proxima.core.json_record import Record
 from proxima.ppo_trainer import PPOTrainer
 from proxima.tools.bench.hardware_floor import Machine, floors
 from proxima.tools.bench.random_model import SHAPES, make_random_model
@@ -50,9 +50,9 @@ class Case:
         return self.batch * self.generations
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Record:
         """Of `PPOConfig`."""
-        given: dict[str, Any] = {
+        given: Record = {
             "batch_size": self.batch,
             "max_new_tokens": self.response[1],
             "minibatch_size": -(-self.responses // self.minibatches),
@@ -96,8 +96,8 @@ CASES = {
 
 
 def run_case(
-    case: Case, machine: Machine, steps: int = 3, folder: str | Path | None = None, **settings: Any
-) -> dict[str, Any]:
+    case: Case, machine: Machine, steps: int = 3, folder: str | Path | None = None, **settings: object
+) -> Record:
     """Build, warm up, then time `steps` PPO steps; the median of each phase.
 
     Args:
@@ -112,10 +112,10 @@ def run_case(
 
 def measured(
     case: Case,
-    measure: Callable[[PPOTrainer], dict[str, Any]],
+    measure: Callable[[PPOTrainer], Record],
     folder: str | Path | None = None,
-    **settings: Any,
-) -> dict[str, Any]:
+    **settings: object,
+) -> Record:
     """What `measure` finds on a trainer for this case, with random weights; the trainer's memory is freed
     afterwards."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -123,7 +123,8 @@ def measured(
         model = Path(folder or home) / case.size
         if not (model / "config.json").is_file():
             make_random_model(model, case.size, device)
-        config = PPOConfig(str(model), run_dir=home, **case.settings, **settings)
+        given: Record = settings
+        config = PPOConfig(str(model), run_dir=home, **case.settings, **given)
         trainer = PPOTrainer(config)
         if case.response[0] != case.response[1]:  # otherwise no response ends early
             trainer.models.eos_ids = _eos_ids(case)
@@ -135,7 +136,7 @@ def measured(
     return found
 
 
-def _timed(trainer: PPOTrainer, case: Case, machine: Machine, steps: int) -> dict[str, Any]:
+def _timed(trainer: PPOTrainer, case: Case, machine: Machine, steps: int) -> Record:
     gpu = trainer.models.device.type == "cuda"
     if gpu:
         torch.cuda.reset_peak_memory_stats()

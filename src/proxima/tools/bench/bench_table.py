@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from proxima.core.json_record import Record
 
 ROWS = ("generate", "score", "reward", "value", "update")
 
 
-def table(result: dict[str, Any], peer: dict[str, Any] | None = None) -> str:
+def table(result: Record, peer: Record | None = None) -> str:
     """Seconds of each phase next to its floor, then the other counts, then the peer."""
     lines = [
         f"{result['name']}: {result['size']}, batch {_batch(result)}, prompts {_range(result['prompt'])}, "
@@ -46,7 +46,7 @@ def table(result: dict[str, Any], peer: dict[str, Any] | None = None) -> str:
     return "\n".join(lines)
 
 
-def _batch(result: dict[str, Any]) -> str:
+def _batch(result: Record) -> str:
     """`64`, or `8 x 8` where prompts have several responses."""
     return str(result["batch"]) + (f" x {result['generations']}" if result["generations"] > 1 else "")
 

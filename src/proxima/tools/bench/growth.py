@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.runs import Plot
 from proxima.tools.bench.bench_case import Case, run_case
 from proxima.tools.bench.hardware_floor import Machine
@@ -23,7 +23,7 @@ def sized(case: Case, dimension: str, factor: float) -> tuple[int, Case]:
         size = round(case.batch * factor)
         return size, replace(case, batch=size)
     size = round(getattr(case, dimension)[1] * factor)
-    changed: Any = {dimension: (size, size)}
+    changed: Record = {dimension: (size, size)}
     return size, replace(case, **changed)
 
 
@@ -33,8 +33,8 @@ def growth(points: list[tuple[int, float]]) -> float:
 
 
 def run_scaling(
-    case: Case, seconds: float, machine: Machine, steps: int, folder: str, **settings: Any
-) -> dict[str, Any]:
+    case: Case, seconds: float, machine: Machine, steps: int, folder: str, **settings: object
+) -> Record:
     """Seconds per step by size, and the growth, for each dimension.
 
     Args:
@@ -53,7 +53,7 @@ def run_scaling(
     return found
 
 
-def growth_plot(found: dict[str, Any]) -> Plot:
+def growth_plot(found: Record) -> Plot:
     """The measured times, and linear growth from the smallest size."""
     charts = []
     for dimension, result in found.items():
@@ -64,7 +64,7 @@ def growth_plot(found: dict[str, Any]) -> Plot:
     return Plot(charts)
 
 
-def scaling_table(found: dict[str, Any]) -> str:
+def scaling_table(found: Record) -> str:
     lines = [f"  {'':10}{'size: seconds per step':42}growth (1 = linear)"]
     for dimension, result in found.items():
         shown = "   ".join(f"{size}: {seconds:.3f}" for size, seconds in result["points"])

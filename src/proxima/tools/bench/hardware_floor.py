@@ -8,9 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+
+from proxima.core.json_record import Record
+
+if TYPE_CHECKING:
+    from proxima.tools.bench.bench_case import Case
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ def _seconds(work: Callable[[], object], gpu: bool) -> float:
     return best
 
 
-def floors(case: Any, shape: dict[str, Any], response: float, machine: Machine) -> dict[str, float]:
+def floors(case: Case, shape: Record, response: float, machine: Machine) -> dict[str, float]:
     """Seconds of each phase if only its arithmetic, or its memory traffic, took time."""
     size = 4 if machine.name.startswith("CPU") else 2
     heads = shape["num_attention_heads"] * shape["head_dim"]

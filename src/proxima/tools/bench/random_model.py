@@ -6,9 +6,10 @@ In: a folder and the name of a shape. Out: a checkpoint and tokenizer.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-SHAPES: dict[str, dict[str, Any]] = {
+from proxima.core.json_record import Record
+
+SHAPES: dict[str, Record] = {
     "0.6B": {  # Qwen3-0.6B
         "vocab_size": 151_936,
         "hidden_size": 1024,

@@ -9,17 +9,17 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from proxima.core.json_record import Record
 from proxima.tools.bench.bench_case import Case
 from proxima.tools.bench.random_model import SHAPES
 
 ENVIRONMENT = Path(".venv-trl/bin/python")
 
 
-def run_peer(case: Case, steps: int = 3) -> dict[str, Any]:
+def run_peer(case: Case, steps: int = 3) -> Record:
     """Run `trl_step.py` with the interpreter that has TRL: $PROXIMA_TRL_PYTHON, or what `make peer` made."""
     named = os.environ.get("PROXIMA_TRL_PYTHON", "")
     python = named or (str(ENVIRONMENT) if ENVIRONMENT.is_file() else "")

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from proxima.config import PPOConfig
 from proxima.core.errors import EngineFailure
+from proxima.core.json_record import Record
 from proxima.tools.doctor.canary_run import PLANTED_ON, RISE, STEPS, CanaryRun, NothingToPlant, run_canary
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
 from proxima.tools.doctor.reward_checks import is_flat
@@ -143,22 +144,22 @@ class Change:
     part: str
     how: str  # what is changed
     advice: str
-    settings: Callable[[PPOConfig], dict[str, Any]]  # none: nothing to change
+    settings: Callable[[PPOConfig], Record]  # none: nothing to change
     unit: bool = False  # whether the planted reward has mean 0 and unit variance
 
 
-def unshaped(config: PPOConfig) -> dict[str, Any]:
+def unshaped(config: PPOConfig) -> Record:
     shaping = {"normalize_rewards": False, "clip_rewards": 0.0, "missing_eos_penalty": 0.0}
     return shaping if config.rewards or any(getattr(config, name) for name in shaping) else {}
 
 
-def without_kl(config: PPOConfig) -> dict[str, Any]:
+def without_kl(config: PPOConfig) -> Record:
     if not config.kl_coef and not config.kl_loss_coef:
         return {}
     return {"kl_coef": 0.0, "kl_loss_coef": 0.0, "kl_controller": "fixed"}
 
 
-def faster(config: PPOConfig) -> dict[str, Any]:
+def faster(config: PPOConfig) -> Record:
     return {"learning_rate": min(1.0, 10 * config.learning_rate)}
 
 

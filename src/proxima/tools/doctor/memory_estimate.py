@@ -20,7 +20,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -29,8 +29,12 @@ from transformers.pytorch_utils import Conv1D
 
 from proxima.base_setup import has_head, is_adapter
 from proxima.config import PPOConfig
+from proxima.core.errors import first_line
 from proxima.models import CHUNK
 from proxima.runtime.distributed import decoder_layers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 # numbers kept for the backward pass, as a multiple of the inputs and outputs of all maps (measured: 1.17)
 KEPT = 1.2
@@ -82,22 +86,20 @@ class NetworkSize:
     vocabulary: int
 
 
-def without_weights(kind: Any, network: Any) -> Any:
+def without_weights(kind: type[AutoModel], network: PreTrainedConfig) -> PreTrainedModel:
     """The modules of a network with the shapes of their weights but no memory behind them."""
     try:
         with torch.device("meta"):
             return kind.from_config(network)
     except (ValueError, KeyError) as error:
-        raise ValueError(
-            f"the size of a {network.model_type} is not known: {str(error).splitlines()[0]}"
-        ) from None
+        raise ValueError(f"the size of a {network.model_type} is not known: {first_line(error)}") from None
 
 
-def count_weights(built: Any) -> int:
+def count_weights(built: nn.Module) -> int:
     return sum(weight.numel() for weight in built.parameters())
 
 
-def network_size(network: Any, targets: str = "all-linear") -> NetworkSize:
+def network_size(network: PreTrainedConfig, targets: str = "all-linear") -> NetworkSize:
     """From the model's config alone."""
     built = without_weights(AutoModelForCausalLM, network)
     last = built.get_output_embeddings()
@@ -129,7 +131,7 @@ def network_size(network: Any, targets: str = "all-linear") -> NetworkSize:
     )
 
 
-def _number(config: Any, name: str) -> int:
+def _number(config: object, name: str) -> int:
     """A size of all layers alike; 0 where the architecture has none, or one for each layer."""
     try:
         value = getattr(config, name, None)
@@ -140,10 +142,10 @@ def _number(config: Any, name: str) -> int:
 
 def estimate_memory(
     config: PPOConfig,
-    network: Any,
+    network: PreTrainedConfig,
     longest_prompt: int = 512,
     on_gpu: bool = True,
-    others: Sequence[Any] = (),
+    others: Sequence[PreTrainedConfig] = (),
     smallest: bool = False,
     processes: int = 1,
 ) -> MemoryEstimate:
@@ -164,8 +166,6 @@ def estimate_memory(
     trained = (base if full else config.lora_r * size.adapted) * copies
     batch = -(-config.batch_size * config.num_generations // processes)
     minibatch = -(-config.minibatch_size // processes)
-    rewards = [str(spec.source) for spec in config.rewards if isinstance(spec.source, str)]
-    frozen = bool(config.sft_adapter) + sum(is_adapter(source) for source in rewards if has_head(source))
     own = base + sum(count_weights(without_weights(AutoModel, other)) for other in others)
     longest = longest_prompt + config.max_new_tokens
     sequences = 1 if smallest else min(batch, minibatch, config.micro_batch_size)
@@ -180,13 +180,19 @@ def estimate_memory(
     positions = min(CHUNK, max(1, tokens // longest) * config.max_new_tokens)
     return MemoryEstimate(
         weights=own * width + (4 * trained if full else 0),
-        adapters=4 * ((0 if full else trained) + frozen * config.lora_r * size.adapted),
+        adapters=4 * ((0 if full else trained) + _frozen_adapters(config) * config.lora_r * size.adapted),
         optimizer=12 * trained,
         activations=int(tokens * (kept + backward * layer) * (4 if full else width)),
         cache=min(batch, SLOTS) * longest * size.cached * width,
         logits=LOGITS * positions * size.vocabulary * 4,
         overhead=OVERHEAD["cuda" if on_gpu else "cpu"],
     )
+
+
+def _frozen_adapters(config: PPOConfig) -> int:
+    """How many adapters are loaded that do not train: of SFT, and of reward models on this base."""
+    rewards = [spec.source for spec in config.rewards if isinstance(spec.source, str)]
+    return bool(config.sft_adapter) + sum(is_adapter(source) for source in rewards if has_head(source))
 
 
 def free_memory(device: torch.device) -> int:

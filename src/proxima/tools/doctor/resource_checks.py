@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from proxima.base_setup import is_adapter, load_config, pick_device
 from proxima.config import PPOConfig
+from proxima.core.json_record import Record
 from proxima.rewards import READY_MADE
 from proxima.runtime import thread_wait_problem
 from proxima.runtime.distributed import rank_and_count
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
 from proxima.tools.doctor.memory_estimate import GIB, estimate_memory, free_memory, network_size
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 LOGS = 64 * 2**20  # config, metrics, samples and the tokenizer's files
 DISK_MARGIN = 2  # a warning below this multiple of what is needed
 
 
-def check_memory(config: PPOConfig, network: Any, longest_prompt: int) -> Finding:
+def check_memory(config: PPOConfig, network: PreTrainedConfig, longest_prompt: int) -> Finding:
     device = pick_device(config.device)
     if device.type not in ("cuda", "cpu"):
         return ok("memory", f"not known for {device.type}")
     on_gpu = device.type == "cuda"
-    given: dict[str, Any] = {
+    given: Record = {
         "longest_prompt": longest_prompt,
         "on_gpu": on_gpu,
         "others": other_networks(config),
@@ -58,7 +62,7 @@ REMEDIES = {
 }
 
 
-def other_networks(config: PPOConfig) -> list[Any]:
+def other_networks(config: PPOConfig) -> list[PreTrainedConfig]:
     """Configs of the networks that are loaded beside the base; one that cannot be read is reported when it is
     loaded."""
     names = [] if config.value_model in ("adapter", "policy") else [config.value_model]
@@ -77,7 +81,7 @@ def other_networks(config: PPOConfig) -> list[Any]:
     return found
 
 
-def check_disk(config: PPOConfig, network: Any) -> Finding:
+def check_disk(config: PPOConfig, network: PreTrainedConfig) -> Finding:
     """Space in run_dir for what a run writes: weights of policy and value model, checkpoints (weights and two
     moments), logs."""
     size = network_size(network, config.lora_targets)

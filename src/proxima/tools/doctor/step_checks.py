@@ -6,13 +6,13 @@ the ratio of new to old probabilities is 1. Otherwise sampling and training disa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from proxima.config import PPOConfig
+from proxima.core.json_record import RecordView
 from proxima.core.ops import masked_mean
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import ROUNDING
@@ -55,7 +55,7 @@ def check_deterministic(trainer: PPOTrainer, prompts: Sequence[str]) -> Finding:
     )
 
 
-def check_kl(results: Mapping[str, Any], tolerance: float) -> Finding:
+def check_kl(results: RecordView, tolerance: float) -> Finding:
     """At the start the KL is the cost of truncation: 0 without top-k and top-p."""
     pairs = results["sa_pairs"]
     policy, reference, cost = (
@@ -74,7 +74,7 @@ def check_kl(results: Mapping[str, Any], tolerance: float) -> Finding:
     )
 
 
-def check_gap(results: Mapping[str, Any], config: PPOConfig, tolerance: float) -> Finding:
+def check_gap(results: RecordView, config: PPOConfig, tolerance: float) -> Finding:
     """Tokens were sampled with the probabilities that training computes."""
     gap = results["sampling_gap"]
     if config.engine == "vllm":  # its arithmetic differs; importance weights correct for it
@@ -88,7 +88,7 @@ def check_gap(results: Mapping[str, Any], config: PPOConfig, tolerance: float) -
     )
 
 
-def check_ratio(results: Mapping[str, Any], tolerance: float) -> Finding:
+def check_ratio(results: RecordView, tolerance: float) -> Finding:
     """The ratio is 1 in every minibatch, because nothing is learned."""
     off = max(results["first_ratio_error"], results["ratio_max"] - 1)
     if off <= tolerance:
@@ -100,7 +100,7 @@ def check_ratio(results: Mapping[str, Any], tolerance: float) -> Finding:
     )
 
 
-def check_ends(results: Mapping[str, Any], config: PPOConfig) -> Finding:
+def check_ends(results: RecordView, config: PPOConfig) -> Finding:
     """EOS that is never sampled, or always at once."""
     rate = results["eos_rate"]
     length = results["response_length"]

@@ -6,7 +6,7 @@ In: a tokenizer, a model's config, rows. Out: findings; no weights are read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from proxima.base_setup import PAD_TOKEN
 from proxima.config import PPOConfig
@@ -14,6 +14,9 @@ from proxima.core.encoding import added_ids, encode_prompts
 from proxima.core.tokenizer import Tokenizer
 from proxima.data import Rows, Skip, kinds_of, prompt_of
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 AT_ONCE = 512  # prompts tokenised together
 LOOKED_AT = 100  # rows searched for a conversation
@@ -42,7 +45,7 @@ def check_pad(tokenizer: Tokenizer) -> Finding:
     return ok("pad token", f"{tokenizer.pad_token!r}, not EOS")
 
 
-def check_vocabulary(tokenizer: Tokenizer, network: Any) -> Finding:
+def check_vocabulary(tokenizer: Tokenizer, network: PreTrainedConfig) -> Finding:
     rows = network.get_text_config().vocab_size
     ids = [index for index in tokenizer.get_vocab().values() if index != tokenizer.pad_token_id]
     if max(ids) >= rows:
@@ -54,7 +57,7 @@ def check_vocabulary(tokenizer: Tokenizer, network: Any) -> Finding:
     return ok("vocabulary", f"{len(ids)} tokens, the model reads {rows}")
 
 
-def check_eos(ends: Sequence[int], network: Any) -> Finding:
+def check_eos(ends: Sequence[int], network: PreTrainedConfig) -> Finding:
     """Whether any token ends a response, and can be sampled.
 
     Args:

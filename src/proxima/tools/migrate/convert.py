@@ -6,7 +6,6 @@ In: `OldRun`. Out: `Migration`: settings for `proxima train`, and an account of 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from proxima.config import TRACKERS, PPOConfig
 from proxima.core.regular_files import open_file
@@ -90,6 +89,22 @@ def convert(old: OldRun, processes: int = 0, rows: int = 0) -> Migration:
 
 def _run(old: OldRun, new: Migration) -> None:
     """Data, folders, checkpoints, trackers, device; all but the data only where the file sets them."""
+    _data(old, new)
+    folder = old.get("output_dir")
+    if folder.written and folder.known and isinstance(folder.value, str) and _plain_name(folder.value):
+        path = Path(folder.value)
+        new.map("output_dir", folder, run_dir=str(path.parent), run_name=path.name)
+    elif folder.written:
+        new.leave("output_dir", folder, "it does not name a run folder; set run_name")
+    _checkpoints(old, new)
+    _trackers(old.get("report_to"), new)
+    if old.get("use_cpu").value is True:
+        new.map("use_cpu", old.get("use_cpu"), device="cpu")
+    if old.get("ddp_timeout").written:
+        new.map("ddp_timeout", old.get("ddp_timeout"), process_timeout=old.get("ddp_timeout").value)
+
+
+def _data(old: OldRun, new: Migration) -> None:
     data = old.data
     if data is None and old.get("dataset_name").value is not None:
         data = _dataset(old)
@@ -101,12 +116,9 @@ def _run(old: OldRun, new: Migration) -> None:
         )
     else:
         new.map("the data", data, data=data.value)
-    folder = old.get("output_dir")
-    if folder.written and folder.known and isinstance(folder.value, str) and _plain_name(folder.value):
-        path = Path(folder.value)
-        new.map("output_dir", folder, run_dir=str(path.parent), run_name=path.name)
-    elif folder.written:
-        new.leave("output_dir", folder, "it does not name a run folder; set run_name")
+
+
+def _checkpoints(old: OldRun, new: Migration) -> None:
     every = old.get("save_steps")
     limit = old.get("save_total_limit")
     if old.get("save_strategy").value == "no":
@@ -119,11 +131,6 @@ def _run(old: OldRun, new: Migration) -> None:
         )
     if limit.written and (not limit.known or is_count(limit.value)):
         new.map("save_total_limit", limit, keep_checkpoints=limit.value)
-    _trackers(old.get("report_to"), new)
-    if old.get("use_cpu").value is True:
-        new.map("use_cpu", old.get("use_cpu"), device="cpu")
-    if old.get("ddp_timeout").written:
-        new.map("ddp_timeout", old.get("ddp_timeout"), process_timeout=old.get("ddp_timeout").value)
 
 
 def _dataset(old: OldRun) -> Setting:
@@ -227,7 +234,7 @@ def _check(new: Migration) -> None:
         raise ValueError(f"{new.name}: {origin}{error}") from None
 
 
-def _fits(name: str, value: Any) -> bool:
+def _fits(name: str, value: object) -> bool:
     try:
         PPOConfig.from_dict({name: value})
     except ValueError:
@@ -235,7 +242,7 @@ def _fits(name: str, value: Any) -> bool:
     return True
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: object) -> list[object]:
     return value if isinstance(value, list) else [value]
 
 

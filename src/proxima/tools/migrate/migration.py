@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeGuard
 
 from proxima.config import PPOConfig
+from proxima.core.json_record import Record
 from proxima.tools.migrate.old_run import Setting
 
 DEFAULTS = PPOConfig()
@@ -16,7 +17,7 @@ class Migration:
     """The settings of a new run, and what became of the old ones."""
 
     name: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Record = field(default_factory=dict)
     """For `proxima train`, by name."""
     origins: dict[str, str] = field(default_factory=dict)
     """Where each of them comes from."""
@@ -29,7 +30,7 @@ class Migration:
     used: set[str] = field(default_factory=set)
     """Old settings that were mapped."""
 
-    def put(self, name: str, value: Any, origin: str) -> None:
+    def put(self, name: str, value: object, origin: str) -> None:
         self.settings[name] = value
         self.origins[name] = origin
 
@@ -38,7 +39,7 @@ class Migration:
         self.used.add(old)
         self.unread.append(f"{old} = {said(setting)}: {why}")
 
-    def map(self, old: str, setting: Setting, **new: Any) -> None:
+    def map(self, old: str, setting: Setting, **new: object) -> None:
         """Map one old setting to one or more new ones; listed as unread where its value is computed."""
         self.used.add(old)
         if not setting.known:
@@ -51,7 +52,7 @@ class Migration:
         self.maps.append(f"{old} = {shown(setting.value)} ({setting.where}) -> {listed}")
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**63
 
 
@@ -60,7 +61,7 @@ def said(setting: Setting) -> str:
     return f"{shown(setting.value) if setting.known else setting.text} ({setting.where})"
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     text = str(value) if not isinstance(value, list) else ", ".join(map(str, value))
     text = " ".join(text.split())
     return text if len(text) <= 80 else text[:77] + "..."

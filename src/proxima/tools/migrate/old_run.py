@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from proxima.tools.migrate.trl_settings import KNOWN, near
 
@@ -23,7 +22,7 @@ DEFAULT = "TRL's default"
 class Setting:
     """A value, and where it was found."""
 
-    value: Any
+    value: object
     where: str
     text: str = ""
     """The expression itself, where its value could not be read."""

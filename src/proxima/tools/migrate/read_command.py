@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 from proxima.config import read_yaml
 from proxima.tools.migrate.old_run import UNREAD, OldRun, Setting
@@ -31,7 +30,7 @@ def read_yaml_settings(path: Path) -> OldRun:
     return run
 
 
-def put_all(run: OldRun, values: dict[str, Any], where: str) -> None:
+def put_all(run: OldRun, values: dict[str, object], where: str) -> None:
     for name, value in values.items():
         if name == "env":
             run.unread.append(f"env ({where}): set environment variables yourself")
@@ -41,6 +40,20 @@ def put_all(run: OldRun, values: dict[str, Any], where: str) -> None:
 
 def read_shell(text: str, path: Path) -> OldRun:
     """Read the one command of a shell script that starts a PPO script."""
+    command = _ppo_command(text, path)
+    run = OldRun(path.name, outside=True)
+    read_launch(run, command)
+    for name, values, line in flags_of(command):
+        where = f"line {line}"
+        if name == "config" and values:
+            read_settings_file(run, path, values[0], where)
+    for name, values, line in flags_of(command):
+        if name != "config":
+            run.put(*setting_of(name, values, f"line {line}"))
+    return run
+
+
+def _ppo_command(text: str, path: Path) -> Words:
     commands = [command for command in split_commands(text, path.name) if start_of_flags(command) is not None]
     named = [command for command in commands if "ppo" in Path(program(command)).name]
     chosen = named or [
@@ -59,16 +72,7 @@ def read_shell(text: str, path: Path) -> OldRun:
         raise ValueError(
             f"{path.name} starts {len(chosen)} PPO runs (lines {lines}); leave the one to migrate"
         )
-    run = OldRun(path.name, outside=True)
-    read_launch(run, chosen[0])
-    for name, values, line in flags_of(chosen[0]):
-        where = f"line {line}"
-        if name == "config" and values:
-            read_settings_file(run, path, values[0], where)
-    for name, values, line in flags_of(chosen[0]):
-        if name != "config":
-            run.put(*setting_of(name, values, f"line {line}"))
-    return run
+    return chosen[0]
 
 
 def read_settings_file(run: OldRun, path: Path, name: str, where: str) -> None:
@@ -176,7 +180,7 @@ def setting_of(name: str, values: list[str], where: str) -> tuple[str, Setting]:
     return name, Setting(True if not read else read[0] if len(read) == 1 else read, where)
 
 
-def plain(text: str) -> Any:
+def plain(text: str) -> object:
     """The value that a word stands for."""
     if text.lower() in WORDS:
         return WORDS[text.lower()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from typing import Any
 
 from proxima.tools.migrate.old_run import UNREAD, OldRun, Setting
 from proxima.tools.migrate.script_values import Values, shown
@@ -255,29 +254,31 @@ class Reader:
             ):
                 if role == "model":
                     self.read_loading(node)
-                given = node.args or [
-                    item.value for item in node.keywords if item.arg == "pretrained_model_name_or_path"
-                ]
-                return (
-                    self.values.setting(given[0])
-                    if given
-                    else Setting(UNREAD, f"line {node.lineno}", shown(node))
-                )
-            elif (
-                isinstance(node, ast.Call)
-                and self.values.called(node) in ("get_peft_model", "create_reference_model")
-                and node.args
-            ):
-                node = node.args[0]
-            elif (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in ("to", "cuda", "eval")
-            ):
-                node = node.func.value
+                return self._loaded(node)
+            elif (inside := self._inside(node)) is not None:
+                node = inside
             else:
                 break
         return Setting(UNREAD, f"line {first.lineno}", shown(node))
+
+    def _loaded(self, call: ast.Call) -> Setting:
+        """The name that `from_pretrained(...)` loads."""
+        given = call.args or [
+            item.value for item in call.keywords if item.arg == "pretrained_model_name_or_path"
+        ]
+        if not given:
+            return Setting(UNREAD, f"line {call.lineno}", shown(call))
+        return self.values.setting(given[0])
+
+    def _inside(self, node: ast.expr) -> ast.expr | None:
+        """The model in `get_peft_model(model)` or `model.to(...)`; None where it is neither."""
+        if not isinstance(node, ast.Call):
+            return None
+        if self.values.called(node) in ("get_peft_model", "create_reference_model") and node.args:
+            return node.args[0]
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("to", "cuda", "eval"):
+            return node.func.value
+        return None
 
     def read_loading(self, call: ast.Call) -> None:
         """The other arguments of the policy's `from_pretrained`."""
@@ -338,7 +339,7 @@ class Reader:
                     pending += self.values.assigned.get(item.id, [])
         return seen
 
-    def split(self, call: ast.Call, given: ast.expr | None) -> Any:
+    def split(self, call: ast.Call, given: ast.expr | None) -> object:
         """The split taken from the result of `load_dataset`: `load_dataset(...)["train"]`, or by the name it
         was assigned to."""
         above = self.values.parents.get(id(call))

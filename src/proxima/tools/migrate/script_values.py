@@ -11,7 +11,7 @@ import ast
 import operator
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TypeGuard
 
 from proxima.tools.migrate.old_run import UNREAD, Setting
 
@@ -20,7 +20,7 @@ MOST_ITEMS = 10_000  # in one value; a setting has fewer
 LARGEST = 2**63
 TYPES = ("float32", "bfloat16", "float16")
 
-ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
+ARITHMETIC: dict[type, Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -104,14 +104,14 @@ class Values:
         value = self.value(node)
         return Setting(value, f"line {node.lineno}", "" if value is not UNREAD else shown(node))
 
-    def value(self, node: ast.expr) -> Any:
+    def value(self, node: ast.expr) -> object:
         """What an expression is. Each part is read once, and values above `MOST_ITEMS` are not read: names
         that refer to each other can stand for more than memory holds."""
-        known: dict[int, Any] = {}
+        known: dict[int, object] = {}
         found = self._value(node, known, 0)
         return found if _size(found) <= MOST_ITEMS else UNREAD
 
-    def _value(self, node: ast.expr, known: dict[int, Any], depth: int) -> Any:
+    def _value(self, node: ast.expr, known: dict[int, object], depth: int) -> object:
         if depth > DEPTH:
             return UNREAD
         if id(node) not in known:
@@ -119,7 +119,7 @@ class Values:
             known[id(node)] = self._read(node, known, depth + 1)
         return known[id(node)]
 
-    def _read(self, node: ast.expr, known: dict[int, Any], depth: int) -> Any:
+    def _read(self, node: ast.expr, known: dict[int, object], depth: int) -> object:
         match node:
             case ast.Constant(value=None | bool() | float() | str()):
                 return node.value
@@ -131,7 +131,7 @@ class Values:
                 isinstance(key, ast.Constant) and isinstance(key.value, str) for key in node.keys
             ):
                 values = self._all([self._value(item, known, depth) for item in node.values])
-                if values is UNREAD:
+                if not isinstance(values, list):
                     return values
                 names = [key.value for key in node.keys]  # type: ignore[union-attr]
                 return dict(zip(names, values, strict=True))
@@ -150,10 +150,10 @@ class Values:
                 return UNREAD if held is None else held.value
         return UNREAD
 
-    def _all(self, values: list[Any]) -> Any:
+    def _all(self, values: list[object]) -> object:
         return UNREAD if any(value is UNREAD for value in values) else values
 
-    def _arithmetic(self, node: ast.BinOp, known: dict[int, Any], depth: int) -> Any:
+    def _arithmetic(self, node: ast.BinOp, known: dict[int, object], depth: int) -> object:
         left = self._value(node.left, known, depth)
         right = self._value(node.right, known, depth)
         if type(node.op) not in ARITHMETIC or not (_is_number(left) and _is_number(right)):
@@ -165,7 +165,7 @@ class Values:
         return number if abs(number) < LARGEST else UNREAD
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     """Items in nested lists and dicts; the count stops once there are too many."""
     count = 0
     pending = [value]
@@ -186,7 +186,7 @@ def shown(node: ast.AST) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from dataclasses import fields
-from typing import Any
 
 from proxima.config import PPOConfig
 from proxima.tools.migrate.convert import COMMAND_FLAGS
@@ -74,7 +73,7 @@ def commands(migration: Migration, path: str) -> list[str]:
     return [f"proxima doctor {more}", f"{start} train {more}"]
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(_value(item) for item in value)}]"
     if isinstance(value, float):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from proxima.tools.migrate.migration import Migration, is_count, shown
 from proxima.tools.migrate.old_run import OldRun, Setting
@@ -92,15 +91,14 @@ def length(old: OldRun, new: Migration, rows: int) -> int | None:
     if not isinstance(epochs.value, (int, float)) or not 0 < epochs.value < 2**31:
         raise ValueError(f"num_train_epochs ({shown(epochs.value)}, {epochs.where}) must be a number above 0")
     if epochs.value == int(epochs.value):
-        return _from_epochs(epochs, old, new, rows)
+        return _from_epochs(epochs, int(epochs.value), old, new, rows)
     if not rows:
         new.leave("num_train_epochs", epochs, "not an integer; give the number of rows with --rows")
         return None
     return _from_episodes("num_train_epochs", epochs, int(epochs.value * rows), old, new, rows)
 
 
-def _from_epochs(epochs: Setting, old: OldRun, new: Migration, rows: int) -> int | None:
-    count = int(epochs.value)
+def _from_epochs(epochs: Setting, count: int, old: OldRun, new: Migration, rows: int) -> int | None:
     new.map("num_train_epochs", epochs, epochs=count)
     new.differs.append("the last batch of an epoch may be short; TRL left out the rows that fill no batch")
     if old.rows:
@@ -110,7 +108,7 @@ def _from_epochs(epochs: Setting, old: OldRun, new: Migration, rows: int) -> int
 
 
 def _from_episodes(
-    name: str, setting: Setting, total: Any, old: OldRun, new: Migration, rows: int
+    name: str, setting: Setting, total: object, old: OldRun, new: Migration, rows: int
 ) -> int | None:
     """Episodes as a limit where they fit into one epoch, else as epochs.
 

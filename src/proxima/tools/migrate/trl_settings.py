@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Literal
 
 Status = Literal["maps", "differs", "dropped"]
 
@@ -20,10 +20,10 @@ class Old:
 
     status: Status
     note: str
-    default: Any = None
+    default: object = None
 
 
-MAPS: dict[str, tuple[Any, str]] = {
+MAPS: dict[str, tuple[object, str]] = {
     # name: TRL's default, Proxima's name
     "learning_rate": (3e-6, "learning_rate, value_learning_rate"),
     "response_length": (53, "max_new_tokens"),
@@ -62,7 +62,7 @@ MAPS: dict[str, tuple[Any, str]] = {
     "dataset_train_split": ("train", "data"),
 }
 
-DIFFERS: dict[str, tuple[Any, str]] = {
+DIFFERS: dict[str, tuple[object, str]] = {
     "num_mini_batches": (
         1,
         "it never changed TRL's optimiser steps: one per epoch, which minibatch_size = batch_size gives",
@@ -201,7 +201,7 @@ OLDER: dict[str, str] = {
     "never read",
 }
 RATIO = ("warmup_ratio", Old("maps", "warmup_steps", 0.0))
-UNSET_DEFAULTS: dict[str, Any] = {"kl_estimator": "k1", "whiten_rewards": False}
+UNSET_DEFAULTS: dict[str, object] = {"kl_estimator": "k1", "whiten_rewards": False}
 
 
 def _spread(groups: dict[str, str]) -> dict[str, Old]:
@@ -222,7 +222,7 @@ TABLE: dict[str, Old] = {
 KNOWN: dict[str, Old] = {**TABLE, **_spread(OLDER), RATIO[0]: RATIO[1]}
 """With the names of transformers 4."""
 
-LORA_CONFIG: dict[str, tuple[str, Any]] = {
+LORA_CONFIG: dict[str, tuple[str, object]] = {
     # PEFT's name: the name in TABLE, PEFT's default
     "r": ("lora_r", 8),
     "lora_alpha": ("lora_alpha", 8),

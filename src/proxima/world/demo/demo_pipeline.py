@@ -11,10 +11,10 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from proxima.base_setup import EMBEDDED
 from proxima.config import PPOConfig, RewardConfig, RewardSpec
+from proxima.core.json_record import Record
 from proxima.evaluator import win_rate
 from proxima.finetuning import Preference, RewardTrainer, read_preferences
 from proxima.ppo_trainer import PPOTrainer
@@ -27,6 +27,7 @@ from proxima.world.posts import Post, make_posts
 
 EVALUATION_POSTS = 300
 PREFERENCES = 3000
+FEWEST_HELD_OUT = 100  # pairs that a reward model is measured on, however few it is trained on
 SHOWN = 4  # posts whose summaries are printed
 RESULTS_FILE = "results.json"
 MARK = ".demo"
@@ -42,15 +43,15 @@ def run_demo(
     run_name: str = "demo",
     device: str = "auto",
     preferences: int = PREFERENCES,
-    ppo: dict[str, Any] | None = None,
+    ppo: Record | None = None,
     reward_from: Path | None = None,
-) -> dict[str, Any]:
+) -> Record:
     """Run the whole pipeline and print what happens; returns what is in results.json. The same arguments
     give the same bits, apart from `seconds`.
 
     Args:
         relabel: sample answers and ask the annotators again, instead of reading the shipped preferences.
-        preferences: pairs to train the reward model on.
+        preferences: pairs to train the reward model on; no more are held out (`FEWEST_HELD_OUT` at least).
         ppo: changes to `PPO_SETTINGS`.
         reward_from: folder of an earlier demo whose reward model is reused.
     """
@@ -90,7 +91,7 @@ def training_prompts(count: int, seed: int) -> list[str]:
     return [post.prompt for post in make_posts(count, "train", seed + 4)]
 
 
-def _read_results(folder: Path) -> dict[str, Any]:
+def _read_results(folder: Path) -> Record:
     return json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
 
 
@@ -99,7 +100,7 @@ def _seconds(times: Sequence[float]) -> dict[str, float]:
     return {"reward_model": rewarded - started, "ppo": trained - rewarded, "all": finished - started}
 
 
-def _compare(before: Judgement, after: Judgement, seed: int) -> dict[str, Any]:
+def _compare(before: Judgement, after: Judgement, seed: int) -> Record:
     return {
         "sft": before.summary(),
         "ppo": after.summary(),
@@ -123,15 +124,15 @@ def fresh_folder(home: Path) -> Path:
 
 
 def make_trainer(
-    home: Path, reward: Path, seed: int, device: str, settings: dict[str, Any], name: str = "ppo"
+    home: Path, reward: Path, seed: int, device: str, settings: Record, name: str = "ppo"
 ) -> PPOTrainer:
-    run: dict[str, Any] = {"run_dir": str(home), "run_name": name, "seed": seed, "device": device}
+    run: Record = {"run_dir": str(home), "run_name": name, "seed": seed, "device": device}
     return PPOTrainer(PPOConfig("embedded", rewards=(RewardSpec(str(reward)),), **run, **settings))
 
 
 def demo_reward_model(
     home: Path, seed: int, device: str = "auto", relabel: bool = False, count: int = PREFERENCES
-) -> dict[str, Any]:
+) -> Record:
     """Train it into `home/reward`; returns its accuracy, overall and by gap in gold score."""
     print("1. Preferences: which of two summaries do people prefer?")
     train, validation = _preferences(seed, relabel, count, device)
@@ -148,7 +149,7 @@ def train_reward_model(
     validation: Sequence[Preference],
     device: str,
     start_from: Path | None = None,
-) -> dict[str, Any]:
+) -> Record:
     """Train it into `home/name`; returns its accuracy, overall and by gap in gold score.
 
     Args:
@@ -161,7 +162,7 @@ def train_reward_model(
     if start_from is not None:
         rewarder.continued = start_from
     learned = rewarder.train(train, validation)
-    by_gap = accuracy_by_gap(rewarder, validation)
+    by_gap = accuracy_by_gap(rewarder.held_out_margins.tolist(), validation)
     measured = {name: learned.best[name] for name in ("accuracy", "validation_loss", "calibration_error")}
     return {"preferences": len(train), "pairs": len(validation), **measured, "by_gold_gap": by_gap}
 
@@ -170,13 +171,14 @@ def _preferences(
     seed: int, relabel: bool, count: int, device: str
 ) -> tuple[Sequence[Preference], Sequence[Preference]]:
     """Training and held-out pairs: the shipped ones, or sampled from the model and labelled now."""
+    held_out = max(count, FEWEST_HELD_OUT)
     if not relabel:
         train = read_preferences(EMBEDDED / "preferences_train.jsonl.gz")
         if count > len(train):
             raise ValueError(
                 f"preferences ({count}) is more than the {len(train)} that ship; --relabel samples new ones"
             )
-        return train[:count], read_preferences(EMBEDDED / "preferences_eval.jsonl.gz")
+        return train[:count], read_preferences(EMBEDDED / "preferences_eval.jsonl.gz")[:held_out]
     from proxima.base_setup import BaseSetup
     from proxima.ppo_trainer import SequenceGenerator
 
@@ -186,15 +188,15 @@ def _preferences(
     setup = BaseSetup(config)
     generator = SequenceGenerator(setup.models, setup.tokenizer, config)
     labelled = sample_preferences(generator, make_posts(count, "train", seed + 1), seed, 1)
-    held_out = sample_preferences(generator, make_posts(500, "eval", seed + 1), seed, 2)
-    return [Preference(**row) for row in labelled], [Preference(**row) for row in held_out]
+    others = sample_preferences(generator, make_posts(min(held_out, 500), "eval", seed + 1), seed, 2)
+    return [Preference(**row) for row in labelled], [Preference(**row) for row in others]
 
 
 def _show_preference(item: Preference) -> None:
     print(f"   {item.prompt.splitlines()[2]}\n   chosen:   {item.chosen}\n   rejected: {item.rejected}")
 
 
-def _show(results: dict[str, Any], posts: Sequence[Post], before: Judgement, after: Judgement) -> None:
+def _show(results: Record, posts: Sequence[Post], before: Judgement, after: Judgement) -> None:
     """The first summaries, before and after, each with its gold score; then the table."""
     sides = zip(before.gold, before.texts, after.gold, after.texts, strict=True)
     for post, (old_gold, old, new_gold, new) in zip(posts, sides, strict=False):
@@ -209,7 +211,7 @@ def _show_files(results: Path, adapter: Path, report: Path) -> None:
     print(f"report, to open in a browser: {report.resolve()}")
 
 
-def _show_numbers(results: dict[str, Any]) -> None:
+def _show_numbers(results: Record) -> None:
     print(f"\n   {'':24}{'SFT':>10}{'PPO':>10}")
     for label, name in Judgement.ROWS.items():
         print(f"   {label:24}{results['sft'][name]:>10.3f}{results['ppo'][name]:>10.3f}")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.pages.report import (
     Card,
     Page,
@@ -36,7 +36,7 @@ EXAMPLES = 8
 CURVES = ("avg_reward", "kl_exact", "response_length")
 HABIT = "basically"  # the opening that the annotators like more than they should
 
-Results = dict[str, Any]  # what is in results.json
+Results = Record  # what is in results.json
 
 
 def write_report(

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
+from proxima.core.json_record import Record
 from proxima.evaluator import best_of_kl, best_of_mean, powers_up_to
-from proxima.finetuning import Preference, RewardTrainer
+from proxima.finetuning import Preference
 from proxima.ppo_trainer import PPOTrainer, followed_records
 from proxima.runs import rollout_metrics, with_unit
 from proxima.world.gold import gold_score
@@ -35,7 +36,7 @@ class Judgement:
     kl: float
     response_length: float
     eos_rate: float
-    records: list[dict[str, Any]]  # the first few, token by token
+    records: list[Record]  # the first few, token by token
 
     ROWS: ClassVar[dict[str, str]] = {
         "gold score": "gold",
@@ -102,23 +103,22 @@ def judge_best_of(trainer: PPOTrainer, posts: Sequence[Post], most: int) -> list
     ]
 
 
-@torch.no_grad()
 def accuracy_by_gap(
-    rewarder: RewardTrainer, preferences: Sequence[Preference]
+    margins: Sequence[float], preferences: Sequence[Preference]
 ) -> dict[str, dict[str, float]]:
     """How often the reward model orders held-out pairs as the gold score does, by the gap between gold
-    scores."""
+    scores.
+
+    Args:
+        margins: score of the chosen answer of each pair minus that of the rejected one.
+    """
     rows: list[tuple[float, bool]] = []
-    for start in range(0, len(preferences), 50):
-        chunk = preferences[start : start + 50]
-        with rewarder.role.active():
-            margins = rewarder.margins([rewarder.encode(item) for item in chunk]).tolist()
-        for item, margin in zip(chunk, margins, strict=True):
-            post = facts_of(item.prompt)
-            chosen = gold_score(post, item.chosen, item.chosen_ended)
-            gap = chosen - gold_score(post, item.rejected, item.rejected_ended)
-            if gap:
-                rows.append((abs(gap), (gap > 0) == (margin > 0)))
+    for item, margin in zip(preferences, margins, strict=True):
+        post = facts_of(item.prompt)
+        chosen = gold_score(post, item.chosen, item.chosen_ended)
+        gap = chosen - gold_score(post, item.rejected, item.rejected_ended)
+        if gap:
+            rows.append((abs(gap), (gap > 0) == (margin > 0)))
     table = {}
     for low, high in [*pairwise(GAPS), (0.2, 1.01)]:
         inside = [right for gap, right in rows if low <= gap < high]

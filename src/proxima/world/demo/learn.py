@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.runs import Run, write_json
 from proxima.world.demo.demo_pipeline import (
     EVALUATION_POSTS,
@@ -33,13 +33,13 @@ from proxima.world.demo.rounds import one_round, two_rounds
 from proxima.world.demo_settings import PPO_SETTINGS
 from proxima.world.posts import make_posts
 
-Row = dict[str, Any]
+Row = Record
 
 SEEDS = (0, 1, 2, 3, 4)
 COEFFICIENTS = (0.3, 0.2, 0.1, 0.05, 0.02, 0.0)
 BEST_OF = 64
 CONSTANT = {"lr_schedule": "constant"}  # a KL that is held, not one that stops because the learning rate does
-CONTROLLERS: dict[str, dict[str, Any]] = {
+CONTROLLERS: dict[str, Record] = {
     "fixed-0.1": {"kl_coef": 0.1},
     "fixed-0.02": {"kl_coef": 0.02},
     "adaptive-2": {"kl_controller": "adaptive", "kl_target": 2.0, "kl_horizon": 400, "kl_coef": 0.05},
@@ -59,7 +59,7 @@ class Trial:
     name: str
     seed: int
     steps: int
-    ppo: dict[str, Any] = field(default_factory=dict)
+    ppo: Record = field(default_factory=dict)
 
 
 def run_trials(folder: Path, trials: Sequence[Trial], jobs: int, device: str) -> list[Row]:

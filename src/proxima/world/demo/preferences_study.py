@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from proxima.base_setup import EMBEDDED
 from proxima.config import PPOConfig, RewardConfig, RewardSpec
+from proxima.core.json_record import Record, RecordView
 from proxima.evaluator import win_rate
 from proxima.finetuning import RewardTrainer, read_preferences
 from proxima.models import REPORT_FILE
@@ -37,7 +37,7 @@ STEPS = 80
 EVERY = 10  # steps between judgements
 POSTS = 300
 BEST_OF = 16
-SIZES: dict[str, Any] = {  # what a model of 1 M parameters needs, and what is written down
+SIZES: Record = {  # what a model of 1 M parameters needs, and what is written down
     "learning_rate": 1e-3,
     "value_learning_rate": 2e-3,
     "batch_size": 64,
@@ -50,10 +50,10 @@ SIZES: dict[str, Any] = {  # what a model of 1 M parameters needs, and what is w
     "checkpoint_every": 0,
     "token_samples": 0,
 }
-METHOD: dict[str, Any] = {"ppo_epochs": 2, "gamma": 1.0}  # where no preset says it
+METHOD: Record = {"ppo_epochs": 2, "gamma": 1.0}  # where no preset says it
 
 
-def study_seed(seed: int, folder: Path, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def study_seed(seed: int, folder: Path, name: str, given: RecordView) -> Record:
     """Train both models of one seed; its row of the table."""
     home = folder / f"{name}-{seed}"
     if (home / "row.json").is_file():
@@ -68,7 +68,7 @@ def study_seed(seed: int, folder: Path, name: str, given: Mapping[str, Any]) -> 
     return row
 
 
-def train_reward(home: Path, seed: int, settings: Mapping[str, Any], pairs: int) -> Path:
+def train_reward(home: Path, seed: int, settings: RecordView, pairs: int) -> Path:
     """A reward model from the shipped pairs; its report gets its accuracy on the shipped held-out pairs."""
     config = RewardConfig("embedded", seed=seed, run_dir=str(home), run_name="reward", **settings)
     trainer = RewardTrainer(config)
@@ -81,12 +81,12 @@ def train_reward(home: Path, seed: int, settings: Mapping[str, Any], pairs: int)
     return results.folder
 
 
-def run_ppo(home: Path, reward: Path, seed: int, given: Mapping[str, Any]) -> dict[str, Any]:
+def run_ppo(home: Path, reward: Path, seed: int, given: RecordView) -> Record:
     """PPO on the reward model, judged every few steps; the last judgement against the first."""
     preset = given["preset"]
     made = {**SIZES, **({} if preset else METHOD), **given["ppo"]}
     options = {} if given["doubt"] is None else {"doubt_coef": given["doubt"]}
-    run: dict[str, Any] = {
+    run: Record = {
         "model_name": "embedded",
         "rewards": (RewardSpec(str(reward), options=options),),
         "seed": seed,
@@ -100,13 +100,13 @@ def run_ppo(home: Path, reward: Path, seed: int, given: Mapping[str, Any]) -> di
     compared = judge_best_of(trainer, posts, BEST_OF) if given["best_of"] else []
     step = trainer.ppo_step
 
-    def judged_step(*batch: Any) -> Any:
-        outcome = step(*batch)
+    def judged_step(prompts: Sequence[str], next_prompts: Sequence[str] | None = None) -> Record:
+        outcome = step(prompts, next_prompts)
         if trainer.step % EVERY == 0:
             judged.append((trainer.step, judge(trainer, posts)))
         return outcome
 
-    trainer.ppo_step = judged_step  # type: ignore[method-assign, assignment]
+    trainer.ppo_step = judged_step  # type: ignore[method-assign]
     count = given["steps"] * trainer.config.batch_size
     prompts = [post.prompt for post in make_posts(count, "train", seed + 4)]
     trainer.train(prompts, resume=True)  # begins again where it was killed
@@ -119,7 +119,7 @@ def told(one: Judgement) -> dict[str, float]:
     return {**one.summary(), "opening": opened}
 
 
-def show(rows: Sequence[Mapping[str, Any]]) -> None:
+def show(rows: Sequence[RecordView]) -> None:
     print(
         f"\n{'name':>14} {'seed':>4} {'accuracy':>9} {'gold, every ' + str(EVERY) + ' steps':<60} {'KL':>6}"
     )

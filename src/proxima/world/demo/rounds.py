@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from proxima.base_setup import EMBEDDED
+from proxima.core.json_record import Record
 from proxima.finetuning import Preference, read_preferences
 from proxima.ppo_trainer import PPOTrainer
 from proxima.world.build_embedded import sample_preferences
@@ -28,9 +28,7 @@ from proxima.world.posts import make_posts
 NEW_POSTS = 10  # added to a seed: posts that nothing else is trained on
 
 
-def one_round(
-    home: Path, seed: int, steps: int, labels: int, ppo: dict[str, Any], device: str
-) -> dict[str, Any]:
+def one_round(home: Path, seed: int, steps: int, labels: int, ppo: Record, device: str) -> Record:
     """Reward model and PPO on the first `labels` shipped pairs."""
     fresh_folder(home)
     shipped, held_out = _shipped()
@@ -39,9 +37,7 @@ def one_round(
     return {"seed": seed, "labels": labels, "accuracy": accuracy, **_measured(trainer, seed)}
 
 
-def two_rounds(
-    home: Path, seed: int, steps: int, labels: int, ppo: dict[str, Any], device: str
-) -> dict[str, Any]:
+def two_rounds(home: Path, seed: int, steps: int, labels: int, ppo: Record, device: str) -> Record:
     """Half of the labels, PPO, the other half on what its policy writes; reward model and PPO again."""
     fresh_folder(home)
     shipped, held_out = _shipped()
@@ -65,7 +61,7 @@ def two_rounds(
 
 def label_samples(trainer: PPOTrainer, count: int, seed: int) -> list[Preference]:
     """So many pairs of the policy's samples on new posts, each with an annotator's choice."""
-    found: list[dict[str, Any]] = []
+    found: list[Record] = []
     step = 1
     while len(found) < count:  # pairs of equal samples are left out
         posts = make_posts(count - len(found), "train", seed + NEW_POSTS + step)
@@ -80,9 +76,7 @@ def _shipped() -> tuple[Sequence[Preference], Sequence[Preference]]:
     return train, held_out
 
 
-def _train(
-    home: Path, reward: str, name: str, seed: int, steps: int, ppo: dict[str, Any], device: str
-) -> PPOTrainer:
+def _train(home: Path, reward: str, name: str, seed: int, steps: int, ppo: Record, device: str) -> PPOTrainer:
     trainer = make_trainer(home, home / reward, seed, device, ppo, name)
     trainer.train(training_prompts(steps * trainer.config.batch_size, seed))
     return trainer
