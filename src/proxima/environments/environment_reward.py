@@ -17,7 +17,7 @@ class EnvironmentReward:
     attempts = 1
     lacks_unit = False
 
-    def check(self, prompts: Sequence[str]) -> None:
+    def check(self, prompts: Sequence[str], first: int = 0) -> None:
         """`Environment.check` has asked for the columns."""
 
     def __call__(self, samples: Samples) -> RewardOutcome:
