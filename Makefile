@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # packages are installed uncompiled: what the first import compiles is kept
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test types suite test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu bench peer test-peer format kill learn frontier real instructions embedded dist clean
+.PHONY: demo test types suite test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu bench peer test-peer format kill learn frontier real instructions embedded dist audit clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
@@ -97,6 +97,11 @@ dist:  ## the source archive and the wheel, in dist/, as they would be published
 	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check build twine
 	.venv-dist/bin/python -m build
 	.venv-dist/bin/python -m twine --no-color check --strict dist/*
+
+audit:  ## known vulnerabilities of the pinned packages (asks the advisory database of PyPI)
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	.venv-dist/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) .venv-dist .venv-trl .venv-vllm runs .mypy_cache .ruff_cache .hypothesis build dist site

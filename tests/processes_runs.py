@@ -7,6 +7,7 @@ process.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -183,7 +184,30 @@ def run_case(models: Path, name: str) -> dict[str, Any]:
     digest = hashlib.sha256(b"".join(p.contiguous().numpy().tobytes() for p in whole)).hexdigest()
     assert len(set(processes.all_gather_object(digest))) == 1, "the replicas differ"
     norms = [float(torch.linalg.vector_norm(p.float())) for p in whole]
-    return {"world": processes.world_size, "steps": steps, "norms": norms, "reference_parameters_held": held}
+    del whole
+    return {
+        "world": processes.world_size,
+        "steps": steps,
+        "norms": norms,
+        "reference_parameters_held": held,
+        "tensor_bytes": processes.all_gather_object(tensor_bytes()),
+    }
+
+
+def tensor_bytes() -> int:
+    """What all live tensors of this process hold: weights, gradients, moments, the last rollout."""
+    import torch
+
+    gc.collect()
+    found = {}
+    for value in gc.get_objects():
+        if isinstance(value, torch.Tensor):
+            local = value.to_local() if hasattr(value, "to_local") else value
+            for tensor in (local, local.grad if local.is_leaf else None):
+                if tensor is not None and tensor.device.type == "cpu" and tensor.layout == torch.strided:
+                    storage = tensor.untyped_storage()
+                    found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())
 
 
 def _columns(pairs: Any) -> tuple[Any, Any]:

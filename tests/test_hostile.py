@@ -219,9 +219,9 @@ def test_warnings_logs_and_summaries_show_escapes_instead_of_obeying_them(tmp_pa
 def test_a_message_of_the_log_is_one_line_without_escapes(tmp_path):
     code = (
         "import logging, proxima.cli.command_line as cli\n"
-        "from proxima.runs.run_writer import _log_file\n"
+        "from proxima.runs.run_writer import log_file\n"
         "from pathlib import Path\n"
-        f"with _log_file(Path({str(tmp_path / 'log.txt')!r})), cli._safe_log():\n"
+        f"with log_file(Path({str(tmp_path / 'log.txt')!r})), cli._safe_log():\n"
         f"    logging.getLogger('proxima.x').warning('a\\nb %s', {ESCAPE!r})\n"
         "with cli._safe_log():\n"
         f"    logging.getLogger('proxima.x').warning('c\\nd %s', {ESCAPE!r})\n"

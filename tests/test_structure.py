@@ -24,6 +24,7 @@ FORMULA_LEVEL = {
     "reward_kl",
     "advantage",
     "training",
+    "evaluator.diversity",
     "runs.metrics",
     "runs.value_calibration",
     "runs.evidence",
@@ -190,11 +191,20 @@ ANY = {
     "ppo_trainer/model_trainer.py": 1,
     # torch: a module's table of modules, the context of an autograd function, compiled functions
     "models/passes.py": 1,
-    "runtime/engine/kernels/attention_kernels.py": 3,
+    "runtime/engine/kernels/attention_kernels.py": 5,
     "runtime/engine/kernels/head_kernels.py": 3,
+    "runtime/engine/kernels/norm_kernels.py": 3,
     "runtime/engine/layer_functions.py": 3,
     "runtime/engine/lora_products.py": 4,
     "runtime/engine/packed_attention.py": 4,
+    "runtime/engine/vocabulary.py": 6,
+    # what a worker's function or a policy's program takes and returns, math-verify and reasoning-gym
+    "rewards/code_program.py": 7,
+    "rewards/code_tests.py": 5,
+    "rewards/graders.py": 2,
+    "rewards/verifiers.py": 2,
+    "rewards/worker_child.py": 14,
+    "rewards/worker_process.py": 2,
     # objects of TRL, in an environment that has no Proxima
     "tools/bench/trl_step.py": 20,
 }

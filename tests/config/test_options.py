@@ -115,6 +115,7 @@ ELSEWHERE = {
     "max_declining_evals": "test_guards.py",
     "on_guard": "test_guards.py",
     "rollback_rate_factor": "test_guards.py",
+    "record_steps": "test_step_recorder.py (it must change nothing)",
     "run_dir": "test_cli.py",
     "run_name": "below",
     "trackers": "test_cli.py",

@@ -24,16 +24,17 @@ from tests.docs.session import environment
 ROOT = Path(__file__).parents[2]
 SHELF = ROOT / "examples"
 FILES = sorted(path for path in SHELF.rglob("*.*") if path.is_file() and "__pycache__" not in path.parts)
-DATA = {".jsonl", ".md"}  # read by the others, or by people: they have no command
+DATA = {".jsonl", ".md", ".ipynb"}  # read by the others, or by people: they have no command
 EXAMPLES = [path for path in FILES if path.suffix not in DATA]
-STARTERS = ("python", "bash", "proxima")
+STARTERS = ("python", "bash", "proxima", "sbatch", "kubectl")
 BYTES = 20_000  # an example that a newcomer reads in a sitting
 
 
 def command_of(text):
     """The command in the first comment, `\\` at a line's end carrying it on, and why it is not run here
     (or nothing)."""
-    comment = [line.removeprefix("#").strip() for line in re.match(r"(#.*\n)*", text)[0].splitlines()]
+    first = re.match(r"(?:#!.*\n)?((?:#.*\n)*)", text)[1]
+    comment = [line.removeprefix("#").strip() for line in first.splitlines()]
     lines = re.sub(r"\\\n", "", "\n".join(comment)).split("\n")
     command, why = lines[0], re.match(r"not run: (.+)", lines[1]) if len(lines) > 1 else None
     if command.split(" ")[0] not in STARTERS:
@@ -100,7 +101,10 @@ def test_the_readme_has_a_line_for_every_file_and_data_is_read_by_an_example():
             assert all(json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines())
 
 
-@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.suffix == ".yaml"], ids=names)
+SETTINGS = [path for path in EXAMPLES if path.suffix == ".yaml" and path.parent.name != "cluster"]
+
+
+@pytest.mark.parametrize("path", SETTINGS, ids=names)
 def test_settings_are_ones_that_their_command_takes(root, path, monkeypatch):
     (root / "runs" / "reward").mkdir(parents=True)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -119,7 +123,7 @@ def test_the_commands_of_what_is_not_run_parse(root, path):
     program, *arguments = shlex.split(command_of(path.read_text(encoding="utf-8"))[0])
     if program == "proxima":
         assert parse(arguments)
-    else:
+    elif path.parent.name != "cluster":  # those: test_cluster.py
         assert arguments[:2] == ["-m", ".".join(path.relative_to(ROOT).with_suffix("").parts)]
 
 
@@ -157,7 +161,8 @@ def test_none_is_forgotten():
         *(f"tldr_real/{name}.py" for name in ("evaluate", "measures", "run", "table")),
         *(f"tldr_real/{name}.yaml" for name in ("ppo", "reward", "sft")),
     }
-    others = {"qwen3_tldr.yaml", "reward_server.yaml", "calculator.py", "calculator.yaml", "chain_sum.py"}
+    others = {"qwen3_tldr.yaml", "reward_server.yaml", "cluster/slurm.sh", "cluster/kubernetes.yaml"}
+    others |= {"calculator.py", "calculator.yaml", "chain_sum.py"}
     assert {names(path) for path in EXAMPLES if not runs(path)} == with_smollm2 | others
 
 

@@ -55,6 +55,18 @@ def test_the_workflows_run_what_ci_runs_on_the_first_and_the_last_python():
     assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
 
 
+def test_the_pins_are_audited_every_week_and_before_a_release():
+    audit = yaml.safe_load((ROOT / ".github" / "workflows" / "audit.yml").read_text())
+    assert audit[True]["schedule"]  # YAML reads the key `on` as true
+    assert "constraints.txt" in audit[True]["push"]["paths"]
+    assert made(audit["jobs"]["audit"]) == {"audit"}
+    release = jobs(ROOT / ".github" / "workflows" / "release.yml")
+    assert any("audit" in made(job) for job in release.values())
+    recipe = re.search(r"^audit:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)[1]
+    assert "pip-audit" in recipe
+    assert "--requirement constraints.txt" in recipe
+
+
 def test_a_release_is_the_distribution_under_its_version():
     assert jobs(ROOT / ".github" / "workflows" / "release.yml")["publish"]["environment"] == "pypi"
     assert re.search(
@@ -77,6 +89,10 @@ def test_the_issue_forms_ask_for_what_a_run_folder_has():
     [run] = [item for item in forms["bug"]["body"] if item.get("id") == "run"]
     files = re.findall(r"`(\w+\.\w+)`", run["attributes"]["description"])
     assert {"config.yaml", "environment.json", "metrics.jsonl"} <= set(files)
+    [bundle] = [item for item in forms["bug"]["body"] if item.get("id") == "bundle"]
+    [command] = re.findall(r"`proxima (replay .*?)`", bundle["attributes"]["description"])
+    assert shlex.split(command)[2:] == ["--share", "bundle.safetensors"]
+    assert "`--redact`" in bundle["attributes"]["description"]
     writer = (ROOT / "src" / "proxima" / "runs" / "run_writer.py").read_text()
     assert all(name in writer for name in files if name != "report.html")
 

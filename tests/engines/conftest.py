@@ -15,7 +15,7 @@ from proxima.base_setup.loading import EMBEDDED
 
 SETTINGS = """--dtype float32 --enforce-eager --gpu-memory-utilization 0.3 --kv-cache-memory-bytes 67108864
     --no-enable-chunked-prefill --max-num-batched-tokens 4096
-    --enable-lora --max-lora-rank 16 --max-loras 2 --logprobs-mode processed_logprobs"""
+    --enable-lora --max-lora-rank 16 --max-loras 2 --logprobs-mode processed_logprobs --enable-scale-out"""
 ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
 
 

@@ -17,6 +17,8 @@ from proxima.config import PPOConfig
 from proxima.core.errors import EngineFailure
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runtime.vllm import vllm_rollouts
+from proxima.runtime.vllm.engine_abilities import known_arguments
+from proxima.runtime.vllm.vllm_server import WITH_MASKS
 from proxima.world.posts import make_posts
 from proxima.world.tiny_models import byte_tokenizer
 from tests.helpers import difference, shake, weights
@@ -148,6 +150,34 @@ def test_it_samples_from_the_distribution_it_names(urls, tmp_path):
     assert seen.sum() == count
     chi = float(((seen - expected) ** 2 / expected).sum())
     assert chi < 7 + 4 * math.sqrt(14)
+
+
+def test_what_this_release_lacks_is_found_by_asking_it(tmp_path, caplog):
+    """It knows sampling masks and refuses them on a CPU; the engine is started without, and says why."""
+    with caplog.at_level("INFO"):
+        trainer = PPOTrainer(make(tmp_path, top_k=20))
+    assert "return_sampling_mask" in known_arguments(adapters=True)
+    assert "returns no sampling masks here" in caplog.text
+    assert trainer.ppo_step(PROMPTS)["sampling_gap"] < 1e-3
+
+
+def test_the_endpoint_of_sampling_masks_answers_in_the_form_that_is_read(servers, tmp_path):
+    """On a CPU without masks, so the probe says no; token ids and log-probabilities come in the same form."""
+    trainer = PPOTrainer(make(tmp_path, [servers[0].url], top_k=20))
+    trainer.generator.sample(PROMPTS)
+    (server,) = trainer.generator.rollouts.engine.servers
+    assert server._returns_masks is False
+    server._returns_masks = True
+    asked = []
+    send = server._send
+
+    async def listening(client, method, path, *rest):
+        asked.append(path)
+        return await send(client, method, path, *rest)
+
+    server._send = listening
+    assert trainer.ppo_step(PROMPTS)["sampling_gap"] < 1e-3
+    assert asked.count(WITH_MASKS) == len(PROMPTS)
 
 
 def test_the_memory_it_may_take_changes_nothing_else(tmp_path):

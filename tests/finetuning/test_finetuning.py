@@ -14,6 +14,7 @@ from proxima.finetuning.rating_trainer import order_accuracy
 from proxima.finetuning.reward_trainer import calibration_error
 from proxima.models.reward_model import REPORT_FILE, reward_warning
 from proxima.ppo_trainer import PPOTrainer
+from proxima.runs import Run
 
 DEMONSTRATIONS = [Demonstration(f"say {letter}:", f" {letter * 4}") for letter in "abcdefgh"] * 6
 PREFERENCES = [Preference(f"prompt {i}", " yes" + "!" * (i % 3), " no" + "!" * (i % 4)) for i in range(60)]
@@ -335,12 +336,14 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(finetuning):
     assert results.best["accuracy"] == 1.0
 
 
-def test_training_that_diverges_says_so_and_writes_nothing(finetuning, tmp_path, monkeypatch):
+def test_training_that_diverges_says_so_and_writes_no_weights(finetuning, tmp_path, monkeypatch):
     trainer = Spoilt(finetuning(epochs=4, run_name="spoilt"))
     trainer.bad = 10**6
     with pytest.raises(ValueError, match="10 updates had a gradient that is not finite; lower learning_rate"):
         trainer.train(PREFERENCES)
-    assert not (tmp_path / "spoilt").exists()
+    assert not (tmp_path / "spoilt" / "reward.json").exists()
+    assert Run(tmp_path / "spoilt").state == "stopped"  # its log and metrics stay, and its name is free again
+    assert RewardTrainer(finetuning(run_name="spoilt")).train(PREFERENCES).folder == tmp_path / "spoilt"
     monkeypatch.setattr(
         RewardTrainer, "measure", lambda self, rows: {"validation_loss": math.nan, "accuracy": 0.0}
     )

@@ -18,7 +18,7 @@ if not (torch.cuda.is_available() or INTERPRETED):
 DEVICE, KIND = ("cpu", torch.float32) if INTERPRETED else ("cuda", torch.bfloat16)
 NEAR = {"rtol": 1e-4, "atol": 1e-5} if INTERPRETED else {"rtol": 2e-2, "atol": 2e-2}
 
-from proxima.runtime.engine.layer_functions import DecoderShape, Norm, activate, normalize, split_heads  # noqa: E402, F401
+from proxima.runtime.engine.layer_functions import DecoderShape, Norm, activate, normalize, split_heads  # noqa: E402
 from proxima.runtime.engine.layout import tile_table  # noqa: E402
 
 
@@ -54,7 +54,7 @@ def test_tiled_attention_and_its_gradients(heads):
     tiles = torch.tensor(tile_table(lengths, 12), dtype=torch.int32, device=DEVICE)
     results = []
     for function in (
-        lambda q, k, v: TiledAttention.apply(q, k, v, tiles, size**-0.5),
+        lambda q, k, v: TiledAttention.apply(q, k, v, tiles, size**-0.5, 8)[:, :-8].unflatten(1, (n_q, size)),
         lambda q, k, v: attend_plainly(q, k, v, lengths, size**-0.5),
     ):
         leaves = [x.detach().clone().requires_grad_(True) for x in (q, k, wide)]
@@ -77,7 +77,7 @@ def test_tiled_attention_is_the_same_to_the_bit_wherever_a_sequence_stands():
         leaves = [x.requires_grad_(True) for x in parts[:3]]
         tiles = torch.tensor(tile_table([(100, 50)[i] for i in order], 8), dtype=torch.int32, device=DEVICE)
         out = TiledAttention.apply(*leaves, tiles, 0.2)
-        out.backward(parts[3])
+        out.backward(parts[3].flatten(1))
         sizes = [(100, 50)[i] for i in order]
         back = [
             dict(zip(order, x.split(sizes), strict=True))
@@ -89,19 +89,19 @@ def test_tiled_attention_is_the_same_to_the_bit_wherever_a_sequence_stands():
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("normed", [True, False])
-def test_heads_are_split_normed_and_rotated(normed):
+@pytest.mark.parametrize(("normed", "kv"), [(True, 2), (False, 2), (True, 3)])
+def test_heads_are_split_normed_and_rotated(normed, kv):
     from proxima.runtime.engine.kernels.head_kernels import split_heads as fast
 
     torch.manual_seed(0)
-    shape = DecoderShape(heads=6, kv_heads=2, head_size=32, eps=1e-6, scale=1.0, activation="")
-    qkv, cos = random(7, 10 * 32), torch.randn(7, 16, device=DEVICE)
+    shape = DecoderShape(heads=6, kv_heads=kv, head_size=32, eps=1e-6, scale=1.0, activation="")
+    qkv, cos = random(7, (6 + 2 * kv) * 32), torch.randn(7, 16, device=DEVICE)
     cos, sin = (torch.cat([x, x], -1).to(KIND) for x in (cos.cos(), cos.sin()))
     norms = [random(32) for _ in range(2)] if normed else [None, None]
-    given, results = [random(7, 6, 32), random(7, 2, 32), random(7, 2, 32)], []
+    given, results = [random(7, 6, 32), random(7, kv, 32), random(7, kv, 32)], []
     for function in (fast, split_heads):
         leaf = qkv.detach().clone().requires_grad_(True)
-        parts = function(leaf, (192, 64, 64), *norms, cos, sin, shape)
+        parts = function(leaf, (192, 32 * kv, 32 * kv), *norms, cos, sin, shape)
         sum(
             (part.float() * gradient.float()).sum() for part, gradient in zip(parts, given, strict=True)
         ).backward()
@@ -124,3 +124,326 @@ def test_the_gate_and_its_gradient_with_an_adapter_folded_in(room):
         torch.testing.assert_close(
             ours.float(), theirs.float(), **(NEAR if INTERPRETED else {"rtol": 5e-2, "atol": 1e-1})
         )
+
+
+def exact_scores(logits, others, ids, temperature):
+    """Log-probabilities of both, KL, entropy; in float64."""
+    ours, theirs = (torch.log_softmax(x.double() / temperature, -1) for x in (logits, others))
+    rows = torch.arange(len(ids), device=ids.device)
+    kl = (ours.exp() * (ours - theirs)).sum(-1)
+    return ours[rows, ids], theirs[rows, ids], kl, -(ours.exp() * ours).sum(-1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("scale", [0.1, 8.0], ids=["flat", "peaked"])
+def test_numbers_over_the_vocabulary_are_those_of_float64(temperature, scale):
+    from proxima.runtime.engine.kernels import pair, stats
+
+    torch.manual_seed(0)
+    logits = scale * random(5, 9000)  # more than two blocks, the last one cut
+    others = (logits.float() + 0.3 * torch.randn(5, 9000, device=DEVICE)).to(KIND)
+    ids = torch.tensor([0, 4095, 4096, 8999, 17], device=DEVICE)
+    (ours, own), (theirs, other) = (stats(x, ids, temperature) for x in (logits, others))
+    found = (ours, theirs, *pair(logits, others, (own, other), temperature))
+    for number, wanted in zip(found, exact_scores(logits, others, ids, temperature), strict=True):
+        torch.testing.assert_close(number.double(), wanted, rtol=1e-5, atol=1e-5)  # float32, sums of 9,000
+
+
+def test_kl_is_zero_for_equal_logits_and_exact_for_close_and_impossible_ones():
+    from proxima.runtime.engine.kernels import pair, stats
+
+    torch.manual_seed(0)
+    logits, ids = random(3, 5000), torch.zeros(3, dtype=torch.long, device=DEVICE)
+    near = logits.float() + 2e-3 * torch.randn(3, 5000, device=DEVICE)
+    cut = near.masked_fill(torch.rand(3, 5000, device=DEVICE) < 0.5, -1e30)
+
+    def kl(one, other):
+        normalisers = tuple(stats(x, ids, 1.0)[1] for x in (one, other))
+        return pair(one, other, normalisers, 1.0)[0]
+
+    assert kl(logits, logits).tolist() == [0.0] * 3
+    for one, other in ((logits.float(), near), (cut, near)):
+        wanted = exact_scores(one, other, ids, 1.0)[2]
+        torch.testing.assert_close(kl(one, other).double(), wanted, rtol=1e-2, atol=1e-9)
+    assert not kl(near, cut).isnan().any()
+
+
+def test_the_gradient_of_a_log_probability_is_that_of_float64():
+    from proxima.runtime.engine.kernels import slope, stats
+
+    torch.manual_seed(0)
+    logits, ids = 3 * random(4, 5000), torch.tensor([0, 4999, 4096, 7], device=DEVICE)
+    weights = torch.randn(4, device=DEVICE)
+    leaf = logits.double().requires_grad_(True)
+    (exact_scores(leaf, leaf, ids, 0.7)[0] * weights).sum().backward()
+    normalisers = stats(logits, ids, 0.7)[1]
+    found = slope(logits, ids, normalisers, 0.7, weights / 0.7)
+    near = 1e-5 if INTERPRETED else 2**-8
+    torch.testing.assert_close(found.double(), leaf.grad, rtol=near, atol=1e-8)
+    replaced = logits.clone()
+    assert slope(replaced, ids, normalisers, 0.7) is replaced
+    torch.testing.assert_close(replaced.double() * weights[:, None] / 0.7, leaf.grad, rtol=near, atol=1e-8)
+
+
+def test_log_probabilities_from_the_head_are_those_from_logits_and_so_are_their_gradients(monkeypatch):
+    from proxima.runtime.engine import vocabulary
+
+    monkeypatch.setattr(vocabulary, "has_kernels", lambda logits: True)
+    torch.manual_seed(0)
+    hidden, head, ids = random(6, 32), 0.3 * random(4200, 32), torch.randint(4200, (6,), device=DEVICE)
+    results = []
+    for function in (
+        lambda x: vocabulary.head_logprobs(x, head, ids, 0.9),
+        lambda x: vocabulary.token_logprobs(x @ head.t(), ids, None, 0.9),
+        lambda x: exact_scores(x.double() @ head.double().t(), x.double() @ head.double().t(), ids, 0.9)[0],
+    ):
+        leaf = hidden.clone().requires_grad_(True)
+        logprobs = function(leaf)
+        (logprobs * torch.arange(1, 7, device=DEVICE)).sum().backward()
+        results.append((logprobs.detach().double(), leaf.grad.double()))
+    assert torch.equal(results[0][0], results[1][0])
+    near = {"rtol": 1e-4, "atol": 1e-4} if INTERPRETED else {"rtol": 3e-2, "atol": 6e-2}
+    for found in results[:2]:
+        for ours, wanted in zip(found, results[2], strict=True):
+            torch.testing.assert_close(ours, wanted, **near)
+
+
+@pytest.mark.parametrize("top_k", [0, 20])
+def test_scores_by_kernels_are_those_without(top_k, monkeypatch):
+    from proxima.core.sampling import score_tokens, truncate
+    from proxima.runtime.engine import vocabulary
+
+    monkeypatch.setattr(vocabulary, "has_kernels", lambda logits: True)
+    torch.manual_seed(0)
+    logits, others = 2 * random(6, 4200), 2 * random(6, 4200)
+    kept = truncate(logits.float() / 0.8, top_k, 0.9) if top_k else None
+    ids = torch.randint(4200, (6,), device=DEVICE) if kept is None else kept.ids[:, 0, 0].long()
+    found = vocabulary.score_tokens(logits, others, ids, kept, 0.8)
+    wanted = score_tokens(logits.unsqueeze(1), others.unsqueeze(1), ids.unsqueeze(1), kept, 0.8)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs.squeeze(1), rtol=1e-4, atol=1e-4)
+    acting = vocabulary.token_logprobs(
+        logits, ids, kept, 0.8
+    )  # what training computes: the ratio starts at 1
+    assert torch.equal(found[0], acting)
+
+
+def test_samples_and_their_log_probabilities_are_those_of_the_hash():
+    from proxima.core.sampling import hash_words
+    from proxima.runtime.engine.generation import pick
+    from proxima.runtime.engine.kernels import sample
+
+    torch.manual_seed(0)
+    logits = random(12, 9000)
+    lanes = hash_words(torch.randint(2**62, (12,), device=DEVICE), 3, 5)
+    columns = torch.arange(12, device=DEVICE) * 1000
+    tokens, logprobs = sample(logits, lanes, columns, 0.8)
+    wanted, wanted_logprobs, _ = pick(logits, lanes, columns, 0.8, 0, 1.0)
+    assert torch.equal(tokens, wanted)
+    torch.testing.assert_close(logprobs, wanted_logprobs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("gated", "padding"), [(False, 0), (False, 8), (False, 40), (True, 0)])
+def test_products_of_few_rows_are_those_of_float64_and_do_not_depend_on_the_rows(gated, padding):
+    from proxima.runtime.engine.kernels import few_rows_product
+
+    torch.manual_seed(0)
+    x, bias = random(70, 152), random(100 if gated else 50)
+    weight, down = 0.1 * random(len(bias), 152 + padding), random(padding, 152) if padding else None
+    out = few_rows_product(x, weight, bias, down, gated)
+    wide = x.double() @ weight[:, :152].double().t() + bias.double()
+    if down is not None:
+        inner = (x.double() @ down.double().t()).to(KIND).double()
+        wide = wide + inner @ weight[:, 152:].double().t()
+    wanted = activate(wide, (50, 50), "") if gated else wide
+    near = {"rtol": 1e-4, "atol": 1e-4} if INTERPRETED else {"rtol": 3e-2, "atol": 1e-1}
+    torch.testing.assert_close(out.double(), wanted, **near)
+    for count in (1, 8, 16, 17, 64):
+        fewer = few_rows_product(x[:count], weight, bias, down, gated)
+        exact = {"rtol": 0, "atol": 0}  # the interpreter's products are numpy's, which round by shape
+        torch.testing.assert_close(fewer, out[:count], **(near if INTERPRETED else exact))
+
+
+@pytest.mark.parametrize("padding", [0, 8, 24])
+def test_the_norm_of_a_sum_and_an_adapters_inner_values(padding):
+    from proxima.runtime.engine.kernels import add_norm_down
+
+    torch.manual_seed(0)
+    x, change, weight = random(5, 96), random(5, 96), random(96)
+    down = random(padding, 96) if padding else None
+    sums, out = add_norm_down(x, change, weight, 1e-6, down)
+    assert torch.equal(sums, x + change)
+    normed = normalize(sums, Norm(weight, None), 1e-6)
+    torch.testing.assert_close(out[:, :96].float(), normed.float(), **NEAR)
+    if down is not None:
+        inner = out[:, :96].double() @ down.double().t()
+        torch.testing.assert_close(out[:, 96:].double(), inner, **NEAR)
+    unchanged, alone = add_norm_down(sums, None, weight, 1e-6, down)
+    assert unchanged is sums
+    assert torch.equal(alone, out)
+
+
+@pytest.mark.parametrize(("heads", "normed"), [((4, 2, 32), True), ((3, 3, 16), False), ((8, 1, 64), True)])
+def test_attention_against_the_cache_in_pieces(heads, normed, monkeypatch):
+    from proxima.runtime.engine.kernels import few_rows_kernels
+    from proxima.runtime.engine.packed_attention import cached_attention
+
+    monkeypatch.setattr(few_rows_kernels, "PIECE", 128)
+    torch.manual_seed(0)
+    count, kv, head = heads
+    lengths = torch.tensor([0, 1, 127, 128, 300, 511], device=DEVICE, dtype=torch.int32)
+    rows, size = len(lengths), 512
+    qkv, angle = random(rows, (count + 2 * kv) * head), torch.randn(rows, head // 2, device=DEVICE)
+    cos, sin = (torch.cat([x, x], -1).to(KIND) for x in (angle.cos(), angle.sin()))
+    norms = (random(head), random(head)) if normed else (None, None)
+    caches = [random(rows, size, kv, head) for _ in range(2)]
+    copies = [cache.clone() for cache in caches]
+    attend = few_rows_kernels.CacheAttention(rows + 2, size, kv, head, DEVICE)
+    given = (qkv, norms, cos, sin, *caches, lengths, head**-0.5, 1e-6)
+    ours = attend(*given)
+    shape = DecoderShape(heads=count, kv_heads=kv, head_size=head, eps=1e-6, scale=1.0, activation="")
+    wide = [None if norm is None else norm.double() for norm in norms]
+    parts = split_heads(
+        qkv.double(), (count * head, kv * head, kv * head), *wide, cos.double(), sin.double(), shape
+    )
+    for row, length in enumerate(lengths.tolist()):
+        for cache, new in zip(copies, parts[1:], strict=True):
+            cache[row, length] = new[row].to(KIND)
+    for ours_cache, theirs in zip(caches, copies, strict=True):
+        torch.testing.assert_close(ours_cache, theirs, **NEAR)
+    queries, *wide_caches = (x.double().cpu() for x in (parts[0].to(KIND), *caches))
+    starts = torch.zeros(2, rows + 1, dtype=torch.int32)
+    theirs = cached_attention(queries, *wide_caches, lengths.cpu() + 1, starts, head**-0.5)
+    torch.testing.assert_close(ours.double().cpu(), theirs.flatten(1), **NEAR)
+    assert not attend.arrived.any()
+    order = [4, 2, 5, 0]  # other slots, fewer rows: the same bits
+    moved = attend(
+        qkv[order], norms, cos[order], sin[order], *(x[order] for x in caches), lengths[order], *given[-2:]
+    )
+    assert torch.equal(moved, ours[order])
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="compares on a CPU; on a GPU test_gpu.py does")
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_a_decode_step_by_kernels_is_the_decoders(name, tmp_path, monkeypatch):
+    from proxima.config import PPOConfig
+    from proxima.models import Sampling
+    from proxima.ppo_trainer import PPOTrainer
+    from proxima.runtime.engine import few_rows_decoder, generation
+    from proxima.world.tiny_models import make_tiny_model
+    from tests.helpers import shake
+
+    folder = str(make_tiny_model(tmp_path / name, name))
+    trainer = shake(PPOTrainer(PPOConfig(folder, device="cpu", max_new_tokens=4)), 0.05)
+    prompts = trainer.generator.read_prompts(["a", "some longer prompt", "another one"])
+    free = trainer.models.policy.generate(prompts, Sampling(4, 1.0, 0, 1.0, (), 0, 0))
+    ends = (int(free.response_ids[0, 1]), 255, 254)  # one response ends early
+    sampling = Sampling(4, 1.0, 0, 1.0, ends, 0, 0)
+    plain = trainer.models.policy.generate(prompts, sampling)
+    assert plain.sizes[0] == 2
+    made = []
+    monkeypatch.setattr(
+        generation,
+        "few_rows_decoder",
+        lambda *given: made.append(few_rows_decoder.FewRowsDecoder(*given)) or made[0],
+    )
+    trainer.models.policy.backbone.release_generation()
+    ours = trainer.models.policy.generate(prompts, sampling)
+    assert made
+    assert torch.equal(ours.response_ids, plain.response_ids)
+    torch.testing.assert_close(ours.sampled_logprobs, plain.sampled_logprobs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "padding"), [(96, 8), (64, 0)])
+@pytest.mark.parametrize("used", ["both", "sum", "norm"])
+def test_the_norm_of_a_sum_and_its_gradients(size, padding, used):
+    from proxima.runtime.engine.kernels import norm_kernels
+    from proxima.runtime.engine.layer_functions import add_and_norm, first_norm
+
+    torch.manual_seed(0)
+    x, change, weight, given = random(7, size), random(7, size), random(size), random(7, size + padding)
+
+    def run(function, kind):
+        leaves = [part.detach().to(kind, copy=True).requires_grad_(True) for part in (x, change)]
+        sums, out = function(*leaves, Norm(weight.to(kind), None), padding, 1e-6)
+        loss = (sums * given[:, :size].to(kind).flip(0)).sum() if used != "norm" else 0.0
+        if used != "sum":
+            loss = loss + (out[:, :size] * given[:, :size].to(kind)).sum()
+        loss.backward()
+        return sums, out[:, :size], leaves[0].grad, leaves[1].grad
+
+    ours, wanted = run(norm_kernels.add_and_rms_norm, KIND), run(add_and_norm, torch.float64)
+    for found, exact in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(found.double(), exact, **NEAR)
+    if used != "norm":
+        return
+    leaf, exact_leaf = (x.to(kind, copy=True).requires_grad_(True) for kind in (KIND, torch.float64))
+    alone = norm_kernels.first_rms_norm(leaf, Norm(weight, None), padding, 1e-6)
+    exact = first_norm(exact_leaf, Norm(weight.double(), None), padding, 1e-6)
+    for result in (alone, exact):
+        (result[:, :size] * given[:, :size].to(result.dtype)).sum().backward()
+    torch.testing.assert_close(alone[:, :size].double(), exact[:, :size], **NEAR)
+    torch.testing.assert_close(leaf.grad.double(), exact_leaf.grad, **NEAR)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="compares on a CPU; on a GPU test_gpu.py does")
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_a_pass_and_its_gradients_by_kernels_are_the_decoders(name, tmp_path, monkeypatch):
+    from proxima.config import PPOConfig
+    from proxima.ppo_trainer import PPOTrainer
+    from proxima.runtime.engine import lora_products
+    from proxima.runtime.engine.graphed_passes import _loras_with_sinks
+    from proxima.runtime.engine.kernels import TiledAttention
+    from proxima.runtime.engine.layer_functions import kernel_functions
+    from proxima.runtime.engine.layout import pack
+    from proxima.world.tiny_models import make_tiny_model
+    from tests.helpers import shake
+
+    monkeypatch.setattr(lora_products, "ADDMM_TAKES_OUT_DTYPE", False)  # not on a CPU
+    folder = str(make_tiny_model(tmp_path / name, name))
+    policy = shake(PPOTrainer(PPOConfig(folder, device="cpu")), 0.05).models.policy
+    decoder, parameters = policy.backbone.decoder, policy.parameters()
+    layout = pack(torch.tensor([5, 9]), torch.tensor([4, 2]), 9, torch.device("cpu"))
+    ids = torch.randint(200, (layout.total,))
+    decoder.load(policy.adapter)
+    loras = decoder.loras(policy.adapter)
+    with_sinks = [_loras_with_sinks(*both) for both in zip(loras, decoder.blocks, strict=True)]
+    _, functions = kernel_functions(decoder.shape, torch.device("cpu"))
+
+    def attend(number, q, k, v):
+        padding = decoder.blocks[number].out.padding
+        return TiledAttention.apply(q, k, v, layout.tiles, decoder.shape.scale, padding)
+
+    with policy.training():
+        plain = decoder.run(ids, layout, loras, read=layout.read)
+        given = torch.randn_like(plain)
+        exact = torch.autograd.grad(plain, parameters, given)
+        ours = decoder.run(ids, layout, with_sinks, attend, layout.read, functions)
+        torch.autograd.grad(ours, parameters, given, allow_unused=True)
+    torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-4)
+    groups = [group for lora in with_sinks for group in lora if group is not None]
+    found = {
+        weight: scale * window
+        for group in groups
+        for weight, window, scale in lora_products.adapter_views(group, *group.sinks)
+    }
+    for parameter, gradient in zip(parameters, exact, strict=True):
+        torch.testing.assert_close(found[parameter], gradient, rtol=1e-2, atol=1e-3)
+
+
+def test_every_kernel_is_called_with_the_shapes_of_its_decoder(tmp_path):
+    """What compiles kernels before their first use: a wrong shape would compile another kernel, or none."""
+    from proxima.config import PPOConfig
+    from proxima.ppo_trainer import PPOTrainer
+    from proxima.runtime.engine.few_rows_decoder import FewRowsDecoder
+    from proxima.runtime.engine.generation_slots import new_slots
+    from proxima.runtime.engine.kernels import training_calls
+    from proxima.world.tiny_models import make_tiny_model
+
+    folder = str(make_tiny_model(tmp_path, "qwen3"))
+    dtype = "float32" if INTERPRETED else "bfloat16"
+    decoder = PPOTrainer(PPOConfig(folder, device=DEVICE, dtype=dtype)).models.policy.backbone.decoder
+    slots = new_slots(3, 64, decoder, torch.device(DEVICE))
+    for call in (*FewRowsDecoder(decoder, slots).kernels(3), *training_calls(decoder)):
+        with torch.no_grad():
+            call()

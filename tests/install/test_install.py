@@ -179,7 +179,7 @@ def label_two_items(proxima, folder):
         server.communicate()
 
 
-def test_whoever_has_only_the_wheel_runs_the_demo_labels_and_exports(uv, built, tmp_path):
+def test_whoever_has_only_the_wheel_runs_the_demo_labels_trains_and_exports(uv, built, tmp_path):
     """In a clean environment, with no checkout in sight."""
     uv("venv", "--quiet", "clean", cwd=tmp_path)
     pins = ("--constraint", ROOT / "constraints.txt")
@@ -194,5 +194,6 @@ def test_whoever_has_only_the_wheel_runs_the_demo_labels_and_exports(uv, built, 
     label_two_items(programs / "proxima", tmp_path)
     proxima("label", "--export", "mine.jsonl")
     assert len((tmp_path / "mine.jsonl").read_text().splitlines()) == 2
-    proxima("export", "runs/demo/ppo", "my-model", "--merge")
+    proxima("train", *ONE_STEP.split())
+    proxima("export", "runs/first", "my-model", "--merge")
     call(programs / "python", "-c", LOADS_WITHOUT_US, cwd=tmp_path, env=ALONE)

@@ -17,13 +17,23 @@ import pytest
 from proxima.cli import main
 from proxima.config import PPOConfig
 from proxima.finetuning import read_preferences
-from proxima.pages.label import Item, Store, export, in_words, summarize
+from proxima.pages.label import (
+    Item,
+    Store,
+    export,
+    in_words,
+    keep_least_sure,
+    load_trained_reward,
+    read_controls,
+    summarize,
+)
 from proxima.pages.label.agreement import cohen_kappa, krippendorff_alpha, raw_agreement
 from proxima.pages.label.label_export import rows_of
 from proxima.pages.label.label_items import TRIES, read_items, sample_items
 from proxima.pages.label.label_page import state_of
 from proxima.pages.web import Conflict
 from proxima.ppo_trainer import PPOTrainer
+from proxima.rewards import Samples
 from tests.helpers import shake
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -591,3 +601,146 @@ def test_whether_a_ready_completion_ended_is_read_from_csv_too(tmp_path):
     path.write_text("prompt,completion,ended\nq,x,perhaps\n")
     with pytest.raises(ValueError, match=r"line 2: `ended` \('perhaps'\) is neither true nor false"):
         read_items(path, "ratings")
+
+
+# --- instructions, notes, control questions, the least sure pairs ---
+
+
+def test_instructions_are_kept_and_bounded(make_store, tmp_path):
+    store = make_store(pairs(3))
+    assert store.instructions == ""
+    store.instructions = "Prefer what is true.\n<b>Not</b> what is long."
+    assert Store(store.path).instructions == "Prefer what is true.\n<b>Not</b> what is long."
+    with pytest.raises(ValueError, match="at most 20,000 characters, got 20,001"):
+        store.instructions = "x" * 20_001
+
+
+def test_a_note_goes_with_its_answer_and_with_undo(make_store, tmp_path):
+    store = make_store(pairs(3))
+    first = store.add_answer(1, "ann", "1", note="  both are wrong <b>  ")
+    store.add_answer(2, "ann", "2", note="   ")
+    assert [answer.note for answer in store.answers()] == ["both are wrong <b>", ""]
+    export(store, tmp_path / "out.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row.get("notes") for row in rows] == [["both are wrong <b>"], None]
+    store.undo("ann", store.last_answer("ann"))
+    store.undo("ann", first)
+    assert store.answers() == []
+    store.add_answer(1, "ann", "1")
+    assert store.answers()[0].note == ""
+    for note in ("x" * 2001, 3, None, "\ud800"):
+        with pytest.raises(ValueError, match="the note must be text"):
+            store.add_answer(2, "ann", "1", note=note)
+
+
+def controls(count):
+    return [Item(f"control {i}", f"right {i}", f"wrong {i}", True, True) for i in range(count)]
+
+
+def test_control_questions_come_among_the_others_to_everyone_and_are_neither_exported_nor_counted(
+    make_store, tmp_path
+):
+    store = make_store(pairs(20), overlap=0)
+    assert store.add_controls(controls(2), ["a", "a"]) == 2
+    assert store.add_controls(controls(2), ["a", "a"]) == 0
+    known = store.controls()
+    for name, knows in (("ann", True), ("bob", False)):
+        places = []
+        while item := store.next_item(name):
+            if item.id in known:
+                places.append(store.progress(name)[0])
+            first = "1" if not store.is_swapped(item.id, name) else "2"
+            second = "2" if first == "1" else "1"
+            store.add_answer(item.id, name, first if knows or item.id not in known else second)
+        assert places == ([5, 15] if knows else [0, 1])  # nothing else was left for the second
+    said = summarize(store)
+    assert said["controls"] == {"ann": {"asked": 2, "right": 2}, "bob": {"asked": 2, "right": 0}}
+    assert (said["items"], said["answers"]) == (20, 20)
+    assert "control questions: bob 0 of 2 right" in in_words(said)
+    assert export(store, tmp_path / "out.jsonl") == 20
+    assert "control" not in (tmp_path / "out.jsonl").read_text()
+
+
+def test_a_control_question_that_was_an_item_with_its_sides_the_other_way_keeps_its_answer(make_store):
+    store = make_store(pairs(0))
+    [item] = controls(1)
+    store.add_items([Item(item.prompt, item.b, item.a, True, True)])
+    store.add_controls([item], ["a"])
+    assert store.controls() == {1: "b"}
+
+
+def test_skips_ties_and_ratings_of_control_questions(tmp_path):
+    store = Store(tmp_path / "r.db", "ratings")
+    store.add_controls([Item(f"p{i}", f"text {i}") for i in range(3)], ["4", "1", "5"])
+    for item, rating in zip(store.items(), ("5", "3", "skip"), strict=True):
+        store.add_answer(item.id, "ann", rating)
+    assert summarize(store)["controls"] == {"ann": {"asked": 2, "right": 1}}
+    (tmp_path / "c.jsonl").write_text('{"prompt": "p", "completion": "c", "rating": 4}\n')
+    assert read_controls(tmp_path / "c.jsonl", "ratings")[1] == ["4"]
+    (tmp_path / "c.jsonl").write_text('{"prompt": "p", "completion": "c", "rating": "great"}\n')
+    with pytest.raises(ValueError, match="needs a `rating` from 1 to 5"):
+        read_controls(tmp_path / "c.jsonl", "ratings")
+    (tmp_path / "c.jsonl").write_text('{"prompt": "p", "a": "c", "b": "d"}\n')
+    with pytest.raises(ValueError, match="needs `chosen` and `rejected`"):
+        read_controls(tmp_path / "c.jsonl", "pairs")
+
+
+def test_a_file_of_an_older_version_gains_the_tables(make_store):
+    store = make_store(pairs(2))
+    store.add_answer(1, "ann", "1")
+    with sqlite3.connect(store.path) as db:
+        db.execute("DROP TABLE notes")
+        db.execute("DROP TABLE controls")
+    again = Store(store.path)
+    assert [answer.note for answer in again.answers()] == [""]
+    assert again.controls() == {}
+
+
+def test_the_least_sure_pairs_are_those_on_which_heads_disagree_or_scores_are_close():
+    import torch
+
+    from proxima.models import least_sure
+
+    first = torch.tensor([[1.0, 1.0], [3.0, -3.0], [5.0, 4.0]])
+    assert least_sure(first, torch.zeros(3, 2)).argsort(descending=True).tolist() == [1, 2, 0]
+    assert least_sure(first[:, :1], torch.zeros(3, 1)).argsort(descending=True).tolist() == [0, 1, 2]
+    assert torch.equal(least_sure(first, torch.zeros(3, 2)), least_sure(torch.zeros(3, 2), first))
+
+
+class FakeReward:
+    """Scores by the number in a text, with two heads that disagree by it."""
+
+    def tokenizer(self, texts, **options):
+        return {"input_ids": [[0] for _ in texts]}
+
+    def members(self, samples):
+        import torch
+
+        numbers = [float(text.split()[-1]) for text in samples.completions]
+        return torch.tensor([[number, -number] for number in numbers])
+
+
+def test_keeping_the_least_sure_keeps_their_order():
+    items = [Item("p", f"a {number}", "b 0", True, True) for number in (1, 9, 2, 8, 3)]
+    kept = keep_least_sure(items, FakeReward(), 2)
+    assert [item.a for item in kept] == ["a 9", "a 8"]
+    assert keep_least_sure([], FakeReward(), 2) == []
+    assert len(keep_least_sure(items, FakeReward(), 99)) == 5
+
+
+def test_a_real_reward_model_chooses_and_is_refused_where_it_is_none(tmp_path, tiny, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"p{i}", "chosen": f" good {i}", "rejected": f" bad {i}"} for i in range(12)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--batch-size", "4", "--epochs", "1", "--ensemble", "2", "--run-name", "reward"]
+    main(["reward", "--model", tiny, "--data", "pairs.jsonl", *flags])
+    reward = load_trained_reward("runs/reward", "cpu")
+    assert reward.members(Samples.of_texts(["p"], [" good"], reward.tokenizer)).shape == (1, 2)
+    items = read_items("pairs.jsonl", "pairs")
+    assert len(keep_least_sure(items, reward, 5)) == 5
+    with pytest.raises(ValueError, match="not a folder that `proxima reward` wrote"):
+        load_trained_reward(tiny)
+    for given in (["--least-sure", "runs/reward"], ["--least-sure", "runs/reward", "--pairs", "pairs.jsonl"]):
+        with pytest.raises(SystemExit):
+            main(["label", "--db", "new.db", "--controls", "pairs.jsonl", *given])
+        assert "--least-sure chooses --count pairs" in capsys.readouterr().err

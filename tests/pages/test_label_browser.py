@@ -457,3 +457,67 @@ def test_from_prompts_through_people_to_a_policy_by_the_command_line(driver, tmp
     ]
     assert len(metrics) == 3
     assert all("reward/reward" in line for line in metrics)
+
+
+def test_instructions_keys_and_notes_by_keyboard(page):
+    store, _, person = page(pairs(3))
+    store.instructions = (
+        "Prefer what is true.\n</script><img src=x onerror=\"document.title='taken'\"><b id=taken>b</b>"
+    )
+    person.driver.refresh()
+    person.wait(
+        "document.getElementById('intro-instructions').textContent.startsWith('Prefer what is true.')"
+    )
+    person.enter("ann")
+    person.item()
+    press(person, "i")
+    person.wait("document.getElementById('told').open")
+    assert person.text("instructions").startswith("Prefer what is true.")
+    press(person, "1")  # nothing is answered behind a dialog
+    press(person, "\ue00c")
+    person.wait("!document.getElementById('told').open")
+    press(person, "?")
+    person.wait("document.getElementById('keys').open")
+    listed = person.script(
+        "return [...document.querySelectorAll('#keys-list dt')].map((one) => one.textContent)"
+    )
+    assert {"1", "2", "t", "s", "u", "n", "i", "?"} <= set(listed)
+    press(person, "\ue00c")
+    person.wait("!document.getElementById('keys').open")
+    assert store.counts()[1] == 0
+    press(person, "n")
+    press(person, "two things: 1 and 2, <b>tie</b>")  # keys in a note answer nothing
+    assert store.counts()[1] == 0
+    press(person, "\ue007")
+    person.press("1")
+    assert [answer.note for answer in store.answers()] == ["two things: 1 and 2, <b>tie</b>"]
+    assert person.script("return document.getElementById('note').value") == ""
+    person.press("2")
+    assert [answer.note for answer in store.answers()] == ["two things: 1 and 2, <b>tie</b>", ""]
+    assert person.script("return document.getElementById('taken')") is None
+    assert person.driver.title == "Label · Proxima"
+
+
+def press(person, text):
+    """Keys that leave the count as it is."""
+    person.press(text, waits=False)
+
+
+def test_agreement_and_control_questions_follow_what_others_answer(page):
+    store, _, person = page(pairs(3))
+    store.add_controls([Item("is it?", "yes", "no", True, True)], ["a"])
+    person.enter("ann")
+    [control] = store.controls()
+    while store.next_item("ann"):
+        item = person.item()
+        person.press("2" if store.is_swapped(item, "ann") else "1")
+    assert person.view() == "view-summary"
+    person.wait("document.getElementById('people').textContent.includes('1 of 1')")
+    assert "measured once two people" in person.text("agreement")
+    while item := store.next_item("<b>bob</b>"):
+        first = store.is_swapped(item.id, "<b>bob</b>") == (item.id == control)
+        store.add_answer(item.id, "<b>bob</b>", "1" if first else "2")
+    person.wait("document.getElementById('figures').textContent.includes('Raw agreement1.00')")
+    told = person.text("people")
+    assert "<b>bob</b>30 of 1" in told
+    assert "Agreement" in person.text("see-agreement")

@@ -33,7 +33,7 @@ def test_without_judges_signs_do(tmp_path, outcome):
     assert found.status == EXPECTED[outcome]
     if outcome == "gamed":
         assert 30 < found.step < 60  # the last evaluation before there were two signs
-        assert "answers got longer and more of them begin alike" in found.sentence
+        assert "answers got longer and more answers begin alike" in found.sentence
         assert "No judge was asked" in found.sentence
 
 
@@ -67,7 +67,7 @@ def test_judges_that_see_a_gain_overrule_signs(tmp_path):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = found_in(folder)
     assert found.status == "good"
-    assert {each.sign for each in found.evidence} >= {"answers got longer", "more of them begin alike"}
+    assert {each.sign for each in found.evidence} >= {"answers got longer", "more answers begin alike"}
 
 
 def test_a_gain_is_one_over_the_reference_wherever_the_evaluations_began(tmp_path):
@@ -97,7 +97,7 @@ def test_a_win_rate_that_wavers_within_its_interval_is_no_fall(tmp_path):
 
 
 def test_one_sign_alone_and_numbers_that_were_not_measured_are_none():
-    nothing = dict.fromkeys(("length", "opening", "variety", "repetition", "spread"), float("nan"))
+    nothing = dict.fromkeys(("length", "opening", "variety", "repetition", "copying", "spread"), float("nan"))
     assert signs(nothing, nothing) == {}
     assert signs({**nothing, "length": 10.0}, {**nothing, "length": 5.0}) == {"length": "answers got shorter"}
     assert signs({**nothing, "length": 0.0}, {**nothing, "length": 5.0}) == {}
@@ -110,13 +110,12 @@ def test_the_report_says_it_first_and_shows_the_numbers(tmp_path, outcome):
     run = Run(write_outcome(tmp_path / "run", outcome))
     page = write_report(run).read_text(encoding="utf-8")
     told = summary(run)
-    bad = outcome in ("gamed", "collapsed", "declined")
-    assert (found_in(run.path).sentence.split(":")[0] in told) == bad
-    assert ("Is more reward still better answers?" in page) == (outcome != "too short")
+    said = outcome in ("gamed", "collapsed", "declined", "stuck")
+    assert (found_in(run.path).sentence.split(":")[0] in told) == said
     if outcome == "gamed":
-        assert page.index("Over-optimised: after step") < page.index("Is more reward still better answers?")
+        assert page.index("Over-optimised: after step") < page.index("Did it game the reward?")
         assert "Most common opening" in page
-        assert "Take the checkpoint nearest to that step" in page
+        assert "Take the checkpoint nearest to step 30" in page
         assert "Win rate by judges against KL" in page
 
 

@@ -20,7 +20,8 @@ from proxima.config.secrets import shareable
 from proxima.pages.report import summary, write_report
 from proxima.pages.report.report_curves import chart, charts_by_group, constants, frontier
 from proxima.pages.report.report_samples import BYTES, STEPS, before_and_after, embedded_tokens
-from proxima.pages.report.run_facts import judge, tell
+from proxima.pages.report.run_facts import tell
+from proxima.pages.report.run_outcome import judge
 from proxima.pages.web.single_file import as_json, read_script
 from tests.fake_run import HOSTILE, metrics_at, token_sample, write_run, write_tokens
 

@@ -9,7 +9,7 @@ import pytest
 from proxima.pages.report import write_report
 from proxima.runs import Run
 from proxima.runs.glossary import GLOSSARY, without_backticks
-from tests.fake_run import HOSTILE, token_sample, write_run, write_tokens
+from tests.fake_run import HOSTILE, token_sample, write_outcome, write_run, write_tokens
 from tests.pages.test_label_browser import CHROMIUM, DRIVER, Person, open_browser
 
 pytestmark = [
@@ -235,3 +235,25 @@ def test_a_plot_works_inside_a_notebook(driver, tmp_path):
     finally:
         driver.switch_to.default_content()
     assert person.errors() == []
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+def test_the_findings_stand_on_the_page_with_their_numbers(driver, tmp_path, width):
+    driver.set_window_size(width, 1000)
+    person = open_page(driver, write_report(Run(write_outcome(tmp_path / "gamed", "gamed"))))
+    told = person.script(
+        "return [...document.querySelectorAll('.findings article')].map((one) => one.innerText)"
+    )
+    assert [text.split("?")[0] for text in told] == [
+        "Did it learn",
+        "What did it cost in KL",
+        "Did it game the reward",
+        "Is the critic good",
+        "What to change next",
+    ]
+    assert "until step 30" in told[0]
+    assert "answers got longer" in told[2]
+    assert "Most common opening" in told[2]
+    wide = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+    assert person.script(wide)
+    driver.set_window_size(1200, 1000)

@@ -98,7 +98,7 @@ def test_a_name_reaches_only_what_the_list_shows(ask, runs, name):
     write_run(runs.parent / "outside", steps=3)
     (runs / "link").symlink_to(runs.parent / "outside")
     quoted = quote(name, errors="surrogatepass")
-    for path in ("run", "curves", "samples", "tokens", "compare"):
+    for path in ("run", "curves", "findings", "log", "samples", "tokens", "compare"):
         response = ask.client.get(f"/api/{path}?name={quoted}&step=1")
         assert response.status_code == 404, path
         assert "avg_reward" not in response.text
@@ -152,6 +152,87 @@ def test_a_run_is_told_whole_and_the_numbers_are_those_on_disk(ask, runs):
     assert "nothing" not in curves["curves"]
     stored = json.loads((runs / "plain" / "tokens" / "step-00000020.json").read_text())["samples"]
     assert ask("tokens", name="plain", step=20)["samples"] == stored
+
+
+def write_finetuning(folder, kind, finished=True, command=("proxima", "sft")):
+    """A folder as `proxima sft` or `proxima reward` leaves it."""
+    folder.mkdir(parents=True)
+    more = {"accuracy": 0.7, "calibration_error": 0.1, "margin": 0.4} if kind == "reward" else {}
+    lines = [
+        {"step": step, "epoch": 1, "train_loss": 2.0 - step / 10, "validation_loss": 2.1 - step / 10, **more}
+        for step in range(1, 6)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    origin = {"kind": kind, "command": list(command), "folder": "/home/me"}
+    (folder / "origin.json").write_text(json.dumps(origin))
+    (folder / "log.txt").write_text(f"2026-11-16 10:00:00,000 INFO {kind} began\n")
+    if finished:
+        (folder / f"{kind}.json").write_text(json.dumps({"best": lines[-1]}))
+        (folder / "finetuning.yaml").write_text("model_name: embedded\n")
+    return folder
+
+
+def test_fine_tuning_runs_stand_beside_ppo_runs(ask, runs):
+    write_finetuning(runs / "sft", "sft")
+    write_finetuning(runs / "reward", "reward", finished=False)
+    lines = {line["name"]: line for line in ask("runs")["runs"]}
+    assert {name: line["kind"] for name, line in lines.items()} == {
+        "plain": "ppo",
+        "evil": "ppo",
+        "sweep/seed-0": "ppo",
+        "sft": "sft",
+        "reward": "reward",
+    }
+    assert lines["sft"]["shown"][0] == ["validation_loss", "Validation loss", 1.6]
+    assert lines["reward"]["shown"][0][0::2] == ["accuracy", 0.7]
+    assert (lines["sft"]["state"], lines["reward"]["state"]) == ("finished", "stopped")
+    said = ask("run", name="sft")
+    assert (said["kind"], said["config"]) == ("sft", {"model_name": "embedded"})
+    assert [group["title"] for group in said["groups"]] == ["Fine-tuning"]
+    assert said["command"] == {"line": "proxima sft", "folder": "/home/me", "resumed": [], "resume": ""}
+    assert ask("findings", name="sft") == {"findings": [], "checks": None}
+    assert ask("log", name="sft")["text"].endswith("sft began\n")
+
+
+def test_findings_checks_commands_and_bundles_are_told(ask, runs):
+    folder = runs / "plain"
+    checks = [{"level": "warn", "name": "memory", "text": "it is tight", "advice": "lower batch_size"}]
+    command = ["proxima", "train", "--data", "my file.jsonl", "--rewards", "https://u:pass@h/?key=s3cr3t"]
+    (folder / "origin.json").write_text(json.dumps({"kind": "ppo", "command": command, "checks": checks}))
+    (folder / "replay").mkdir()
+    (folder / "replay" / "step-00000010.safetensors").write_bytes(b"x" * 100)
+    (folder / "replay" / "link.safetensors").symlink_to("/etc/passwd")
+    found = ask("findings", name="plain")
+    assert [each["question"][:7] for each in found["findings"]] == [
+        "Did it ",
+        "What di",
+        "Did it ",
+        "Is the ",
+        "What to",
+    ]
+    assert found["checks"] == checks
+    said = ask("run", name="plain")
+    assert said["command"]["line"] == (
+        "proxima train --data 'my file.jsonl' --rewards 'https://***@h/?key=***'"
+    )
+    assert said["command"]["resume"] == ""
+    assert [each["name"] for each in said["bundles"]] == ["step-00000010.safetensors"]
+    assert said["bundles"][0]["command"].startswith("proxima replay ")
+    (folder / "results.json").unlink()
+    assert ask("run", name="plain")["command"]["resume"].endswith("--run-name plain --resume")
+
+
+def test_a_log_travels_in_parts(ask, runs):
+    path = runs / "plain" / "log.txt"
+    path.write_text("one\n")
+    first = ask("log", name="plain")
+    assert first == {"text": "one\n", "end": 4}
+    path.write_text("one\ntwo\n")
+    assert ask("log", name="plain", after=4) == {"text": "two\n", "end": 8}
+    assert ask("log", name="plain", after=10**9)["text"] == "one\ntwo\n"
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+    assert ask("log", name="plain") == {"text": "", "end": 0}
 
 
 def test_hostile_text_arrives_as_the_text_it_was(ask, runs):
@@ -279,15 +360,15 @@ def test_looking_at_a_run_keeps_no_trainer_from_taking_it(tmp_path):
     """Whether a run trains is asked by its lock: a look holds it for a moment, which is not the same as
     being in use."""
     fcntl = pytest.importorskip("fcntl")
-    from proxima.runs.run_writer import _lock
+    from proxima.runs.run_writer import lock_folder
 
     folder = write_run(tmp_path / "run", steps=3)
     look = (folder / ".lock").open("a+")
     fcntl.flock(look, fcntl.LOCK_SH)
     end = threading.Timer(0.03, look.close)
     end.start()
-    with _lock(folder), pytest.raises(ValueError, match="in use by process"):
-        _lock(folder)
+    with lock_folder(folder), pytest.raises(ValueError, match="in use by process"):
+        lock_folder(folder)
     end.join()
 
 

@@ -17,9 +17,17 @@ from proxima.pages.label import Item, Store
 from proxima.pages.studio import Library, make_studio_app
 from proxima.pages.web import Site, running
 from proxima.runs import Run
-from tests.fake_run import HOSTILE, append_step, metrics_at, token_sample, write_run, write_tokens
+from tests.fake_run import (
+    HOSTILE,
+    append_step,
+    metrics_at,
+    token_sample,
+    write_outcome,
+    write_run,
+    write_tokens,
+)
 from tests.pages.test_label_browser import CHROMIUM, DRIVER, SOURCE, Person, finish, open_browser, proxima
-from tests.pages.test_studio import busy, cut_back
+from tests.pages.test_studio import busy, cut_back, write_finetuning
 
 pytestmark = [
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no chromium or chromedriver on this machine"),
@@ -549,3 +557,119 @@ def test_the_command_serves_until_it_is_stopped(driver, tmp_path):
     finally:
         server.send_signal(signal.SIGINT)
         finish(server)
+
+
+# --- every kind of run, findings, log and commands ---
+
+
+@pytest.fixture
+def everything(tmp_path):
+    """A run that was stopped, with all that a folder may hold, and fine-tuning runs beside it; all hostile."""
+    folder = write_outcome(tmp_path / "runs" / "gamed", "gamed")
+    (folder / "results.json").unlink()
+    check = {"level": "warn", "name": "length", "text": f"it grows {HOSTILE}", "advice": "look"}
+    attack = "".join(letter for letter in HOSTILE if letter.isprintable())
+    command = [
+        "proxima",
+        "train",
+        "--data",
+        "my file",
+        "--rewards",
+        "mine:f,api_key=s3cr3t",
+        "--note",
+        attack,
+    ]
+    origin = {"kind": "ppo", "command": command, "folder": "/home/me", "checks": [check]}
+    (folder / "origin.json").write_text(json.dumps(origin))
+    (folder / "log.txt").write_text(
+        f"2026-11-16 10:00:00,000 INFO began {HOSTILE}\n2026-11-16 10:00:01,000 WARNING slow\n"
+    )
+    (folder / "replay").mkdir()
+    (folder / "replay" / "step-00000030.safetensors").write_bytes(b"x" * 2_000_000)
+    write_finetuning(tmp_path / "runs" / "sft", "sft")
+    write_finetuning(tmp_path / "runs" / "reward", "reward")
+    return folder
+
+
+def test_every_kind_of_run_is_on_the_list_and_has_its_parts(studio, everything):
+    visitor = studio()
+    visitor.wait_for("#runs td", "Reward model")
+    notes = visitor.all("#runs td.cell-1 p")
+    assert {note.split(" ·")[0] for note in notes} == {"PPO", "SFT", "Reward model"}
+    assert any("Accuracy on held-out pairs" in cell for cell in visitor.all("#runs td.cell-4"))
+    visitor.go("#/run/reward/charts")
+    visitor.wait_for(".chart-title", "Validation loss")
+    shown = visitor.script(
+        "return [...document.querySelectorAll('.tabs a')].filter((one) => !one.hidden).map((one) => one.text)"
+    )
+    assert shown == ["Charts", "Config", "Log"]
+    visitor.keys("3")
+    visitor.wait_for(".log li", "reward began")
+
+
+def test_findings_and_the_doctor_are_read_in_the_studio(studio, everything):
+    visitor = studio()
+    visitor.go("#/run/gamed/findings")
+    visitor.wait_for(".finding", "Did it game the reward?")
+    told = visitor.all(".finding", "innerText")
+    assert len(told) == 5
+    assert "until step 30" in told[0]
+    assert "more answers begin alike" in told[2]
+    assert "it grows" in visitor.all("#doctor td")[2]
+    assert visitor.script("return document.getElementById('taken')") is None
+    visitor.size(*PHONE)
+    assert visitor.script("return document.documentElement.scrollWidth") <= PHONE[0]
+
+
+def test_the_log_grows_while_it_is_read_and_warnings_stand_out(studio, everything):
+    visitor = studio()
+    visitor.go("#/run/gamed/log")
+    visitor.wait_for(".log li", "began")
+    assert visitor.all(".log li.loud") == ["2026-11-16 10:00:01,000 WARNING slow"]
+    with (everything / "log.txt").open("a") as file:
+        file.write("2026-11-16 10:00:02,000 ERROR it failed\nhalf a li")
+    visitor.wait_for(".log li", "it failed")
+    assert len(visitor.all(".log li")) == 3  # a line that is not whole waits
+    visitor.keys("w")
+    seen = "return [...document.querySelectorAll('.log li')].filter((one) => one.checkVisibility()).length"
+    assert visitor.script(seen) == 2
+    (everything / "log.txt").write_text("2026-11-16 11:00:00,000 INFO again\n")
+    visitor.wait("document.querySelectorAll('.log li').length === 1")
+    assert visitor.script("return document.getElementById('taken')") is None
+
+
+def test_commands_are_copied_with_one_click_and_hold_no_key(studio, everything):
+    visitor = studio()
+    allowed = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    visitor.driver.execute_cdp_cmd("Browser.grantPermissions", allowed)
+    visitor.go("#/run/gamed/about")
+    visitor.wait_for("h2", "Resume it with")
+    for label, end in (("Copy command", ""), ("Copy resume command", "--run-name gamed --resume")):
+        visitor.script(
+            "[...document.querySelectorAll('.copies button')].find((one) => one.textContent === arguments[0]).click()",
+            label,
+        )
+        visitor.wait_for(".copies button", "Copied")
+        copied = visitor.driver.execute_async_script(
+            "const done = arguments[0]; navigator.clipboard.readText().then(done, (error) => done(String(error)))"
+        )
+        assert copied.startswith("proxima train --data 'my file' --rewards 'mine:f,api_key=***' --note ")
+        assert copied.endswith(end)
+        assert HOSTILE[:20] in copied
+        visitor.wait_for(".copies button", label)
+    assert "s3cr3t" not in visitor.driver.page_source
+    assert "2 MB" in visitor.all(".bundles li")[0]
+    assert visitor.script("return document.getElementById('taken')") is None
+
+
+def test_a_copy_without_a_clipboard_is_made_all_the_same(studio, everything):
+    visitor = studio()
+    visitor.go("#/run/sft/charts")
+    visitor.wait_for(".copies button", "Copy command")
+    visitor.script(
+        "Object.defineProperty(navigator, 'clipboard', { value: undefined });"
+        "document.addEventListener('copy', () => (window.copied = document.activeElement.value))"
+    )
+    visitor.driver.find_element("css selector", ".copies button").click()  # only a person may copy so
+    visitor.wait_for(".copies button", "Copied")
+    assert visitor.script("return window.copied") == "proxima sft"

@@ -9,11 +9,15 @@ import yaml
 
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.types import Prompt
-from proxima.rewards import Samples, check_rewards
+from proxima.rewards import ChatReward, Samples, check_rewards
 from proxima.rewards.function_reward import FunctionReward
+from proxima.rewards.gym_generators import ALLOWED, EXCLUDED
 from proxima.rewards.http_reward import EndpointReward, read_reply
 from proxima.rewards.ready_made_rewards import READY_MADE
 from proxima.rewards.reward_server import read_batch
+from proxima.rewards.verifiers import VERIFIERS
+from proxima.rewards.worker_pool import WorkerPool
+from proxima.rewards.worker_reward import WORKER_OPTIONS
 from tests.docs.blocks import read_blocks
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +60,7 @@ def test_rewards_in_yaml_on_the_page_are_taken(folder):
         if block.title:
             (folder / block.title).write_text(block.text)
     shown = blocks("yaml")
-    assert len(shown) == 4
+    assert len(shown) == 6
     for text in shown:
         check_rewards(PPOConfig.from_dict(yaml.safe_load(text)))
 
@@ -77,7 +81,13 @@ def test_request_and_reply_on_the_page_are_those_of_the_code():
 def test_the_page_names_every_ready_made_reward_and_every_option_with_its_default():
     import inspect
 
-    assert all(f"`{name}`" in PAGE for name in READY_MADE)
+    assert all(f"`{name}`" in PAGE for name in (*READY_MADE, *VERIFIERS, *EXCLUDED, *WORKER_OPTIONS))
+    assert f"{len(ALLOWED)} of the {len(ALLOWED) + len(EXCLUDED)} generators" in PAGE
+    for name in inspect.signature(ChatReward).parameters:
+        assert name == "url" or f"`{name}`" in PAGE.partition("## A language model")[2], name
+    for name in WORKER_OPTIONS[1:]:
+        default = inspect.signature(WorkerPool).parameters[name].default
+        assert f"| `{name}` | {default:g} |" in PAGE, name
     for name, parameter in inspect.signature(EndpointReward).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
             default = (

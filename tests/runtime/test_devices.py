@@ -92,7 +92,7 @@ def mps(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.mps, "get_rng_state", now)
     monkeypatch.setattr(torch.mps, "set_rng_state", lambda new: state.update(now=new))
-    monkeypatch.setattr(torch.mps, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
     for probe in (devices.noise_problem, devices.default_dtype):
         probe.cache_clear()
     yield state

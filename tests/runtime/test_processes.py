@@ -139,6 +139,28 @@ def test_any_case_on_any_number_of_processes(outcome, count):
     assert len({step["numbers"]["kl_coef"] for step in several["budget"]["steps"]}) > 1
 
 
+SHARDED = ("lora-sharded", "full-sharded", "few-prompts-sharded")
+
+
+@TOGETHER
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.filterwarnings("ignore")
+def test_eight_processes_equal_one_and_each_holds_less(outcome):
+    """Sharded layers on 2, 4 and 8 processes; three prompts leave five of eight without a row."""
+    one, held = outcome(1, *SHARDED), {}
+    for count in (2, 4, 8):
+        several = outcome(count, *SHARDED)
+        for name in SHARDED:
+            check_equal(one[name], several[name], count)
+        each = several["full-sharded"]["tensor_bytes"]
+        assert len(each) == count
+        assert max(each) < 1.2 * min(each)  # no process holds more than its share
+        held[count] = max(each)
+    assert held[8] < held[4] < held[2]
+    assert held[8] < 0.6 * held[2]  # a quarter of the layers, and what every process holds
+
+
 # --- shares ---
 
 
@@ -403,6 +425,30 @@ def test_a_process_that_hangs_ends_the_run_within_the_time_limit(folder):
     assert time.monotonic() - stopped < 60
     assert launcher.returncode != 0
     assert any("process 0 of 2 lost the others" in line and "is good" in line for line in said_by_us(errors))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_process_that_is_slow_is_waited_for_and_changes_nothing(folder, one_process):
+    """One of four stands still for a few seconds, twice: less than the time limit."""
+    epochs = ("--epochs", "2", "--lr-schedule", "constant", "--lora-r", "0", "--shard-base")
+    launcher = start(torchrun(4, *train("--run-name", "slow", "--process-timeout", "60", *epochs)), folder)
+    try:
+        for steps, rank in ((1, 3), (4, 0)):
+            wait_for_steps(folder, "slow", steps, launcher)
+            slow = next(process for process, own in worker_processes(launcher.pid).items() if own == rank)
+            os.kill(slow, signal.SIGSTOP)
+            time.sleep(4)
+            os.kill(slow, signal.SIGCONT)
+        _, errors = launcher.communicate(timeout=200)
+    finally:
+        end(launcher)
+    assert launcher.returncode == 0, errors
+    assert not said_by_us(errors)
+    one_process("--run-name", "one", *epochs)
+    check_same_metrics(metrics(folder, "one"), metrics(folder, "slow"))
+    seconds = [step["seconds"] for step in metrics(folder, "slow")]
+    assert sum(sorted(seconds)[-2:]) > 8 - 2 * min(seconds)  # the waits are in the steps they fell into
 
 
 @pytest.mark.long

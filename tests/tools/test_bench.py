@@ -29,6 +29,7 @@ from proxima.tools.bench import (
     table,
 )
 from proxima.tools.bench import bench_case as bench
+from proxima.tools.bench import growth as bench_growth
 from proxima.tools.bench.growth import growth, sized
 from proxima.tools.bench.hardware_floor import floors
 from proxima.tools.bench.random_model import SHAPES
@@ -106,6 +107,22 @@ def test_growth_is_shown_as_a_table_and_beside_a_straight_line():
     assert "2: 1.000   4: 1.500" in scaling_table(found)
     (chart,) = growth_plot(found).charts
     assert chart["series"][1]["points"] == [[2, 1.0], [4, 2.0]]
+
+
+def test_the_cost_of_a_response_token_is_timed_by_length(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(CASES, "test", SMALL)
+    monkeypatch.setattr(bench_growth, "LENGTHS", (3, 6, 10_000))  # the last is beyond the context
+    output = tmp_path / "b.json"
+    main(["bench", "--cases", "test", "--steps", "1", "--lengths", "--output", str(output)])
+    found = json.loads(output.read_text())[1]["lengths"]
+    assert [result["response"] for result in found] == [[3, 3], [6, 6]]
+    assert [result["response_tokens"] for result in found] == [12, 24]
+    shown = capsys.readouterr().out
+    for result in found:
+        cost = 1e6 * result["seconds"] / result["response_tokens"]
+        assert f"{result['seconds']:>10.3f}" in shown
+        assert f"{cost:.1f}" in shown
+    assert "microseconds per response token" in (tmp_path / "b-lengths.html").read_text()
 
 
 def test_prompts_have_the_lengths_of_the_case():

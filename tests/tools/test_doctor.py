@@ -559,12 +559,12 @@ def call(data, tmp_path, monkeypatch, capsys):
 def test_the_command_prints_a_table_and_says_by_its_exit_code_whether_to_start(call):
     code, out, err = call("doctor", "--samples", 4)
     assert code == 0, out + err
-    assert "22 checks found nothing that would spoil the run; 0 warnings" in out
+    assert "23 checks found nothing that would spoil the run; 0 warnings" in out
     assert "\x1b" not in out
     code, out, _ = call("doctor", "--samples", 4, reward="doctor_reward:same")
     assert code == 1
     assert "every sample scores 1, all 64 of them" in out
-    assert "1 of 22 checks found something that would spoil the run" in out
+    assert "1 of 23 checks found something that would spoil the run" in out
     assert call("doctor", "--samples", 0)[0] == 2
 
 

@@ -1,16 +1,28 @@
 """The scaling estimate: against what was measured on one H200, against the bench's own floors, and a simulation
 by hand."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from proxima.cli import main
 from proxima.tools.bench.bench_case import Case
 from proxima.tools.bench.hardware_floor import Machine, floors
-from proxima.tools.scaling import SHAPES, best_plan, plans
+from proxima.tools.scaling import H200, SHAPES, best_plan, plans, scaling_plan
 from proxima.tools.scaling.pipeline_simulation import PipelinePhase, apart, simulate, together
-from proxima.tools.scaling.step_costs import FAST, GIB, PLAIN, Gpu, StepWork, decode_step, memory, phases
+from proxima.tools.scaling.step_costs import (
+    FAST,
+    GIB,
+    PLAIN,
+    VLLM,
+    Gpu,
+    StepWork,
+    decode_step,
+    memory,
+    phases,
+)
 
 # one H200, `proxima bench`, tied embeddings: seconds per phase, and GiB in use at the peak
 MEASURED = {
@@ -134,9 +146,48 @@ def test_more_gpus_are_never_slower_and_what_does_not_fit_is_said():
 def test_the_command_prints_a_table(capsys):
     main(["scaling", "--sizes", "0.6B", "70B", "--gpus", "1", "8"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 7
+    assert len(lines) == 10
     assert "too large" in lines[5]
+    assert "360 GB/s" in lines[8]
     for wrong in (["--sizes", "3B"], ["--batch", "0"], ["--gpus", "0"]):
         with pytest.raises(SystemExit) as stop:
             main(["scaling", *wrong])
         assert stop.value.code == 2
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
+WORK = StepWork(batch=512)
+
+
+def rows_of(heading):
+    """The cells of the table of the page that begins with this line."""
+    lines = PAGE.partition(heading)[2].lstrip("\n").splitlines()
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[1 : lines.index("")]]
+
+
+def test_the_predictions_of_the_page_are_those_of_the_model():
+    rows = rows_of("| | 1 GPU | 2 | 4 | 8 | 16 | 32 | 64 |")
+    assert [row[0] for row in rows] == list(SHAPES)
+    for size, *cells in rows:
+        for count, cell in zip((1, 2, 4, 8, 16, 32, 64), cells, strict=True):
+            plan = best_plan(SHAPES[size], count, WORK)
+            shown = re.match(r"[\d.]+", cell)
+            assert bool(shown) == plan.fits, (size, count)
+            if shown:
+                digits = len(shown[0].partition(".")[2])
+                assert float(shown[0]) == pytest.approx(plan.seconds, abs=0.51 * 10**-digits), (size, count)
+
+
+def test_the_page_says_what_becomes_of_them_if_an_assumption_fails(monkeypatch):
+    places = [("0.6B", 64), ("8B", 8), ("8B", 64), ("70B", 8), ("70B", 64)]
+    half = replace(H200, link=H200.link / 2, network=H200.network / 2)
+    far = replace(H200, network=H200.network / 5)
+    slow = replace(VLLM, forward=2 * VLLM.forward, decode=2 * VLLM.decode)
+    rows = rows_of("| assumption | value | 0.6B on 64 | 8B on 8 | 8B on 64 | 70B on 8 | 70B on 64 |")
+    assert len(rows) == 4
+    for (_, _, *cells), gpu, vllm in zip(
+        rows, (H200, half, far, H200), (VLLM, VLLM, VLLM, slow), strict=True
+    ):
+        monkeypatch.setattr(scaling_plan, "VLLM", vllm)
+        found = [best_plan(SHAPES[size], count, WORK, gpu).seconds for size, count in places]
+        assert [float(cell) for cell in cells] == pytest.approx(found, rel=0.02)

@@ -26,7 +26,11 @@ SAMPLE = "proxima data sample my-data"
 TRAIN = COMMANDS["train"].example
 SECOND = TRAIN.replace("first", "second") + " --seed 1"
 REWARD = COMMANDS["reward"].example
-MADE_BY = {r"my-data/": SAMPLE, r"runs/first| runs$": TRAIN, r"runs/second": SECOND, r"runs/reward": REWARD}
+RECORDED = TRAIN.replace("first", "recorded") + " --record-steps 1"
+MADE_BY = {
+    **{r"my-data/": SAMPLE, r"runs/first| runs$": TRAIN, r"runs/second": SECOND, r"runs/reward": REWARD},
+    r"runs/recorded": RECORDED,
+}
 """What examples read, as a pattern -> the line that makes it."""
 
 

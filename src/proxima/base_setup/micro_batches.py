@@ -11,16 +11,26 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from proxima.config import PPOConfig
 from proxima.core.types import Tokens
+from proxima.models import Backbone
 from proxima.runtime import free_cached_memory, is_out_of_memory
+from proxima.runtime.distributed import decoder_layers
 from proxima.runtime.engine import cut
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+USUAL_TOKENS = 8192
+"""Tokens in a pass where nobody chose a number and memory is no concern."""
+SHARE = 0.4  # of the memory that weights leave: activations beside cache, logits and slack
+KEPT = 0.9  # numbers kept per token for the backward pass, as a share of all maps' inputs and outputs
+STEP = 256
 
 
 class MicroBatches:
@@ -38,8 +48,13 @@ class MicroBatches:
         self.may_halve = True  # not where other processes join every pass
 
     @classmethod
-    def of(cls, config: PPOConfig) -> MicroBatches:
-        return cls(config.micro_batch_size, config.micro_batch_tokens, config.minibatch_size)
+    def of(cls, config: PPOConfig, base: Backbone | None = None) -> MicroBatches:
+        """As configured; tokens that nobody chose are chosen for the base's device."""
+        tokens = config.micro_batch_tokens or USUAL_TOKENS
+        if not config.micro_batch_tokens and base is not None and base.device.type == "cuda":
+            memory = torch.cuda.get_device_properties(base.device).total_memory
+            tokens = tokens_for_memory(base.network, memory, config.gradient_checkpointing)
+        return cls(config.micro_batch_size, tokens, config.minibatch_size)
 
     def rows(self, tokens: Tokens) -> list[Tensor]:
         """The rows of each pass, in order: as few passes as the budget allows, of about equal size, with at
@@ -68,3 +83,23 @@ class MicroBatches:
             log.warning(
                 "out of GPU memory: micro-batches are now %d sequences, %d tokens", self.size, self.tokens
             )
+
+
+def tokens_for_memory(network: PreTrainedModel, memory: int, checkpointing: bool = False) -> int:
+    """Tokens whose activations fit in a device's memory beside this network.
+
+    It depends on the device, not on what is free at the moment: the same run takes the same passes again.
+    """
+    layers, weights = decoder_layers(network), list(network.parameters())
+    widths = [
+        sum(part.weight.shape)
+        for layer in layers
+        for name, part in layer.named_modules()
+        if isinstance(part, nn.Linear | Conv1D) and ".lora_" not in name
+    ]
+    held = sum(weight.numel() * weight.element_size() for weight in weights)
+    kept = KEPT * sum(widths) * weights[0].element_size()
+    if checkpointing:  # each layer's input, and one layer's backward pass
+        kept *= 4 / max(4, len(layers))
+    fitting = int(SHARE * max(0, memory - held) / max(1.0, kept))
+    return min(USUAL_TOKENS, max(STEP, fitting // STEP * STEP))

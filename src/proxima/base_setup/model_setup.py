@@ -122,7 +122,7 @@ def build_models(config: PPOConfig, tokenizer: Tokenizer) -> ModelSet:
     if mesh is not None:
         _shard([policy, sft, *trained[1:], reward], processes, mesh)
     eos_ids = eos_token_ids(tokenizer, base.network)
-    micro_batches = MicroBatches.of(config)
+    micro_batches = MicroBatches.of(config, base)
     micro_batches.may_halve = mesh is None
     return ModelSet(policy, sft, value, reward, eos_ids, base.context_length, micro_batches, processes)
 

@@ -33,6 +33,9 @@ class Bench(Command):
     scaling: bool = False
     """Also time the first case at half and twice its batch, prompt and response: how the time grows, as
     numbers and a page."""
+    lengths: bool = False
+    """Also time the first case with responses of 256, 1,024, 4,096 and 16,384 tokens, as far as the context
+    allows: what a response token costs, as numbers and a page."""
     beside: int = 0
     """Also time the first case, with a quarter of its batch, alone and beside this many busy processes in
     turn: how much a busy machine slows a step."""
@@ -41,8 +44,8 @@ class Bench(Command):
     own (`make peer`)."""
     output: Path = Path("bench.json")
     """File for all numbers."""
-    micro_batch_tokens: int = 8192
-    """As in `train`: tokens in one forward pass. Memory against speed."""
+    micro_batch_tokens: int = 0
+    """As in `train`: tokens in one forward pass, 0 = by the device's memory. Memory against speed."""
 
     def run(self) -> None:
         from proxima.tools.bench import CASES, measure_machine, run_case, run_peer, table
@@ -68,6 +71,8 @@ class Bench(Command):
                 self._time_beside(names[0], folder, results)
             if self.scaling:
                 self._time_scaling(names[0], folder, machine, results)
+            if self.lengths:
+                self._time_lengths(names[0], folder, machine, results)
         print(f"all numbers: {self.output}")
 
     def _names(self) -> tuple[str, ...]:
@@ -105,6 +110,17 @@ class Bench(Command):
         print(f"{name}, growth\n{scaling_table(found)}\n", flush=True)
         results.add({"name": name, "scaling": found})
         print(f"as a picture: {growth_plot(found).save(self.output.with_suffix('.html'))}")
+
+    def _time_lengths(self, name: str, folder: str, machine: Machine, results: _Results) -> None:
+        from proxima.tools.bench import CASES, lengths_plot, lengths_table, run_lengths
+
+        found = run_lengths(
+            CASES[name], machine, self.steps, folder, micro_batch_tokens=self.micro_batch_tokens
+        )
+        print(f"{name}, by the length of its responses\n{lengths_table(found)}\n", flush=True)
+        results.add({"name": name, "lengths": found})
+        page = self.output.with_name(f"{self.output.stem}-lengths.html")
+        print(f"as a picture: {lengths_plot(found).save(page)}")
 
 
 class _Results:

@@ -44,6 +44,7 @@ from proxima.config import (
 )
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.core.terminal_text import stderr_handler, visible
+from proxima.runs import noting_command
 from proxima.runtime.distributed import end_process, rank_and_count
 
 if TYPE_CHECKING:
@@ -132,10 +133,16 @@ def _run(arguments: Sequence[str]) -> None:
             )
         command = parse(arguments)
     try:
-        with _quiet() if rank else nullcontext():
+        with _quiet() if rank else nullcontext(), noting_command(_as_given(arguments, count)):
             command.run()
     finally:
         sys.stdout.flush()
+
+
+def _as_given(arguments: Sequence[str], count: int) -> list[str]:
+    """The command line as it was typed; of torchrun's own flags only the number of processes is known."""
+    several = ["torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", str(count)), "-m"]
+    return [*(several if count > 1 else []), "proxima", *arguments]
 
 
 @contextmanager

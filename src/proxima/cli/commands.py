@@ -16,6 +16,7 @@ from proxima.cli.finetuning_commands import Reward, Sft
 from proxima.cli.generate_command import Generate
 from proxima.cli.label_command import Label
 from proxima.cli.migrate_command import Migrate
+from proxima.cli.replay_command import Replay
 from proxima.cli.report_command import Report
 from proxima.cli.scaling_command import Scaling
 from proxima.cli.serve_reward_command import ServeReward
@@ -33,6 +34,7 @@ COMMANDS: dict[str, type[Command]] = {
     "eval": Eval,
     "report": Report,
     "compare": Compare,
+    "replay": Replay,
     "generate": Generate,
     "export": Export,
     "serve-reward": ServeReward,

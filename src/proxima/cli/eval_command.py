@@ -92,6 +92,9 @@ def table(results: RecordView) -> str:
     for row in results.get("best_of", ()):
         name = f"best of {row['n']} of the reference, KL at most {row['kl']:.2f}"
         rows.append(f"{name:{TITLES}}{row['reward']:>12.4g}")
+    for name, best in results.get("best_constants", {}).items():
+        shown = f"{name} of the constant answer {best['answer']!r}"
+        rows.append(f"{shown:{TITLES}}{best['score']:>12.4g}{best['score']:>12.4g}")
     failed = sum(results[side]["failed_rewards"] for side in ("reference", "policy"))
     if failed:
         rows.append(f"{failed:.0f} rewards failed and were left out")

@@ -18,8 +18,8 @@ class Sft(Command):
     )
     writes: ClassVar[str] = (
         "`runs/NAME`: the adapter (with `lora_r` 0 the model), the tokenizer, `finetuning.yaml` with "
-        "the settings, `sft.json` with the best measurement. Later commands take it: `--sft-adapter "
-        "runs/NAME`."
+        "the settings, `sft.json` with the best measurement, `metrics.jsonl` and `log.txt` as it trains. "
+        "Later commands take it: `--sft-adapter runs/NAME`."
     )
     guide: ClassVar[str] = "data.md"
 
@@ -61,8 +61,8 @@ class Reward(Command):
     )
     writes: ClassVar[str] = (
         "`runs/NAME`: the adapter (with `lora_r` 0 the model), its head, the tokenizer, "
-        "`finetuning.yaml` with the settings, `reward.json` with the held-out accuracy. Later "
-        "commands: `--rewards runs/NAME`."
+        "`finetuning.yaml` with the settings, `reward.json` with the held-out accuracy, `metrics.jsonl` and "
+        "`log.txt` as it trains. Later commands: `--rewards runs/NAME`."
     )
     guide: ClassVar[str] = "rewards.md"
 

@@ -38,6 +38,16 @@ class Label(Command):
     mode: Literal["pairs", "ratings"] | None = None
     """Compare two completions, or rate one from 1 to 5. By default what the file holds; pairs for a new
     one."""
+    instructions: Path | None = None
+    """A text file of your own that annotators read before they begin, and whenever they want; kept with the
+    answers."""
+    controls: str = ""
+    """Control questions: a file of pairs with `prompt`, `chosen`, `rejected` (ratings: `completion`,
+    `rating`) whose answer is known. Everyone gets them among the others; they measure annotators and are not
+    exported."""
+    least_sure: str = ""
+    """Folder of a reward model: of five times as many samples, or of `--pairs`, keep the `--count` pairs that
+    it is least sure about."""
     overlap: float = 0.2
     """Share of the items that every annotator gets, to measure agreement; the rest is shared out, one
     answer each."""
@@ -87,13 +97,15 @@ class Label(Command):
 
         if self.from_run:
             self._take_run()
-        if not (self.db.exists() or self.data or self.pairs):
+        if not (self.db.exists() or self.data or self.pairs or self.controls):
             raise ValueError(
                 f"there is no {self.db} yet; give --data PROMPTS (and --model-name) or --pairs FILE for its "
                 "items"
             )
         site = Site(self.host, self.port)
+        self._check_least_sure()
         store = Store(self.db, self.mode, self.seed, self.overlap)
+        self._instruct(store)
         self._add_items(store)
         items, answers = store.counts()
         if not items:
@@ -135,12 +147,36 @@ class Label(Command):
         print(printable("\n".join(in_words(summarize(store)))))
         print(f"{export(store, path, self.every_answer)} rows in {path}")
 
+    def _check_least_sure(self) -> None:
+        if self.least_sure and (self.count < 1 or not (self.data or self.pairs)):
+            raise ValueError(
+                "--least-sure chooses --count pairs among those of --data or --pairs; give both, for example "
+                "--data PROMPTS --count 100"
+            )
+
+    def _instruct(self, store: Store) -> None:
+        from proxima.core.regular_files import read_given
+        from proxima.pages.label import read_controls
+
+        if self.instructions is not None:
+            try:
+                store.instructions = read_given(self.instructions).decode("utf-8-sig")
+            except UnicodeDecodeError:
+                raise ValueError(f"{self.instructions} is not text in UTF-8 (--instructions)") from None
+        if self.controls:
+            added = store.add_controls(*read_controls(self.controls, store.mode))
+            print(f"{self.controls}: {added} control questions added")
+
     def _add_items(self, store: Store) -> None:
-        from proxima.pages.label import read_items
+        from proxima.pages.label import keep_least_sure, load_trained_reward, read_items
 
         for path, items in ((self.pairs, read_items), (self.data, self._sample)):
             if path:
                 found = items(path, store.mode)
+                if self.least_sure:
+                    reward = load_trained_reward(self.least_sure, self.device, self.trust_remote_code)
+                    pool, found = len(found), keep_least_sure(found, reward, self.count)
+                    print(f"{len(found)} of {pool} pairs kept: {self.least_sure} is least sure about them")
                 added = store.add_items(found)
                 print(f"{path}: {added} items added, {len(found) - added} were there already")
 
@@ -148,7 +184,7 @@ class Label(Command):
         from proxima.base_setup import load_tokenizer
         from proxima.config import PPOConfig
         from proxima.data import open_rows, read_prompts
-        from proxima.pages.label import sample_items
+        from proxima.pages.label import POOL, sample_items
 
         if self.count < 0:
             raise ValueError(f"count ({self.count}) must be 0 (one item per prompt) or more")
@@ -164,7 +200,8 @@ class Label(Command):
             device=self.device,
         )
         prompts = read_prompts(open_rows(path), load_tokenizer(self.model_name, self.trust_remote_code))
-        wanted = [prompts[i % len(prompts)] for i in range(self.count or len(prompts))]
+        count = self.count * POOL if self.least_sure else self.count or len(prompts)
+        wanted = [prompts[i % len(prompts)] for i in range(count)]
         adapter_b = {"": None, "base": ""}.get(self.adapter_b, self.adapter_b)
         print(f"sampling {len(wanted)} {mode} from {self.adapter or self.model_name}", flush=True)
         items = sample_items(wanted, config, mode, self.adapter, adapter_b)

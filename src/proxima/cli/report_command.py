@@ -34,7 +34,7 @@ class Report(Command):
         from proxima.runs import Run
 
         found = Run(self.folder)
-        if settings_in(self.folder) is not None:
+        if settings_in(self.folder) is not None or found.kind != "ppo":
             raise ValueError(
                 f"{self.folder} holds a fine-tuning run; what it measured is in its sft.json or reward.json"
             )

@@ -35,7 +35,7 @@ class Scaling(Command):
     """Show every way to run it, not only the fastest that fits."""
 
     def run(self) -> None:
-        from proxima.tools.scaling import GIB, SHAPES, StepWork, best_plan, plans
+        from proxima.tools.scaling import GIB, H200, SHAPES, StepWork, best_plan, plans
 
         if unknown := [size for size in self.sizes if size not in SHAPES]:
             raise ValueError(f"unknown size {unknown[0]!r}; the sizes are {', '.join(SHAPES)}")
@@ -55,3 +55,8 @@ class Scaling(Command):
                     step = f"{plan.seconds:.1f}" if plan.fits else "too large"
                     bottleneck = plan.bottleneck if plan.fits else ""
                     print(f"{size:>5} {count:>5} {memory:>10} {step:>9}  {plan.way:34} {bottleneck}")
+        print(
+            f"\nAssumed, not measured: {H200.link / 1e9:.0f} GB/s to GPUs in the same machine and "
+            f"{H200.network / 1e9:.0f} GB/s to others (80 % of the makers' figures);"
+        )
+        print("vLLM samples as fast as the built-in engine. docs/scaling.md says what changes otherwise.")

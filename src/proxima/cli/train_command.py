@@ -111,9 +111,11 @@ class Train(Command):
 
     def _check(self, prompts: Sequence[str], tokenizer: Tokenizer) -> None:
         """Say what the quick checks warn of; refuse to start where one fails."""
+        from proxima.runs import note_checks
         from proxima.tools.doctor import quick_findings
 
         findings = quick_findings(self.ppo, prompts, tokenizer, self.epochs)
+        note_checks(map(vars, findings))
         for finding in findings:
             if finding.level == "fail":
                 raise ValueError(f"{finding.sentence} (--skip-checks starts all the same)")

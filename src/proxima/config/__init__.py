@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     )
     from proxima.config.ppo_config import PPOConfig
     from proxima.config.presets import PRESETS, Preset, preset_values
-    from proxima.config.reward_spec import RewardSpec
-    from proxima.config.secrets import hide_address, hide_options, shareable
+    from proxima.config.reward_spec import GYM_PREFIX, RewardSpec
+    from proxima.config.secrets import hide_address, hide_options, shareable, shareable_words
     from proxima.config.setting_checks import TRACKERS
     from proxima.config.setting_declaration import declarations, former_names, setting
     from proxima.config.settings_base import (

@@ -150,9 +150,10 @@ class PPOConfig(Settings):
     """Sequences in one optimiser step; the last of an epoch may be short."""
     micro_batch_size: int = setting(64, at_least=1, changes_results=False)
     """Most sequences in one forward pass with gradients. Memory only: results do not depend on it."""
-    micro_batch_tokens: int = setting(8192, at_least=1, changes_results=False)
+    micro_batch_tokens: int = setting(0, at_least=0, changes_results=False)
     """Most prompt and response tokens in one forward pass with gradients; halved automatically when a GPU's
-    memory runs out. Memory only."""
+    memory runs out. 0 = 8,192, or what 40 % of a GPU's memory beside the weights holds where that is less.
+    Memory only."""
     gradient_checkpointing: bool = setting(False, changes_results=False)
     """Recompute activations in the backward pass instead of storing them: less memory, more time. Memory
     only."""
@@ -190,8 +191,9 @@ class PPOConfig(Settings):
     """With engine_urls, sample the next step's responses during this step's update: one update behind,
     corrected by importance weights."""
     compile_layers: bool = setting(True, changes_results=False)
-    """On a GPU, compile the fast engine's layers of models from 100 M parameters (half a minute at the
-    start); smaller ones would not gain that much in a run."""
+    """On a GPU, let torch compile the fast engine's layers where it has no kernels for them (GPT-2, unusual
+    head sizes), for models from 100 M parameters: half a minute at the start, which smaller ones would not
+    regain in a run."""
     shard_base: bool = setting(False, changes_results=False)
     """With several processes (torchrun), shard the layers of every network over them (FSDP): larger models
     fit, passes are slower. Memory only; see docs/scaling.md."""
@@ -303,6 +305,9 @@ class PPOConfig(Settings):
     prompts, and at the end); 0 = only at the end."""
     keep_checkpoints: int = setting(2, at_least=1, changes_results=False, defines_experiment=False)
     """How many of the newest checkpoints are kept, beside the best."""
+    record_steps: int = setting(0, at_least=0, changes_results=False, defines_experiment=False)
+    """PPO steps between steps that are recorded whole for `proxima replay` (docs/replay.md), in `replay/` of
+    the run's folder; the two steps up to an alarm are recorded too. 0 = none."""
     run_dir: str = setting("runs", not_empty=True, changes_results=False, defines_experiment=False)
     """Folder of all runs."""
     run_name: str = setting(
@@ -363,6 +368,8 @@ class PPOConfig(Settings):
                 "environment and tools are sampled by the package's own engine, which can stop at a turn's "
                 "end; vLLM is not supported there: set engine to auto"
             )
+        if self.record_steps and self.not_recordable:
+            raise ValueError(self.not_recordable)
         check_credit(self)
 
     @classmethod
@@ -381,6 +388,20 @@ class PPOConfig(Settings):
     def has_episodes(self) -> bool:
         """Whether a response may have several turns."""
         return bool(self.environment or self.tools)
+
+    @property
+    def not_recordable(self) -> str:
+        """Why no step can be recorded with these settings, and what to do; empty where it can."""
+        if self.lora_r == 0:
+            return (
+                "record_steps does not work with full fine-tuning (lora_r 0): every recorded step would hold "
+                "all weights and their optimiser, several times the model; set lora_r above 0 or "
+                "record_steps to 0"
+            )
+        for other, given in (("environment or tools", self.has_episodes), ("shard_base", self.shard_base)):
+            if given:
+                return f"record_steps does not work with {other}; leave one of them out"
+        return ""
 
     @property
     def has_critic(self) -> bool:

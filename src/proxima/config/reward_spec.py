@@ -16,6 +16,7 @@ from proxima.config.secrets import HIDDEN, hide_address, hide_options, shareable
 from proxima.core.json_record import Record
 
 LARGEST = sys.float_info.max
+GYM_PREFIX = "reasoning_gym:"  # a verifiable reward by name, no function to import
 KEYS = ("source", "weight", "name", "options")
 
 
@@ -70,6 +71,8 @@ class RewardSpec:
     def label(self) -> str:
         if self.name:
             return self.name
+        if self.is_chat:
+            return "judge"
         if self.is_http:
             parts = urlsplit(str(self.source))
             return parts.path.rstrip("/").split("/")[-1] or parts.hostname or "http"
@@ -81,11 +84,23 @@ class RewardSpec:
         return isinstance(self.source, str) and self.source.lower().startswith(("http://", "https://"))
 
     @property
+    def is_chat(self) -> bool:
+        """A language model as a judge, behind an OpenAI-compatible chat endpoint."""
+        return self.is_http and urlsplit(str(self.source)).path.rstrip("/").endswith("/chat/completions")
+
+    @property
     def is_function(self) -> bool:
         """True for a Python function or a `module:function` text."""
         if not isinstance(self.source, str):
             return True
-        return ":" in self.source and not self.is_http and not Path(self.source).exists()
+        if self.is_http or self.source.startswith(GYM_PREFIX):
+            return False
+        return ":" in self.source and not Path(self.source).exists()
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether code that somebody else chose may run: a function, or the policy's own programs."""
+        return self.is_function or self.source == "code"
 
     @classmethod
     def of(cls, value: object) -> RewardSpec:

@@ -9,7 +9,7 @@ hidden: its name does not tell.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit, urlunsplit
 
 HIDDEN = "***"
@@ -49,6 +49,34 @@ def hide_address(address: str) -> str:
 
 def hide_options(options: Mapping[str, object]) -> dict[str, object]:
     return {name: HIDDEN if is_secret(name) else value for name, value in options.items()}
+
+
+def shareable_words(words: Sequence[str]) -> list[str]:
+    """The words of a command line without keys: in addresses, in options of a reward (`,api_key=KEY`), and
+    after flags whose name tells that one follows."""
+    after = ["", *words]
+    return [
+        HIDDEN
+        if before.startswith("--") and is_secret(before[2:]) and not word.startswith("--")
+        else _word(word)
+        for before, word in zip(after, words, strict=False)
+    ]
+
+
+def _word(word: str) -> str:
+    first, *options = re.split(r",(?=[\w-]+=)", word)
+    flag, equals, value = first.partition("=")
+    if flag.startswith("--") and equals:
+        first = f"{flag}={HIDDEN if is_secret(flag[2:]) else _hide_addresses(value)}"
+    else:
+        first = _hide_addresses(first)
+    pairs = [each.partition("=") for each in options]
+    hidden = [f",{key}={HIDDEN if is_secret(key) else _hide_addresses(value)}" for key, _, value in pairs]
+    return shareable(first + "".join(hidden))
+
+
+def _hide_addresses(text: str) -> str:
+    return re.sub(r"(?i)https?://\S+", lambda found: hide_address(found[0]), text)
 
 
 def shareable(text: str) -> str:

@@ -1,9 +1,9 @@
 """Rewards out of a run's folder, which may be a stranger's. In: its settings. Out: nothing, or an error that
 names the flags.
 
-They may name a Python function to import, or a server that is sent texts and a token: only the command line,
-or an argument in Python, may ask for these. The same holds for `trust_remote_code`, which is never taken from
-a file.
+They may name a Python function to import, run what the model writes (`code`), or name a server that is sent
+texts and a token: only the command line, or an argument in Python, may ask for these. The same holds for
+`trust_remote_code`, which is never taken from a file.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ def check_trust(source: str | Path, config: PPOConfig, given: Container[str]) ->
     """
     if flags := trusted_flags(config, given):
         raise ValueError(
-            f"{source} names a function or a server, which is called only where the command line names it "
-            "too; "
-            f"if you trust whoever made the run, add {shlex.join(flags)}"
+            f"{source} names a function or a server, or runs what the model writes; this is done only where "
+            f"the command line says so too: if you trust whoever made the run, add {shlex.join(flags)}"
         )
 
 
@@ -34,6 +33,6 @@ def trusted_flags(config: PPOConfig, given: Container[str] = ()) -> list[str]:
     flags: list[str] = []
     for name in ("rewards", "judges", "environment", "tools"):
         specs = getattr(config, name)
-        if name not in given and any(spec.is_function or spec.is_http for spec in specs):
+        if name not in given and any(spec.runs_code or spec.is_http for spec in specs):
             flags += [f"--{name}", *(spec.to_text() for spec in specs)]
     return flags

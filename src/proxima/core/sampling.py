@@ -239,7 +239,7 @@ def score_tokens(
 def log_kept_mass(logits: Tensor, kept: KeptSet | None, temperature: float) -> Tensor:
     """log of the probability mass of the kept set under the untruncated policy, (B, R); its negative is the
     cost of truncation."""
-    scaled = at_least_float32(logits) / temperature
     if kept is None:
-        return scaled.new_zeros(scaled.shape[:-1])
+        return at_least_float32(logits.new_zeros(logits.shape[:-1]))
+    scaled = at_least_float32(logits) / temperature
     return (torch.logsumexp(kept_logits(scaled, kept), -1) - torch.logsumexp(scaled, -1)).clamp(max=0)

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from proxima.core.chat_turns import message_turns
 from proxima.core.encoding import encode_prompts
+from proxima.core.progress import no_bars
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Prompt
 from proxima.data.chat_templates import ChatTemplate, Message, Messages, Skip
@@ -132,7 +133,7 @@ def check(
     if report.usable:
         measures = Measures(tokenizer)
         form = report.kinds[report.main].form
-        for row in tqdm(rows, desc="measuring", unit="row", delay=2, leave=False, disable=None):
+        for row in tqdm(rows, desc="measuring", unit="row", delay=2, leave=False, disable=no_bars()):
             with suppress(Skip):
                 measures.add(KINDS[report.main](row, form, template))
         measures.write(report)

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar, overload
 
 from tqdm import tqdm
 
+from proxima.core.progress import no_bars
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Prompt
 from proxima.data.chat_templates import ChatTemplate, Skip
@@ -60,7 +61,7 @@ class Records(Sequence[Record], Generic[Record]):
         self._convert, self._template = convert, template
         self._places = array("Q")
         for i, row in enumerate(
-            tqdm(rows, desc=f"reading {rows.name}", unit="row", delay=2, leave=False, disable=None)
+            tqdm(rows, desc=f"reading {rows.name}", unit="row", delay=2, leave=False, disable=no_bars())
         ):
             reason = self._reason(row, i)
             if reason is None:

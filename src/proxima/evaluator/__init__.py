@@ -9,6 +9,7 @@ from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from proxima.evaluator.best_of_n import best_of_kl, best_of_mean, powers_up_to
+    from proxima.evaluator.diversity import common_opening, copying, repetition, words
     from proxima.evaluator.evaluator import Evaluator
     from proxima.evaluator.finished_run import evaluate_run, run_config, saved_config
     from proxima.evaluator.held_out import Answers, HeldOut, answer

@@ -73,10 +73,12 @@ def evaluate_run(
             Functions and servers that only the run's folder names are refused: give them here, as
             `trust_remote_code`.
     Returns: `reference` and `policy` by metric, the `win_rate` by the rewards, `win_rates` by judge,
-        `best_of` by n where it was asked for, and `samples`; also in the run's `evaluation.json`.
+        `best_of` by n where it was asked for, `best_constants` of verifiable rewards, and `samples`; also in
+        the run's `evaluation.json`.
     """
     judges = tuple(judges) or run_config(run, **_given(rewards), **changes).judges
     trainer = open_run(run, rewards, judges=judges, **changes)
+    trainer.keep_in(Path(run))
     saved = Run(run).results
     restore_endings(trainer, within(saved, "endings"))
     trainer.reward_computer.restore_units(within(saved, "units"))
@@ -89,7 +91,6 @@ def evaluate_run(
             f"all rewards failed, nothing was judged; the last reason: {trainer.reward_computer.last_failure}"
         )
     rates = win_rates(trainer, prompts, policy, reference)
-    compared = {"best_of": best_of_rows(trainer, prompts, best_of)} if best_of else {}
     rows = zip(prompts, reference.texts, scores[0], policy.texts, scores[1], strict=True)
     results = {
         "step": Run(run).last().get("step"),
@@ -99,11 +100,19 @@ def evaluate_run(
         "policy": _with_interval(policy, trainer.config.seed),
         "win_rate": rates.pop(OWN),
         "win_rates": rates,
-        **compared,
+        **_beside(trainer, prompts, best_of),
         "samples": [with_turns(dict(zip(SAMPLE, row, strict=True))) for row in rows],
     }
     write_json(Path(run) / "evaluation.json", results)
     return results
+
+
+def _beside(trainer: PPOTrainer, prompts: Sequence[str], best_of: int) -> Record:
+    """What policy and reference are to be compared with."""
+    found: Record = {"best_of": best_of_rows(trainer, prompts, best_of)} if best_of else {}
+    if constants := trainer.reward_computer.best_constants(prompts):
+        found["best_constants"] = {name: best._asdict() for name, best in constants.items()}
+    return found
 
 
 def best_of_rows(trainer: PPOTrainer, prompts: Sequence[str], most: int) -> list[Record]:

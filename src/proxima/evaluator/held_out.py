@@ -17,7 +17,7 @@ import torch
 
 from proxima.core.json_record import Record
 from proxima.core.types import Tokens
-from proxima.evaluator.diversity import common_opening, distinct, repetition
+from proxima.evaluator.diversity import common_opening, copying, distinct, repetition
 from proxima.evaluator.judges import OWN, compare_answers
 from proxima.evaluator.win_rates import mean_interval, share_won
 from proxima.ppo_trainer import Scores, followed_records
@@ -95,6 +95,7 @@ class _Collected:
 
     def __init__(self, trainer: PPOTrainer):
         self.trainer = trainer
+        self.prompts: list[str] = []
         self.texts: list[str] = []
         self.own: list[Scores] = []
         self.judged: dict[str, list[float]] = {}
@@ -103,6 +104,7 @@ class _Collected:
         scores = self.trainer.reward_computer.score_tokens(tokens)
         samples = Samples.of_tokens(tokens)
         judged = self.trainer.models.processes.on_main(lambda: self.trainer.judges.score(samples))
+        self.prompts += samples.prompts
         self.texts += samples.completions
         self.own.append(scores)
         for name, column in judged.items():
@@ -115,6 +117,7 @@ class _Collected:
         varied = {f"distinct_{size}": distinct(self.texts, size) for size in (1, 2)} | {
             "repetition": repetition(self.texts),
             "common_opening": common_opening(self.texts),
+            "copying": copying(self.prompts, self.texts),
         }
         numbers = {**score_metrics(total, by_name), **measured, **varied}
         return Answers(self.texts, {OWN: total.tolist(), **self.judged}, numbers, records)

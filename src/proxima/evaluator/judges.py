@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from proxima.base_setup import ModelSet, has_head, load_reward
 from proxima.config import PPOConfig, RewardSpec
@@ -38,6 +39,13 @@ class Judges:
         """A ValueError where a judge asks for a column that the prompts lack."""
         for judge in self.scoring.values():
             judge.check_columns(prompts)
+
+    def keep_in(self, folder: Path) -> None:
+        """Keep what language models as judges say in this folder."""
+        for scorer in self.scoring.values():
+            scorer.keep_in(folder)
+        for judge in self.comparing.values():
+            judge.keep_in(folder)
 
     def score(self, samples: Samples) -> dict[str, list[float]]:
         """One score per answer by each judge that scores."""

@@ -14,12 +14,15 @@ import inspect
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
+from pathlib import Path
+from typing import ClassVar
 
 from proxima.config import RewardSpec
 from proxima.rewards import (
+    ChatReward,
     EndpointReward,
     RewardOutcome,
     Samples,
@@ -28,6 +31,7 @@ from proxima.rewards import (
     check_options,
     keyword_options,
     load_function,
+    require_options,
     run_async,
     typed,
 )
@@ -73,6 +77,10 @@ class PairJudge:
                 result[i] = (first + 1 - second) / 2
         return result
 
+    def keep_in(self, folder: Path) -> None:
+        if isinstance(self._ask, ChatReward):
+            self._ask.keep_in(folder)
+
     def _try(self, pairs: Pairs) -> list[float]:
         def warn(reason: str) -> None:
             log.warning("judge %s failed and is tried again: %s", self.label, reason)
@@ -111,16 +119,29 @@ class EndpointJudge(EndpointReward):
             raise UnusableReply(str(error)) from None
 
 
+class ChatJudge(ChatReward):
+    """A language model that compares two answers."""
+
+    task = "You compare two answers to a prompt and say which one is better: first, second or tie."
+    field = "better"
+    allowed: ClassVar[Mapping[int | str, float]] = {"first": 1.0, "tie": 0.5, "second": 0.0}
+
+    def _data(self, part: Samples) -> dict[str, str]:
+        assert isinstance(part, Pairs)
+        data = super()._data(part)
+        return {"prompt": data.pop("prompt"), "first": data.pop("answer"), "second": part.seconds[0], **data}
+
+
 def open_pair_judge(spec: RewardSpec) -> PairJudge | None:
     """The judge, where this one compares; None where it scores each answer by itself."""
     if spec.is_http:
-        accepted = {
-            name: kind for name, kind in keyword_options(EndpointReward).items() if name != "send_ids"
-        }
+        kind: type[EndpointReward] = ChatJudge if spec.is_chat else EndpointJudge
+        accepted = {name: each for name, each in keyword_options(kind).items() if name != "send_ids"}
         options = check_options(spec, {**accepted, SCORES: bool})
         if options.pop(SCORES, False):
             return None
-        return PairJudge(spec.label, EndpointJudge(str(spec.source), **options), EndpointJudge.attempts)
+        require_options(spec, kind)
+        return PairJudge(spec.label, kind(str(spec.source), **options), kind.attempts)
     if not spec.is_function:
         return None
     function = spec.source if callable(spec.source) else load_function(spec.source)

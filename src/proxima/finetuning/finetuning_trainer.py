@@ -8,13 +8,13 @@ encoded when its batch is due.
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import time
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic
@@ -34,21 +34,24 @@ from proxima.base_setup import (
     pick_device,
 )
 from proxima.config import SETTINGS_FILE, FinetuningConfig, settings_in
+from proxima.core.progress import no_bars
 from proxima.core.tokenizer import Tokenizer
 from proxima.finetuning.encoded_examples import Encoded, Example, TokenRow
 from proxima.models import Backbone, BaseModel, EngineSettings
-from proxima.runs import make_run_folder
+from proxima.runs import Kind, Plot, live_folder, make_run_folder, read_origin
 from proxima.runtime import forked_random_state
 from proxima.training import learning_rate_factor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+log = logging.getLogger(__name__)
+
 BUCKET = 32  # batches whose examples are sorted by length together
 MAX_SKIPPED = 10  # updates with a gradient that is not finite, after which training gives up
 
 
-@dataclass
+@dataclass(repr=False)
 class FinetuningResults:
     """What a fine-tuning run did."""
 
@@ -62,11 +65,21 @@ class FinetuningResults:
     folder: Path = Path()
     """The trained adapter or model."""
 
+    def plot(self, *names: str | Sequence[str]) -> Plot:
+        """Curves for a notebook, as `Run.plot` draws them: `results.plot("accuracy")`."""
+        columns = {name: [step[name] for step in self.metrics] for name in (self.metrics or [{}])[0]}
+        return Plot.of(columns, names or [["train_loss", "validation_loss"]])
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"{name} {value:.4g}" for name, value in self.best.items())
+        return f"FinetuningResults: {self.stop_reason}; best: {best or 'no evaluation'}; in {self.folder}"
+
 
 class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
     """Encodes, trains, evaluates, keeps the best weights."""
 
     name: str
+    kind: Kind = "reward"
     judged_by: str
     higher_is_better: bool
     start_adapter: str | None = None
@@ -99,6 +112,13 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         if device.type == "cuda":  # a captured graph cannot hold weights that train
             fast = config.lora_r > 0
             self.backbone.settings = EngineSettings(fast=fast, compiled=False, by_size=True)
+
+    def __repr__(self) -> str:
+        trained = sum(parameter.numel() for parameter in self.role.parameters())
+        return (
+            f"{type(self).__name__}({self.config.model_name!r}): {trained:,} trained parameters on "
+            f"{self.role.device}"
+        )
 
     def adapter(self, name: str) -> str | None:
         """What trains: an adapter (new, or a copy of `sft_adapter`), or with lora_r = 0 the whole network in
@@ -156,11 +176,11 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         if not len(train_rows) or not len(validation_rows):
             raise ValueError(f"no example fits max_length ({self.config.max_length} tokens); raise it")
         results.folder = self._folder()
-        with _removed_if_empty(results.folder):
+        with live_folder(results.folder, self.kind) as write_metrics:
             self.settle(train_rows, validation_rows)
             with forked_random_state(self.role.device):
                 torch.manual_seed(self.config.seed)
-                self._fit(train_rows, validation_rows, results)
+                self._fit(train_rows, validation_rows, results, write_metrics)
             self.finish(validation_rows)
             self.save(results.folder, results)
         return results
@@ -198,6 +218,7 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         rows: Encoded[Example, TokenRow],
         validation: Encoded[Example, TokenRow],
         results: FinetuningResults,
+        write_metrics: Callable[[Mapping[str, float]], None],
     ) -> None:
         config = self.config
         parameters = self.role.parameters()
@@ -209,7 +230,7 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         recent: list[Tensor] = []  # losses since the last evaluation
         stale = 0
         started = time.perf_counter()
-        bar = tqdm(total=total, desc=self.name, unit="step", disable=None)
+        bar = tqdm(total=total, desc=self.name, unit="step", disable=no_bars())
         schedule = ((epoch, batch) for epoch in range(config.epochs) for batch in self._batches(rows, epoch))
         for step, (epoch, batch) in enumerate(schedule, 1):
             factor = learning_rate_factor(config.lr_schedule, step - 1, total, warmup)
@@ -221,9 +242,9 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
                 continue
             measured = {"train_loss": float(torch.stack(recent).mean()), **self._measure(validation, step)}
             recent = []
-            shown = "  ".join(f"{name} {value:.4g}" for name, value in measured.items())
-            bar.write(f"{self.name}: step {step}/{total}  {shown}  {time.perf_counter() - started:.0f} s")
+            bar.write(self._said(measured, f"step {step}/{total}", time.perf_counter() - started))
             results.metrics.append({"step": step, "epoch": epoch + 1, **measured})
+            write_metrics(results.metrics[-1])
             if self._is_better(measured, results.best):
                 results.best = results.metrics[-1]
                 best = [parameter.detach().clone() for parameter in parameters]
@@ -241,6 +262,13 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         for parameter, value in zip(parameters, best, strict=True):
             parameter.data.copy_(value)
         self.backbone.network.eval()
+
+    def _said(self, measured: Mapping[str, float], where: str, seconds: float) -> str:
+        """The line of an evaluation, which is also logged."""
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in measured.items())
+        line = f"{self.name}: {where}  {shown}  {seconds:.0f} s"
+        log.info("%s", line)
+        return line
 
     def _step(
         self, batch: list[TokenRow], optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
@@ -304,18 +332,8 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         """Created before training, so that a name that is taken or cannot be written costs no time."""
 
         def is_free(path: Path) -> bool:
-            return settings_in(path) is None and not (path / "metrics.jsonl").exists()
+            unfinished = read_origin(path).get("kind") in ("sft", "reward")
+            return settings_in(path) is None and (unfinished or not (path / "metrics.jsonl").exists())
 
         parent = Path(self.config.run_dir)
         return make_run_folder(parent, self.config.run_name, f"{self.name}-", is_free)
-
-
-@contextmanager
-def _removed_if_empty(folder: Path) -> Iterator[None]:
-    """Remove the folder if the block fails and left it empty."""
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            folder.rmdir()
-        raise

@@ -24,6 +24,7 @@ class SFTTrainer(FinetuningTrainer[Demonstration, Row]):
     """Cross-entropy of the completion's tokens, EOS included; the prompt does not count."""
 
     name, judged_by, higher_is_better = "sft", "validation_loss", False
+    kind = "sft"
 
     def make_role(self) -> PolicyModel:
         adapter = self.adapter("policy")

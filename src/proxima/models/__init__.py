@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ClassifierReward,
         RewardModel,
         doubted,
+        least_sure,
         pick_row,
         reward_warning,
         saved_unit,

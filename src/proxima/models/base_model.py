@@ -28,7 +28,7 @@ from proxima.models.weight_files import (
     save_adapter,
     save_tensors,
 )
-from proxima.runtime.engine import pack
+from proxima.runtime.engine import has_kernels, pack
 
 
 class BaseModel:
@@ -80,6 +80,14 @@ class BaseModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (M, V) of this role's hidden states (M, D)."""
         return self.backbone.head(hidden, self.adapter)
+
+    def frozen_head(self, hidden: Tensor) -> Tensor | None:
+        """The weight (V, D) by which these states become logits, where that is all that `logits` does, it is
+        not trained, and `head_logprobs` takes it; otherwise None."""
+        backbone = self.backbone
+        head = backbone.network.get_output_embeddings()
+        plain = type(head) is nn.Linear and head.bias is None and not head.weight.requires_grad
+        return head.weight if plain and backbone.decoder is not None and has_kernels(hidden) else None
 
     def parameters(self) -> list[nn.Parameter]:
         """The trainable parameters of this role."""

@@ -33,11 +33,14 @@ def flatten_column(column: Tensor, tokens: Tokens) -> Tensor:
 
 
 def by_chunks(
-    function: Callable[..., tuple[Tensor, ...]], tokens: Tokens, *hidden: Tensor
+    function: Callable[..., tuple[Tensor, ...]], tokens: Tokens, *hidden: Tensor, recompute: bool = True
 ) -> tuple[Tensor, ...]:
     """function(hidden states..., ids, kept set) -> numbers (M,) each, applied in chunks to bound memory.
 
     With gradients, logits are recomputed in the backward pass: at most one chunk of them is in memory.
+
+    Args:
+        recompute: False for a function that keeps no logits for its backward pass.
     """
     place = cells(tokens.sizes, tokens.mask.shape[1], hidden[0].device, tokens.holes)
     ids = tokens.response_ids.flatten()[place]
@@ -53,6 +56,6 @@ def by_chunks(
             ids[here],
             None if kept is None else kept.map(itemgetter(here)),
         ]
-        recompute = torch.is_grad_enabled() and not whole
-        parts.append(checkpoint(function, *given, use_reentrant=False) if recompute else function(*given))
+        again = recompute and torch.is_grad_enabled() and not whole
+        parts.append(checkpoint(function, *given, use_reentrant=False) if again else function(*given))
     return tuple(torch.cat(columns) for columns in zip(*parts, strict=True))

@@ -94,6 +94,14 @@ def doubted(members: Tensor, doubt_coef: float) -> tuple[Tensor, Tensor]:
     return members.mean(1) - doubt_coef * spread, spread
 
 
+def least_sure(first: Tensor, second: Tensor) -> Tensor:
+    """How unsure a reward model is which of two answers is better (B,), from the scores of its heads (B, K)
+    for either: the standard deviation of their differences; with one head, minus the distance of the
+    scores."""
+    difference = first - second
+    return difference.std(1, correction=0) if difference.shape[1] > 1 else -difference[:, 0].abs()
+
+
 class ClassifierReward:
     """Any `AutoModelForSequenceClassification`: token ids in, one logit out.
 

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from proxima.ppo_trainer.model_trainer import ModelTrainer
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer
     from proxima.ppo_trainer.reward_computer import RewardComputer, Scores
+    from proxima.ppo_trainer.step_recorder import StepRecord, StepRecorder, token_tensors, weights
     from proxima.ppo_trainer.token_records import followed_records
-    from proxima.ppo_trainer.trainer_state import restore_endings
+    from proxima.ppo_trainer.trainer_state import restore_endings, restore_values
     from proxima.ppo_trainer.training_results import TrainingResults
     from proxima.ppo_trainer.value_adder import ValueAdder
 

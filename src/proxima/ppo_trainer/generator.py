@@ -16,7 +16,7 @@ from torch import Tensor
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
 from proxima.core.pairs import TokenPairs
-from proxima.core.sampling import include_sampled, kept_shape, score_tokens, truncate
+from proxima.core.sampling import include_sampled, kept_shape, truncate
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import KeptSet, Prompt, Rollout, TokenColumns, Tokens, pad_to
 from proxima.environments import Environment, EpisodeRunner, max_response_tokens
@@ -26,6 +26,7 @@ from proxima.ppo_trainer.process_shares import join_tokens, own_share
 from proxima.ppo_trainer.prompt_tokens import tokenize, without_responses
 from proxima.ppo_trainer.stopwatch import Stopwatch
 from proxima.runs import ROUNDING
+from proxima.runtime.engine import score_tokens
 from proxima.runtime.vllm import PendingRollout, VllmRollouts
 from proxima.token_attribution import TokenAttributor
 from proxima.training import add_importance_weights
@@ -283,15 +284,14 @@ class SequenceGenerator:
         config = self.config
         found: tuple[Tensor, ...] = ()
         named = None
-        if kept is None:
+        if kept is None and kept_shape(config.top_k, config.top_p, logits.shape[-1]) is not None:
             named = truncate(logits.float() / config.temperature, config.top_k, config.top_p)
         if named is not None:
             kept, outside = include_sampled(named, ids)
             packed = kept.ids if kept.ids is not None else kept.bits
             assert packed is not None
             found = outside.float(), packed.squeeze(1)
-        given = (logits.unsqueeze(1), ref_logits.unsqueeze(1), ids.unsqueeze(1), kept, config.temperature)
-        return *(column.squeeze(1) for column in score_tokens(*given)), *found
+        return *score_tokens(logits, ref_logits, ids, kept, config.temperature), *found
 
 
 MEASURED = ("logprob_policy", "logprob_ref", "kl_exact", "entropy", "truncation_cost")

@@ -19,12 +19,13 @@ from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
 from proxima.core.ops import entropy, exact_kl, masked_mean
 from proxima.core.pairs import PairsLike, TokenPairs, as_pairs
-from proxima.core.sampling import kept_logits, log_softmax, token_logprobs
+from proxima.core.sampling import kept_logits, log_softmax
 from proxima.core.tokenizer import Tokenizer
 from proxima.experience_buffer import BatchedData
 from proxima.models import by_chunks, flatten_column
 from proxima.runs import update_metrics
 from proxima.runtime.distributed import all_reduce_gradients, clip_gradients
+from proxima.runtime.engine import head_logprobs, token_logprobs
 from proxima.token_attribution import ensure_tokens
 from proxima.training import (
     Moved,
@@ -61,6 +62,7 @@ class ModelTrainer:
         self.value_optimizer = (
             _adamw(self.value_parameters, config.value_learning_rate) if models.value else None
         )
+        self.history: list[dict[str, Tensor]] = []  # what each minibatch of the last step measured
 
     def train_policy_model(self, sa_pairs: PairsLike) -> float:
         """One optimiser step of the policy on these pairs; its loss."""
@@ -88,6 +90,7 @@ class ModelTrainer:
         """
         rates = self.set_learning_rates(rate_factor)
         history, stopped = ([], False) if data is None else self.update(data, policy)
+        self.history = history
         taken = [stats for stats in history if "skipped" not in stats]
         return {
             **update_metrics(taken),
@@ -200,7 +203,16 @@ class ModelTrainer:
         whole = config.kl_loss_coef > 0 and config.kl_loss == "exact"
         reference = [self.models.sft.response_hidden(tokens)] if whole else []
         states = [self.models.policy.response_hidden(tokens), *reference]
-        logprobs, extra = by_chunks(self._chunk_losses, tokens, *states)
+        head = self.models.policy.frozen_head(states[0])
+        if head is not None and tokens.kept is None and not whole and config.entropy_coef == 0:
+
+            def by_head(hidden: Tensor, ids: Tensor, _: None) -> tuple[Tensor]:
+                return (head_logprobs(hidden, head, ids, config.temperature),)
+
+            (logprobs,) = by_chunks(by_head, tokens, states[0], recompute=False)
+            extra = torch.zeros_like(logprobs)
+        else:
+            logprobs, extra = by_chunks(self._chunk_losses, tokens, *states)
         old, advantages = (
             flatten_column(part.column(name), tokens) for name in ("logprob_policy", "advantage")
         )
@@ -220,17 +232,17 @@ class ModelTrainer:
         """Log-probabilities (m,), and the loss terms that need whole distributions."""
         *ref_hidden, ids, kept = given
         config = self.config
-        logits = self.models.policy.logits(hidden).unsqueeze(1)
-        logprobs = token_logprobs(logits, ids.unsqueeze(1), kept, config.temperature)
+        logits = self.models.policy.logits(hidden)
+        logprobs = token_logprobs(logits, ids, kept, config.temperature)
         extra = torch.zeros_like(logprobs)
         if config.entropy_coef > 0:
-            acting = kept_logits(logits.float() / config.temperature, kept)
-            extra = extra - config.entropy_coef * entropy(acting)
+            acting = kept_logits(logits.unsqueeze(1).float() / config.temperature, kept)
+            extra = extra - config.entropy_coef * entropy(acting).squeeze(1)
         if ref_hidden:
-            ref_logits = self.models.sft.logits(ref_hidden[0]).unsqueeze(1)
+            ref_logits = self.models.sft.logits(ref_hidden[0])
             both = (log_softmax(each, config.temperature) for each in (logits, ref_logits))
             extra = extra + config.kl_loss_coef * exact_kl(*both)
-        return logprobs.squeeze(1), extra.squeeze(1)
+        return logprobs, extra
 
     def _is_far(self, stats: Mapping[str, Tensor]) -> bool:
         """Whether the policy has moved further than kl_stop allows."""

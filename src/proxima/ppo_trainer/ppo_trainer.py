@@ -6,7 +6,7 @@ In: a config, then prompts. Out: a trained policy, and metrics for every step.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -33,7 +33,7 @@ from proxima.ppo_trainer.batch_plan import BatchPlan, fingerprint
 from proxima.ppo_trainer.generator import SequenceGenerator
 from proxima.ppo_trainer.model_trainer import ModelTrainer
 from proxima.ppo_trainer.prompt_groups import group_metrics, repeat_prompts, with_groups
-from proxima.ppo_trainer.reward_computer import RewardComputer
+from proxima.ppo_trainer.reward_computer import RewardComputer, Scores
 from proxima.ppo_trainer.shared_run import open_run
 from proxima.ppo_trainer.stop_signals import StopSignals
 from proxima.ppo_trainer.stopwatch import Stopwatch
@@ -48,6 +48,10 @@ from proxima.runs.checkpoint import write_folder
 from proxima.training import learning_rate_factor
 
 ROUNDING = 1e-6  # relative to the largest reward
+
+
+def _ignore(*stages: object) -> None:
+    """What a step computes on its way goes nowhere where nobody records it."""
 
 
 class PPOTrainer:
@@ -91,15 +95,26 @@ class PPOTrainer:
         self.step = 0
         self.first_step = 0  # of the call of `train` under way; its schedule begins there
         self.total_steps: int | None = None  # the step at which that call ends; None outside `train`
+        self.on_stages: Callable[[TokenPairs, Scores, TokenPairs], None] = _ignore
+        """Called in every step with its rollout, scores and advantages that are not whitened."""
+
+    def __repr__(self) -> str:
+        config, models = self.config, self.models
+        trained = sum(parameter.numel() for parameter in models.policy.parameters())
+        rewards = ", ".join(spec.label for spec, _ in self.reward_computer.rewards)
+        return (
+            f"PPOTrainer({config.model_name!r}): step {self.step}, {config.adv_estimator} with "
+            f"{config.objective}, {trained:,} trained parameters on {models.device}; rewards: "
+            f"{rewards or 'none'}"
+        )
 
     def ppo_step(self, prompts: Sequence[str], next_prompts: Sequence[str] | None = None) -> Record:
         """One whole PPO step on any number of prompts, each answered `num_generations` times.
 
         Args:
             next_prompts: of the next step, sampled in the background during this one (`overlap`).
-        Returns: every metric of the glossary by name, and `generated_texts`, `rewards` (nan where one
-            failed), `rewards_by_name`, `reward_source`, the `sa_pairs` that were trained on, and
-            `trained_rows`, which of the responses these are.
+        Returns: every metric by name, `generated_texts`, `rewards` (nan where one failed), `rewards_by_name`,
+            `reward_source`, the `sa_pairs` that were trained on, and `trained_rows`, of which responses.
         """
         config, clock = self.config, Stopwatch(self.models.device)
         prompts, following = self._repeated(prompts), next_prompts and self._repeated(next_prompts)
@@ -117,6 +132,7 @@ class PPOTrainer:
         pairs = self.value_adder.add_values_to_sa_pairs(rejoin(pairs, scored))
         estimated = self.estimate_advantages(rejoin(pairs, scored), rewards)
         trained = whiten_advantages(estimated) if config.whiten_advantages else estimated
+        self.on_stages(rollout, scores, estimated)
         clock.lap("value")
         self.buffer.clear()
         batches = self.buffer.store(trained, self.step) if trains else None
@@ -230,12 +246,18 @@ class PPOTrainer:
         validate = None if held_out is None else HeldOut(self, held_out, str(fingerprints["validation"]))
         evaluator = Evaluator(self.models, self.tokenizer, config, validate)
         with open_run(config, resume, self.models.processes) as run, StopSignals() as signals:
+            self.keep_in(run.path)
             return TrainingRun(self, plan, evaluator, run, signals).go(force)
+
+    def keep_in(self, folder: Path) -> None:
+        """Keep what judges say in this folder, so that the same answer is judged once."""
+        self.reward_computer.keep_in(folder)
+        self.judges.keep_in(folder)
 
     def check(self, prompts: Sequence[str], first: int = 0) -> None:
         """Refuse prompts that no step could read; errors count them from `first`."""
         self.generator.tokenize(prompts, first)
-        self.reward_computer.check_columns(prompts)
+        self.reward_computer.check_columns(prompts, first)
         if self.generator.environment is not None:
             self.generator.environment.check(prompts, first)
 

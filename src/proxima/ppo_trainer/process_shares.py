@@ -29,6 +29,8 @@ def join_tokens(prompts: Tokens, own: Tokens, processes: Processes) -> Tokens:
             responses have.
     """
     total, width = len(prompts.prompts), processes.all_reduce_max(own.mask.shape[1])
+    if not processes.all_reduce_min(int(own.kept is not None or not own.prompts)):
+        own = replace(own, kept=None)  # where an engine named them to some processes only, all compute them
     listed = processes.all_reduce_max(
         0 if own.kept is None or own.kept.ids is None else own.kept.ids.shape[2]
     )

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -29,11 +30,14 @@ from proxima.models import ScoreUnit
 from proxima.ppo_trainer.process_shares import own_share
 from proxima.reward_kl import shape_scores
 from proxima.rewards import (
+    BestConstant,
+    ChatReward,
     ClassifierSource,
     RewardOutcome,
     RewardSource,
     Samples,
     TrainedReward,
+    VerifierReward,
     call_with_retries,
     open_reward,
 )
@@ -136,10 +140,25 @@ class RewardComputer:
             "reward_source": self.reward_source,
         }
 
-    def check_columns(self, prompts: Sequence[str]) -> None:
-        """A ValueError where a reward asks for a column that the prompts lack."""
+    def check_columns(self, prompts: Sequence[str], first: int = 0) -> None:
+        """A ValueError where a reward asks for a column that the prompts lack; it counts them from
+        `first`."""
         for _, source in self.rewards:
-            source.check(prompts)
+            source.check(prompts, first)
+
+    def best_constants(self, prompts: Sequence[str]) -> dict[str, BestConstant]:
+        """Of each verifiable reward, the one answer that scores best on all of these prompts."""
+        return {
+            spec.label: source.best_constant(prompts)
+            for spec, source in self.rewards
+            if isinstance(source, VerifierReward)
+        }
+
+    def keep_in(self, folder: Path) -> None:
+        """Keep what judges say in this folder."""
+        for _, source in self.rewards:
+            if isinstance(source, ChatReward):
+                source.keep_in(folder)
 
     def compute_rewards(
         self,

@@ -128,12 +128,18 @@ def agree(trainer: PPOTrainer) -> None:
 
 
 def load_state(trainer: PPOTrainer, folder: Path, state: RecordView) -> None:
-    """What a setting that the user changed decides is left as the config has it."""
+    """Weights, optimisers, random numbers and all plain values of a checkpoint."""
     trainer.load(folder)
     load_optimizer(trainer.model_trainer.policy_optimizer, folder / "policy_optimizer.safetensors")
     if trainer.model_trainer.value_optimizer is not None:
         load_optimizer(trainer.model_trainer.value_optimizer, folder / "value_optimizer.safetensors")
     load_random_state(folder / "random.safetensors", state["random"])
+    restore_values(trainer, state)
+
+
+def restore_values(trainer: PPOTrainer, state: RecordView) -> None:
+    """What `plain_state` wrote, but for the random numbers; what a setting that the user changed decides is
+    left as the config has it."""
     restore_endings(trainer, state.get("endings"))
     trainer.reward_computer.restore_units(within(state, "units"))
     changed = changed_settings(state["config"], trainer.config)

@@ -11,7 +11,7 @@ from proxima.core.json_record import Record
 DONE = "all epochs done"
 
 
-@dataclass
+@dataclass(repr=False)
 class TrainingResults:
     """What `PPOTrainer.train` did."""
 
@@ -28,6 +28,14 @@ class TrainingResults:
     """The last evaluation: performance and convergence."""
     run_folder: Path = Path()
     """Config, metrics, samples, checkpoints and the trained adapters."""
+
+    def __repr__(self) -> str:
+        rewards = [step["avg_reward"] for step in self.metrics]
+        moved = f", reward {rewards[0]:.4g} to {rewards[-1]:.4g}" if rewards else ""
+        return (
+            f"TrainingResults: {len(rewards)} step{'s' * (len(rewards) != 1)}{moved}, best step "
+            f"{self.best_step}; {self.stop_reason}; in {self.run_folder}"
+        )
 
 
 def start_line(start: dict[str, float]) -> str:

@@ -18,11 +18,13 @@ from tqdm import tqdm
 from proxima.core.chat_turns import with_turns
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.core.json_record import Record
+from proxima.core.progress import no_bars
 from proxima.evaluator import Evaluator, HeldOut, answer
 from proxima.ppo_trainer.batch_plan import BatchPlan
 from proxima.ppo_trainer.prompt_groups import repeat_prompts
 from proxima.ppo_trainer.reward_units import measure_units
 from proxima.ppo_trainer.shared_run import AnyRun
+from proxima.ppo_trainer.step_recordings import Recordings
 from proxima.ppo_trainer.stop_signals import StopSignals
 from proxima.ppo_trainer.token_records import sample_row, trained_records
 from proxima.ppo_trainer.trainer_state import (
@@ -59,6 +61,7 @@ class TrainingRun:
         self.config = trainer.config
         self.processes = trainer.models.processes
         self.results = TrainingResults(run_folder=run.path)
+        self.recordings = Recordings(trainer, run.path)
         self.rollbacks = 0
         self.eval_reward: float | None = None  # of the step just done
         self.saved: int | None = None  # step of the newest checkpoint
@@ -81,7 +84,7 @@ class TrainingRun:
             )
         total = self.trainer.total_steps or 0
         done = self.trainer.step - self.trainer.first_step
-        hidden = None if self.processes.is_main else True
+        hidden = no_bars() if self.processes.is_main else True
         with tqdm(
             desc="PPO", unit="step", initial=done, total=total - self.trainer.first_step, disable=hidden
         ) as bar:
@@ -193,7 +196,10 @@ class TrainingRun:
         epoch, batch = self.plan.at(trainer.step - trainer.first_step)
         answered = repeat_prompts(batch, self.config.num_generations)
         next_prompts = self.next_prompts()
-        outcome = trainer.ppo_step(batch) if next_prompts is None else trainer.ppo_step(batch, next_prompts)
+        given = (batch,) if next_prompts is None else (batch, next_prompts)
+        with self.recordings.step():
+            outcome = trainer.ppo_step(*given)
+        self.recordings.keep(outcome)
         metrics = {"epoch": epoch + 1, **numbers_of(outcome)}
         # what evaluations and guards decide by is the same bits everywhere
         metrics = self.processes.on_main(lambda: metrics)
@@ -214,6 +220,7 @@ class TrainingRun:
             results.stop_reason = results.stop_reason or DONE
         results.metrics.append(metrics)
         raised = self.alarms(results.metrics)
+        self.recordings.write(self.new_alarms(raised))
         metrics["alarms"] = len(raised)
         self.run.write_metrics(metrics)
         if self.processes.is_main:
@@ -266,16 +273,23 @@ class TrainingRun:
             start=self.results.start,
         )
 
+    def new_alarms(self, raised: list[Alarm]) -> list[Alarm]:
+        """Those whose guard had none at the step before."""
+        history = self.results.metrics
+        before = (
+            {alarm.guard for alarm in self.alarms(history[:-1])} if raised and len(history) > 1 else set()
+        )
+        return [alarm for alarm in raised if alarm.guard not in before]
+
     def act_on(self, raised: list[Alarm]) -> bool:
         """Say what is new, and do as configured; True where the run went back and the step is no more."""
-        history = self.results.metrics
-        before = {alarm.guard for alarm in self.alarms(history[:-1])} if len(history) > 1 else set()
+        new = self.new_alarms(raised)
         actions = {
             alarm: self.config.on_nonfinite if alarm.guard == "nonfinite" else self.config.on_guard
             for alarm in raised
         }
         for alarm, action in actions.items():
-            if action != "warn" or alarm.guard not in before:
+            if action != "warn" or alarm in new:
                 log.warning(
                     "step %d, guard %s: %s (%s)", self.trainer.step, alarm.guard, alarm.message, action
                 )
@@ -308,6 +322,7 @@ class TrainingRun:
         checkpoints.forget_after(found)
         lines = self.run.go_back(found.step)
         self.restore(found)
+        self.recordings.forget()
         self.take_metrics(lines)
         self.trainer.rate_factor = rate
         self.rollbacks = rollbacks

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from proxima.config import RewardSpec
+from proxima.core.json_record import Record
 from proxima.rewards.coroutines import run_async
 from proxima.rewards.reward_options import check_options, typed
 from proxima.rewards.reward_outcome import RewardOutcome, read_rewards
@@ -50,20 +51,32 @@ class FunctionReward:
         self.optional = [name for name in columns if name not in self.needed]
         self.reserved = {*OWN, *taken}
 
-    def check(self, prompts: Sequence[str]) -> None:
+    def check(self, prompts: Sequence[str], first: int = 0) -> None:
         """Raise a ValueError that names the column where one that the function takes is missing."""
         for name in self.needed + self.optional:
             missing = [i for i, prompt in enumerate(prompts) if name not in columns_of(prompt)]
             if missing and (name in self.needed or len(missing) < len(prompts)):
-                first = missing[0]
-                have = ", ".join(sorted(columns_of(prompts[first]))) or "none"
+                row = missing[0]
+                have = ", ".join(sorted(columns_of(prompts[row]))) or "none"
                 raise ValueError(
-                    f"the reward {self.label!r} asks for {name!r}, but the columns of prompt {first} "
-                    f"({prompts[first][:40]!r}) are: {have}; add the column to the data, or the option "
+                    f"the reward {self.label!r} asks for {name!r}, but the columns of prompt {first + row} "
+                    f"({prompts[row][:40]!r}) are: {have}; add the column to the data, or the option "
                     f"{name} to the reward"
                 )
 
     def __call__(self, samples: Samples) -> RewardOutcome:
+        return self.in_process(samples)
+
+    def in_process(self, samples: Samples) -> RewardOutcome:
+        """One call for all samples, in this process."""
+        positional, named = self.arguments(samples)
+        returned = self.function(*positional, **named)
+        if inspect.isawaitable(returned):
+            returned = run_async(returned)
+        return read_rewards(returned, samples.lengths)
+
+    def arguments(self, samples: Samples) -> tuple[Sequence[object], Record]:
+        """What the function is called with, by position and by name."""
         named = self.needed + self.optional
         wanted = {
             name: column
@@ -72,10 +85,7 @@ class FunctionReward:
         }
         given = {name: _copied(getattr(samples, name)) for name in self.own}
         positional = [_copied(getattr(samples, name)) for name in self.positional]
-        returned = self.function(*positional, **{**wanted, **given, **self.options})
-        if inspect.isawaitable(returned):
-            returned = run_async(returned)
-        return read_rewards(returned, samples.lengths)
+        return positional, {**wanted, **given, **self.options}
 
 
 def _copied(items: Sequence[object]) -> list[object]:

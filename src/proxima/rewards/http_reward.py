@@ -105,7 +105,7 @@ class EndpointReward:
     def __repr__(self) -> str:
         return f"EndpointReward({hide_address(self.url)!r})"
 
-    def check(self, prompts: Sequence[str]) -> None:
+    def check(self, prompts: Sequence[str], first: int = 0) -> None:
         """It needs no column; all are sent."""
 
     def __call__(self, samples: Samples) -> RewardOutcome:

@@ -68,22 +68,24 @@ class TrainedReward:
         if model.source != "untrained" and (message := reward_warning(model.source)):
             warnings.warn(message, stacklevel=2)
 
-    def check(self, prompts: Sequence[str]) -> None:
+    def check(self, prompts: Sequence[str], first: int = 0) -> None:
         """It needs no column."""
 
     @torch.no_grad()
-    def __call__(self, samples: Samples) -> RewardOutcome:
+    def members(self, samples: Samples) -> Tensor:
+        """Scores (B, heads) of the model's heads."""
         tokens = self._tokenized(samples) if samples.tokens is None else samples.tokens
 
-        read = self.model.token_scores if self.model.heads == 1 else self.model.token_members
-
         def score() -> list[Tensor]:
-            return [read(tokens.select(rows)) for rows in self.micro_batches.rows(tokens)]
+            return [self.model.token_members(tokens.select(rows)) for rows in self.micro_batches.rows(tokens)]
 
-        scores = torch.cat(self.micro_batches.run(score, tokens.longest))
+        return torch.cat(self.micro_batches.run(score, tokens.longest))
+
+    def __call__(self, samples: Samples) -> RewardOutcome:
+        members = self.members(samples)
         if self.model.heads == 1:
-            return read_rewards(scores, samples.lengths)
-        scores, spread = doubted(scores, self.doubt_coef)
+            return read_rewards(members[:, 0], samples.lengths)
+        scores, spread = doubted(members, self.doubt_coef)
         return replace(read_rewards(scores, samples.lengths), spread=spread.tolist())
 
     def _tokenized(self, samples: Samples) -> Tokens:
@@ -153,7 +155,7 @@ class ClassifierSource:
         self._unread = unread_pad(saved, tokenizer)
         self._ending_logged = False
 
-    def check(self, prompts: Sequence[str]) -> None:
+    def check(self, prompts: Sequence[str], first: int = 0) -> None:
         """It needs no column."""
 
     def _known_ending(

@@ -20,7 +20,6 @@ import importlib
 import inspect
 import json
 import os
-import resource
 import select
 import signal
 import sys
@@ -29,7 +28,7 @@ from typing import Any, BinaryIO, NoReturn
 
 MAX_REPLY_BYTES = 16 * 2**20
 MAX_REASON = 300  # characters
-MAX_PROCESSES = 64  # in a user namespace, where the kernel counts them separately
+MAX_PROCESSES = 64  # of a sandbox in a user namespace, where the kernel counts them separately
 WATCH_SECONDS = 0.5  # between two looks at the trainer, beside the signals that say it is gone
 NOBODY = 65534
 SIGNAL_CODE = 128  # a process that died by signal n exits with this + n, as in a shell
@@ -154,12 +153,14 @@ def _drop_rights() -> None:
     _libc("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
 
 
-def _limit_resources(limits: Limits, in_user_namespace: bool) -> None:
+def _limit_resources(limits: Limits, count_processes: bool) -> None:
+    import resource  # Windows, which runs no worker, has none
+
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory := limits.get("memory_mb"):
         with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
             resource.setrlimit(resource.RLIMIT_AS, (memory * 2**20, memory * 2**20))
-    if in_user_namespace:
+    if count_processes:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
 
@@ -204,7 +205,7 @@ def _close_all() -> None:
         os.dup2(null, number)
 
 
-def watch(child: int, requests: int, trainer: int) -> int:
+def watch(child: int, requests: int, trainer: int | None) -> int:
     """The exit code of the child, once it has ended, or the trainer hung up or died."""
     ended, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -218,7 +219,7 @@ def watch(child: int, requests: int, trainer: int) -> int:
         if done:
             return _code(status)
         hung_up = any(number == requests for number, _ in poll.poll(1000 * WATCH_SECONDS))
-        if hung_up or os.getppid() != trainer:
+        if hung_up or trainer not in (None, os.getppid()):
             return 1
 
 
@@ -370,7 +371,7 @@ def main() -> NoReturn:
     requests, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
-    if limits.get("quiet"):
+    if limits["sandbox"]:
         os.dup2(null, 2)
     os.dup2(2, 1)
     sandbox = limits["sandbox"]
@@ -379,7 +380,7 @@ def main() -> NoReturn:
     def work() -> NoReturn:
         if sandbox:
             os.chdir(sandbox)
-        _limit_resources(limits, protections["user"])
+        _limit_resources(limits, count_processes=bool(sandbox) and protections["user"])
         serve(os.fdopen(requests, "rb"), replies, protections)
 
     def first() -> NoReturn:

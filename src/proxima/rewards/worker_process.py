@@ -20,10 +20,12 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from proxima.core.json_record import Record, RecordView
 from proxima.rewards import worker_child
 
 FailureKind: TypeAlias = Literal["timeout", "memory", "crash", "exit", "raised", "reply"]
@@ -31,6 +33,7 @@ JsonValue: TypeAlias = Any
 
 START_SECONDS = 120.0  # to import what the function needs
 END_SECONDS = 2.0  # to end everything, before the group is killed from here
+CANCEL_SECONDS = 0.5  # after which `cancel` is seen
 SCRATCH_MB = 64  # of files that a sandboxed worker may write
 PLAIN_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
 """What a sandboxed worker sees of the environment, in which keys may stand."""
@@ -42,11 +45,13 @@ class WorkerFailure(Exception):  # noqa: N818
     Args:
         kind: `timeout`, `memory`, `crash` (killed by a signal), `exit` (the process left), `raised`, or
             `reply` (no JSON, or too long).
+        at_start: the target was not loaded yet: no call was made.
     """
 
-    def __init__(self, kind: FailureKind, message: str):
+    def __init__(self, kind: FailureKind, message: str, at_start: bool = False):
         super().__init__(message)
         self.kind: FailureKind = kind
+        self.at_start = at_start
 
     @property
     def message(self) -> str:
@@ -62,11 +67,11 @@ class WorkerProcess:
 
     def __init__(
         self,
-        target: str | bytes | Callable[..., Any],
+        target: str | bytes | Callable[..., object],
         *,
         memory_mb: int | None,
         network: bool = True,
-        made_with: Mapping[str, Any] | None = None,
+        made_with: RecordView | None = None,
         sandbox: bool = False,
         namespaces: bool = True,
     ):
@@ -80,34 +85,20 @@ class WorkerProcess:
                 folder in memory, where the kernel allows.
             namespaces: whether to try for any.
         """
-        if os.name != "posix":
-            raise ValueError("worker processes need Linux or macOS; here functions run inside the trainer")
+        check_system()
         self.protections: dict[str, bool] = {}
-        self._calls = 0
+        self._calls, self._cancelled = 0, False
         scratch = tempfile.mkdtemp(prefix="proxima-worker-") if sandbox else ""
-        limits = {
-            "memory_mb": memory_mb,
-            "network": network,
-            "sandbox": scratch,
-            "scratch_mb": SCRATCH_MB,
-            "quiet": sandbox,
-            "namespaces": namespaces,
-            "trainer": os.getpid(),
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", worker_child.__file__, json.dumps(limits)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            env=_plain_environment(scratch) if sandbox else None,
-        )
+        bubble = bubblewrap() if sandbox and namespaces else None
+        self._bubble = {"processes": True, "network": not network, "files": True} if bubble else None
+        self._process = _launch(memory_mb, network, scratch, namespaces, bubble)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._requests, False)
         os.set_blocking(self._replies, False)
         self._end = weakref.finalize(self, _end, self._process, scratch)
-        self._setup: dict[str, Any] | None = _setup(target, made_with)
+        self._setup: Record | None = _setup(target, made_with)
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -124,10 +115,11 @@ class WorkerProcess:
         if self._setup is not None:
             setup, self._setup = self._setup, None
             try:
-                self.protections = self._exchange(setup, time.monotonic() + timeout, timeout)
-            except WorkerFailure:
+                closed = self._exchange(setup, time.monotonic() + timeout, timeout)
+            except WorkerFailure as failure:
                 self.close()
-                raise
+                raise WorkerFailure(failure.kind, failure.message, at_start=True) from None
+            self.protections = closed if self._bubble is None else self._bubble
 
     def call(self, method: str | None, /, *args: JsonValue, timeout: float, **kwargs: JsonValue) -> JsonValue:
         """What the target, or this method of the object that it makes, returns.
@@ -137,17 +129,27 @@ class WorkerProcess:
             args: anything that JSON can hold.
             timeout: seconds, from when the target is loaded.
         """
+        return self.request(method, args, kwargs, timeout)
+
+    def request(
+        self, method: str | None, args: Sequence[JsonValue], kwargs: Mapping[str, JsonValue], timeout: float
+    ) -> JsonValue:
+        """`call` with arguments of any name."""
         if not self.alive:
             raise WorkerFailure("exit", "its process has ended")
         self.start()
-        call = {"method": method, "args": args, "kwargs": kwargs}
+        call = {"method": method, "args": list(args), "kwargs": dict(kwargs)}
         return self._exchange(call, time.monotonic() + timeout, timeout)
+
+    def cancel(self) -> None:
+        """Make a call that waits in another thread fail soon."""
+        self._cancelled = True
 
     def close(self) -> None:
         """End the child and everything that it started."""
         self._end()
 
-    def _exchange(self, call: dict[str, Any], deadline: float, timeout: float) -> JsonValue:
+    def _exchange(self, call: Record, deadline: float, timeout: float) -> JsonValue:
         self._calls += 1
         request = json.dumps({"id": self._calls, **call}, default=str).encode() + b"\n"
         try:
@@ -167,7 +169,11 @@ class WorkerProcess:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise WorkerFailure("timeout", f"no answer within {timeout:g} s")
-            readable, writable = _ready(self._replies, self._requests if request else None, left)
+            if self._cancelled:
+                raise WorkerFailure("exit", "it was cancelled")
+            readable, writable = _ready(
+                self._replies, self._requests if request else None, min(left, CANCEL_SECONDS)
+            )
             if writable:
                 try:
                     request = request[os.write(self._requests, request) :]
@@ -186,7 +192,7 @@ class WorkerProcess:
                     self.close()
                     raise WorkerFailure("reply", "its reply is too long")
 
-    def _read(self, line: bytes) -> dict[str, Any]:
+    def _read(self, line: bytes) -> Record:
         try:
             reply = json.loads(line)
             if (
@@ -216,7 +222,62 @@ class WorkerProcess:
         return WorkerFailure("exit", f"its process ended with exit code {code}")
 
 
-def pickled(target: Callable[..., Any]) -> bytes | str:
+def _launch(
+    memory_mb: int | None, network: bool, scratch: str, namespaces: bool, bubble: str | None
+) -> subprocess.Popen[bytes]:
+    """The child.
+
+    Args:
+        scratch: the folder of a sandboxed one; empty for any other.
+        bubble: path of bubblewrap, where it makes the sandbox.
+    """
+    limits = {
+        "memory_mb": memory_mb,
+        "network": network,
+        "sandbox": scratch,
+        "scratch_mb": SCRATCH_MB,
+        "namespaces": namespaces and not bubble,
+        "trainer": None if bubble else os.getpid(),
+    }
+    return subprocess.Popen(
+        [
+            *(_bubble_command(bubble, scratch, network) if bubble else []),
+            *(sys.executable, "-P", worker_child.__file__, json.dumps(limits)),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env=_plain_environment(scratch) if scratch else None,
+    )
+
+
+@cache
+def bubblewrap() -> str | None:
+    """The path of bubblewrap, where it is installed and the kernel lets it work."""
+    path = shutil.which("bwrap")
+    if path is None:
+        return None
+    tried = subprocess.run([*_bubble_command(path, "/tmp", False), "true"], capture_output=True, check=False)
+    return path if tried.returncode == 0 else None
+
+
+def _bubble_command(path: str, scratch: str, network: bool) -> list[str]:
+    """All files read-only but for the scratch folder, which is in memory; no process, device or network of
+    the machine."""
+    size = str(SCRATCH_MB * 2**20)
+    return [
+        *(path, "--unshare-all", *(["--share-net"] if network else []), "--ro-bind", "/", "/"),
+        *("--dev", "/dev", "--proc", "/proc", "--size", size, "--tmpfs", scratch, "--chdir", scratch),
+        *("--cap-drop", "ALL", "--new-session"),
+    ]
+
+
+def check_system() -> None:
+    if os.name != "posix":
+        raise ValueError("worker processes need Linux or macOS; here functions run inside the trainer only")
+
+
+def pickled(target: Callable[..., object]) -> bytes | str:
     """A function or class as a worker takes it: by name where it can be imported, otherwise by value."""
     import dill
 
@@ -236,12 +297,13 @@ def pickled(target: Callable[..., Any]) -> bytes | str:
         ) from None
 
 
-def _setup(target: str | bytes | Callable[..., Any], made_with: Mapping[str, Any] | None) -> dict[str, Any]:
+def _setup(target: str | bytes | Callable[..., object], made_with: RecordView | None) -> Record:
+    path = [str(Path.cwd()), *sys.path] if isinstance(target, str) else sys.path
     if callable(target):
         target = pickled(target)
     by_value = isinstance(target, bytes)
     return {
-        "path": [str(Path.cwd()), *sys.path],
+        "path": path,
         "target": "" if by_value else target,
         "pickled": base64.b64encode(target).decode() if isinstance(target, bytes) else "",
         "made_with": dict(made_with or {}),

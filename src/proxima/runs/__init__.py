@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from proxima.runs.environment import MATTERS, describe_environment
     from proxima.runs.evidence import held_out_evidence, judges_in
+    from proxima.runs.finetuning_folder import LIVE_FILES, live_folder
     from proxima.runs.glossary import (
         GLOSSARY,
         Metric,
@@ -31,10 +33,24 @@ if TYPE_CHECKING:
         update_metrics,
     )
     from proxima.runs.run_files import make_run_folder, plain, write_json
+    from proxima.runs.run_origin import Kind, note_checks, noting_command, read_origin, resume_command
     from proxima.runs.run_plot import Plot
     from proxima.runs.run_reader import Run, first_step_row
     from proxima.runs.run_search import find_runs
     from proxima.runs.run_writer import RunFolder
+    from proxima.runs.step_bundle import (
+        BUNDLE_SUFFIX,
+        LARGEST_BUNDLE,
+        REPLAY_FOLDER,
+        TOLERANCE,
+        Bundle,
+        bundle_bytes,
+        bundle_paths,
+        checksum,
+        read_bundle,
+        write_bundle,
+    )
     from proxima.runs.thin_curves import Point, thin
+    from proxima.runs.token_files import number
 
 __all__, __getattr__ = lazy_exports(__name__)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from proxima.core.json_record import Record
 from proxima.runtime.distributed import rank_and_count
@@ -14,6 +16,7 @@ PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy", "tokenizers
 MATTERS = (
     "packages",
     "machine",
+    "cpu",
     "threads",
     "gpus",
     "cuda",
@@ -37,6 +40,7 @@ def describe_environment() -> Record:
         "git_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "system": platform.platform(),
         "machine": platform.machine(),
+        "cpu": _cpu(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": gpus,
@@ -52,6 +56,17 @@ def changed(before: Record, now: Record) -> list[str]:
         for name in MATTERS
         if before.get(name, now[name]) != now[name]
     ]
+
+
+def _cpu() -> str:
+    """The processor and the instructions that torch uses on it."""
+    import torch
+
+    name = platform.processor() or platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _version(package: str) -> str | None:

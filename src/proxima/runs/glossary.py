@@ -56,7 +56,7 @@ def explain(name: str) -> Metric | None:
     """The declaration of a name, or of its family (`validation/reward/*` for `validation/reward/x`)."""
     parts = name.split("/")
     families = ["/".join(parts[:end]) + "/*" for end in range(len(parts) - 1, 0, -1)]
-    return next((GLOSSARY[key] for key in (name, *families) if key in GLOSSARY), None)
+    return next((GLOSSARY[key] for key in (name, *families) if key in GLOSSARY), FINETUNING.get(name))
 
 
 def is_defined(name: str) -> bool:
@@ -121,7 +121,7 @@ def chart_of(names: Sequence[str]) -> Chart:
 def charts_in_groups(names: Collection[str]) -> list[tuple[MetricGroup, list[Chart]]]:
     """All these metrics, each in one chart, in the order in which they are declared; groups without any are
     left out. Names that are not declared have charts of their own in the last group."""
-    order = {name: place for place, name in enumerate(GLOSSARY)}
+    order = {name: place for place, name in enumerate(dict.fromkeys([*GLOSSARY, *FINETUNING]))}
     found: dict[str, dict[str, list[str]]] = {key: {} for key in GROUPS}
 
     def place(name: str) -> int:

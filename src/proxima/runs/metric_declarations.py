@@ -416,6 +416,17 @@ METRICS = [
         otherwise="Rising with the reward: an opening that the reward likes, whatever follows it. Look at "
         "the samples, ask `judges`, and raise `kl_coef` or set `kl_controller` to budget.",
     ),
+    Metric(
+        "validation/copying",
+        title="Copied from the prompt",
+        unit="fraction",
+        group="responses",
+        meaning="Fraction of word 4-grams of a response that also stand in its prompt, mean over the "
+        "validation responses.",
+        healthy="Steady. Summaries and answers that quote have more.",
+        otherwise="Rising towards 1: the policy repeats the prompt. Look at the samples; if that is no good "
+        "answer, the reward must not pay for it (`proxima doctor` can audit it); or raise `kl_coef`.",
+    ),
     # Policy update
     Metric(
         "policy_loss",
@@ -724,8 +735,9 @@ METRICS = [
         unit="tokens",
         group="engine",
         meaning="Sampled tokens outside the top-k and top-p set that the training side computes, for an "
-        "engine that does not report its own (vLLM).",
-        healthy="0 with the built-in engine. With vLLM a few per thousand tokens, more with `overlap`.",
+        "engine that does not report its own (vLLM without sampling masks).",
+        healthy="0 with the built-in engine and with vLLM's sampling masks. With vLLM otherwise a few per "
+        "thousand tokens, more with `overlap`.",
         otherwise="Many: the engine does not sample as configured. Check its version and `--logprobs-mode` "
         "(docs/engines.md).",
     ),
@@ -789,7 +801,8 @@ METRICS = [
         meaning="Responses whose reward failed. They are left out of the update.",
         healthy="0.",
         otherwise="The reason is in log.txt. For an endpoint, raise its `timeout` or `retries` "
-        "(docs/rewards.md). Above the fraction `max_reward_failures` the run stops and saves its weights.",
+        "(docs/rewards.md). A share that grows may be a policy that hides in time-outs. Above the fraction "
+        "`max_reward_failures` the run stops and saves its weights.",
     ),
     Metric(
         "validation/failed_rewards",

@@ -28,7 +28,7 @@ for (const spec of JSON.parse(byId("data").textContent).charts) {
 STYLE = "body { display: grid; gap: 1rem; padding: 0.5rem; min-height: 0; background: var(--card); }"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plot:
     """Charts below each other, as one page inside a frame that can neither load anything nor touch the
     notebook."""
@@ -60,6 +60,9 @@ class Plot:
         target = Path(path)
         target.write_text(self.html, encoding="utf-8")
         return target
+
+    def __repr__(self) -> str:
+        return f"Plot of {'; '.join(chart['title'] for chart in self.charts)}"
 
     def _repr_html_(self) -> str:
         height = HEIGHT * max(len(self.charts), 1)

@@ -11,23 +11,26 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from html import escape
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
-from proxima.config import PPOConfig, current_names, read_yaml
+from proxima.config import PPOConfig, current_names, read_yaml, settings_in
 from proxima.core.json_record import Record
 from proxima.core.regular_files import open_file, read_file
 from proxima.runs import token_files
 from proxima.runs.checkpoint import eval_reward
 from proxima.runs.json_lines import JsonLines, last_record
+from proxima.runs.run_origin import ORIGIN, Kind, read_origin
 from proxima.runs.run_plot import Plot
 
 if TYPE_CHECKING:
     import pandas
 
 State = Literal["training", "finished", "stopped"]
+FINETUNED: tuple[Kind, ...] = ("sft", "reward")
 
 
 class Run:
@@ -48,8 +51,24 @@ class Run:
         self._rows, self._version = 0, -1
 
     @property
+    def kind(self) -> Kind:
+        """Whether PPO, supervised fine-tuning or reward-model training made it."""
+        for kind in FINETUNED:
+            if self.origin.get("kind") == kind or (self.path / f"{kind}.json").is_file():
+                return kind
+        return "ppo"
+
+    @property
+    def origin(self) -> Record:
+        """The command line that made it, the folder it was given in, and what the doctor said; empty where
+        Python code made it."""
+        return self._file(ORIGIN, lambda path: read_origin(path.parent)) or {}
+
+    @property
     def config(self) -> Record:
-        """Its settings as written down, by their present names."""
+        """Its settings as written down, by their present names; those of fine-tuning when it has ended."""
+        if self.kind != "ppo" and (path := settings_in(self.path)) is not None:
+            return self._file(path.name, read_yaml) or {}
         return self._file("config.yaml", _read_settings) or {}
 
     @property
@@ -59,7 +78,7 @@ class Run:
     @property
     def results(self) -> Record | None:
         """What the run ended with; None until it has."""
-        return self._file("results.json", _read_json)
+        return self._file("results.json" if self.kind == "ppo" else f"{self.kind}.json", _read_json)
 
     @property
     def evaluation(self) -> Record | None:
@@ -72,6 +91,8 @@ class Run:
         """`stopped` means that the run ended early: interrupted, killed or failed."""
         if _is_locked(self.path / ".lock"):
             return "training"
+        if self.kind != "ppo":
+            return "stopped" if self.results is None else "finished"
         ended = (self.results or {}).get("last_metrics")
         last = ended.get("step", 0) if isinstance(ended, dict) else 0
         done = self.results is not None and token_files.number(last, 0.0) >= token_files.number(
@@ -133,6 +154,21 @@ class Run:
         """The newest step's numbers, without reading the others."""
         return last_record(self.path / "metrics.jsonl")
 
+    def log_text(self, after: int = -1, most: int = 65536) -> tuple[str, int]:
+        """The log after a byte, at most its last `most` bytes, and the byte it ends at. A link is not
+        followed: a folder from elsewhere could show any file of this machine with it."""
+        if (self.path / "log.txt").is_symlink():
+            return "", 0
+        try:
+            with open_file(self.path / "log.txt") as file:
+                size = file.seek(0, 2)
+                start = after if 0 <= after <= size else 0
+                file.seek(max(start, size - most))
+                read = file.read(most)
+                return read.decode("utf-8", "replace"), file.tell()
+        except OSError:
+            return "", 0
+
     def warnings(self) -> list[Record]:
         """Alarms of the guards: step, guard, message, action."""
         return list(self._warning_lines.look())
@@ -174,6 +210,15 @@ class Run:
         )
         return [{**each, "best": each["name"] == first} for each in found]
 
+    def bundles(self) -> list[Record]:
+        """Recorded steps, which `proxima replay` reads: path, name, bytes."""
+        found = [path for path in (self.path / "replay").glob("*.safetensors") if path.is_file()]
+        return [
+            {"path": str(path), "name": path.name, "bytes": path.stat().st_size}
+            for path in sorted(found)
+            if path.name.isprintable() and not path.is_symlink()
+        ]
+
     def metrics_frame(self) -> pandas.DataFrame:
         """One row per step."""
         return _pandas().DataFrame(self.metrics())
@@ -195,6 +240,17 @@ class Run:
         """Curves of some metrics by step, for a notebook: `run.plot("avg_reward", "kl")`; a list is drawn
         in one chart."""
         return Plot.of(self.metrics(), names)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what it is, its main curves, and a sample of the last evaluation."""
+        said = f"{self.state}, step {self.last().get('step', 0)}"
+        shown = f"<p><b>{escape(self.name)}</b>: {escape(said)}</p>"
+        if self.steps:
+            shown += self.plot()._repr_html_()
+        if samples := self.samples():
+            prompt, text = (escape(str(samples[-1].get(part, ""))) for part in ("prompt", "text"))
+            shown += f'<pre style="white-space: pre-wrap">{prompt}<b>{text}</b></pre>'
+        return shown
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}): {self.state}, step {self.last().get('step', 0)}"

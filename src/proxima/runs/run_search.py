@@ -9,7 +9,7 @@ from pathlib import Path
 
 from proxima.runs.run_reader import Run
 
-MARKS = ("config.yaml", "metrics.jsonl", ".lock")  # any of these makes a folder a run
+MARKS = ("config.yaml", "metrics.jsonl", ".lock", "sft.json", "reward.json")  # any makes a folder a run
 DEPTH = 3  # runs/NAME, and runs in runs: runs/demo/ppo, runs/learn/seed-0/ppo
 
 

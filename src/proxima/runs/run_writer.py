@@ -13,18 +13,20 @@ import logging
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO
 
-from proxima.config import PPOConfig
+from proxima.config import PPOConfig, shareable
 from proxima.core.json_record import Record
 from proxima.core.terminal_text import LineFormatter, stderr_handler
 from proxima.runs.checkpoint import Checkpoint, Checkpoints, replace_text, sync
 from proxima.runs.environment import changed, describe_environment
 from proxima.runs.glossary import check_declared
 from proxima.runs.run_files import make_run_folder, plain, write_json
+from proxima.runs.run_origin import write_origin
 from proxima.runs.tracking import Tracker, open_trackers
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ class RunFolder:
             if resume and not config.run_name:
                 raise ValueError("resuming needs run_name: the run's folder in run_dir")
             self.path = make_run_folder(Path(config.run_dir), config.run_name)
-            self._stack.enter_context(_lock(self.path))
+            self._stack.enter_context(lock_folder(self.path))
         except OSError as error:
             raise ValueError(
                 f"cannot write to the run folder under {config.run_dir}: {error.strerror or error}"
@@ -61,7 +63,7 @@ class RunFolder:
                 raise ValueError(
                     f"{self.path} already holds a run; continue it with --resume or choose another run_name"
                 )
-            self._stack.enter_context(_log_file(self.path / "log.txt"))
+            self._stack.enter_context(log_file(self.path / "log.txt"))
             self.checkpoint = self._find_checkpoint() if resume else None
             undo.pop_all()
 
@@ -85,6 +87,7 @@ class RunFolder:
         self._trackers = open_trackers(self.config.trackers, self.path, self.config.to_dict(), step)
         dataclasses.replace(self.config, run_name=self.path.name).to_yaml(self.path / "config.yaml")
         self._write_environment()
+        write_origin(self.path, "ppo", resumed=self.checkpoint is not None)
         self.checkpoints.clean()
         return self.go_back(step, warnings)
 
@@ -115,7 +118,7 @@ class RunFolder:
     def write_metrics(self, metrics: Mapping[str, float]) -> None:
         """One line of `metrics.jsonl`; every name in it must be declared."""
         check_declared(metrics)
-        _write_line(self._files[METRICS], metrics)
+        write_line(self._files[METRICS], metrics)
         for tracker in self._trackers:
             tracker.log(
                 {name: value for name, value in metrics.items() if math.isfinite(value)}, int(metrics["step"])
@@ -123,7 +126,7 @@ class RunFolder:
 
     def write_samples(self, step: int, samples: Iterable[Mapping[str, object]]) -> None:
         for sample in samples:
-            _write_line(self._files[SAMPLES], {"step": step, **sample})
+            write_line(self._files[SAMPLES], {"step": step, **sample})
 
     def write_tokens(self, step: int, records: Sequence[Mapping[str, object]]) -> None:
         path = self.path / TOKENS / f"step-{step:08d}.json"
@@ -137,7 +140,7 @@ class RunFolder:
             raise cannot_write(path, error) from error
 
     def write_warning(self, step: int, guard: str, message: str, action: str) -> None:
-        _write_line(
+        write_line(
             self._files[WARNINGS], {"step": step, "guard": guard, "message": message, "action": action}
         )
         self.warnings += 1
@@ -173,7 +176,7 @@ class RunFolder:
         self._stack.close()
 
 
-def _lock(folder: Path) -> ExitStack:
+def lock_folder(folder: Path) -> ExitStack:
     """Held until closed or until the process dies, however it dies. File systems without locks go without."""
     held = ExitStack()
     file = held.enter_context((folder / ".lock").open("a+", encoding="utf-8"))
@@ -208,8 +211,8 @@ def _try_again(lock: Callable[[], None], tries: int = 5) -> None:
             time.sleep(0.02)
 
 
-def _log_file(path: Path) -> ExitStack:
-    """Log messages of the package, from INFO up, also go to a file."""
+def log_file(path: Path) -> ExitStack:
+    """Log messages of the package, from INFO up, and warnings also go to a file."""
     logger, stack = logging.getLogger("proxima"), ExitStack()
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
@@ -222,6 +225,22 @@ def _log_file(path: Path) -> ExitStack:
         stack.callback(logger.removeHandler, each)
     stack.callback(logger.setLevel, logger.level)
     logger.setLevel(logging.INFO)
+    shows = warnings.showwarning
+    stack.callback(setattr, warnings, "showwarning", shows)
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        said = shareable(str(message))
+        handler.handle(logging.LogRecord("proxima", logging.WARNING, filename, lineno, said, None, None))
+        shows(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
     return stack
 
 
@@ -251,7 +270,7 @@ def _has_steps(path: Path) -> bool:
     return any(b'"avg_reward"' in line for line in lines if line.endswith(b"\n"))
 
 
-def _write_line(file: IO[str], record: Mapping[str, object]) -> None:
+def write_line(file: IO[str], record: Mapping[str, object]) -> None:
     """One JSON object per line."""
     try:
         file.write(json.dumps(plain(record), ensure_ascii=False) + "\n")

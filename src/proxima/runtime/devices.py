@@ -73,10 +73,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def synchronize(device: torch.device) -> None:
     """Wait until a device has done what it was given."""
-    if device.type == "mps":
-        torch.mps.synchronize()
-    elif device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def free_cached_memory() -> None:

@@ -36,7 +36,7 @@ from proxima.config import FinetuningConfig, PPOConfig, saved_settings, settings
 from proxima.core.json_record import Record
 from proxima.core.terminal_text import without_lone_surrogates
 from proxima.models import HEAD_FILE, Backbone
-from proxima.runs import Run, first_step_row
+from proxima.runs import LIVE_FILES, Run, first_step_row
 from proxima.tools.gguf_export import as_stored, check_architecture, write_gguf
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _write_weights(
             network.to(kind).save_pretrained(to)
         load_tokenizer(config.model_name, config.trust_remote_code).save_pretrained(to)
     else:
-        shutil.copytree(weights, to, ignore=shutil.ignore_patterns("README.md", "*.yaml", "metrics.jsonl"))
+        shutil.copytree(weights, to, ignore=shutil.ignore_patterns("README.md", "*.yaml", *LIVE_FILES))
 
 
 def _write_gguf(weights: Path, to: Path, config: PPOConfig | FinetuningConfig, form: str, name: str) -> None:

@@ -10,6 +10,7 @@ from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from proxima.pages.comparison.comparison_page import lines
+    from proxima.pages.comparison.replay_page import write_replay_page
     from proxima.pages.comparison.run_comparison import (
         columns_of,
         compare_runs,

@@ -25,12 +25,18 @@ def export(store: Store, path: str | Path, every_answer: bool = False) -> int:
     path = Path(path)
     if path.suffix != ".jsonl":
         raise ValueError(f"{path} must end in .jsonl")
-    rows = rows_of(store.items(), store.answers(), every_answer)
+    rows = rows_of(_without_controls(store), store.answers(), every_answer)
     if not rows:
         what = "item has a winner" if store.mode == "pairs" else "item has a rating"
         raise ValueError(f"{store.path} holds nothing to export: no {what} yet")
     write_jsonl(path, rows)
     return len(rows)
+
+
+def _without_controls(store: Store) -> list[Item]:
+    """The items to learn from: the answer of a control question is known, and says how annotators do."""
+    known = store.controls()
+    return [item for item in store.items() if item.id not in known]
 
 
 def rows_of(
@@ -39,7 +45,7 @@ def rows_of(
     """The exported rows, in the order of the items."""
     given: dict[int, list[LabelAnswer]] = {item.id: [] for item in items}
     for answer in answers:
-        if answer.choice != "skip":
+        if answer.choice != "skip" and answer.item in given:
             given[answer.item].append(answer)
     groups: list[tuple[Item, list[LabelAnswer]]] = []
     for item in items:
@@ -69,6 +75,7 @@ def _preference(item: Item, answers: Sequence[LabelAnswer]) -> Record | None:
         "rejected_ended": sides[rejected][1],
         "annotator": _names(answers),
         "votes": {"chosen": votes[chosen], "rejected": votes[rejected], "tie": votes["tie"]},
+        **_notes(answers),
     }
 
 
@@ -80,11 +87,17 @@ def _rating(item: Item, answers: Sequence[LabelAnswer]) -> Record:
         "ended": item.a_ended,
         "annotator": _names(answers),
         "votes": len(answers),
+        **_notes(answers),
     }
 
 
 def _names(answers: Sequence[LabelAnswer]) -> str:
     return ", ".join(answer.annotator for answer in answers)
+
+
+def _notes(answers: Sequence[LabelAnswer]) -> Record:
+    notes = [answer.note for answer in answers if answer.note]
+    return {"notes": notes} if notes else {}
 
 
 def write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
@@ -106,7 +119,9 @@ def write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 def summarize(store: Store) -> Record:
     """Counts and agreement, for the page and the terminal; skips count as no answer, a tie is a value of
     its own."""
-    items, answers = store.items(), store.answers()
+    known, every = store.controls(), store.answers()
+    items = _without_controls(store)
+    answers = [answer for answer in every if answer.item not in known]
     pairs = store.mode == "pairs"
     values: dict[int, Record] = {item.id: {} for item in items}
     for answer in answers:
@@ -126,6 +141,8 @@ def summarize(store: Store) -> Record:
         "alpha": alpha,
         "metric": metric,
         "rows": len(rows_of(items, answers)),
+        "controls": measured_by_controls(every, known),
+        "notes": sum(bool(answer.note) for answer in every),
     }
     if pairs:
         decided = [answer for answer in answers if answer.choice in ("a", "b")]
@@ -133,6 +150,26 @@ def summarize(store: Store) -> Record:
         summary["first_share"] = first / len(decided) if decided else None
         summary["wins"] = _wins(items, decided)
     return summary
+
+
+def measured_by_controls(
+    answers: Sequence[LabelAnswer], known: Mapping[int, str]
+) -> dict[str, dict[str, int]]:
+    """By annotator: control questions answered, and how many of them right. A skip is no answer, a tie is
+    wrong, and a rating is right within one point."""
+    found: dict[str, dict[str, int]] = {}
+    for answer in answers:
+        if answer.item in known and answer.choice != "skip":
+            counts = found.setdefault(answer.annotator, {"asked": 0, "right": 0})
+            counts["asked"] += 1
+            counts["right"] += _is_right(answer.choice, known[answer.item])
+    return found
+
+
+def _is_right(choice: str, expected: str) -> bool:
+    if expected in ("a", "b"):
+        return choice == expected
+    return choice.isdigit() and expected.isdigit() and abs(int(choice) - int(expected)) <= 1
 
 
 def _wins(items: Sequence[Item], decided: Sequence[LabelAnswer]) -> dict[str, int]:
@@ -160,6 +197,10 @@ def in_words(summary: RecordView) -> list[str]:
         lines.append(
             "won: " + ", ".join(f"{name or 'unnamed'} {count}" for name, count in summary["wins"].items())
         )
+    lines += [
+        f"control questions: {name} {counts['right']} of {counts['asked']} right"
+        for name, counts in summary["controls"].items()
+    ]
     if not summary["shared"]:
         return [*lines, "agreement: not measured, no item was answered by two annotators"]
     shown = [f"raw {summary['raw']:.2f}"]

@@ -118,3 +118,19 @@ def read_items(path: str | Path, mode: str) -> list[Item]:
         else:
             items.append(Item(texts["prompt"], sides[0], sides[1], ended[0], ended[1], names[0], names[1]))
     return items
+
+
+def read_controls(path: str | Path, mode: str) -> tuple[list[Item], list[str]]:
+    """Items whose answer is known, and the answers: rows of `prompt`, `chosen`, `rejected`; for ratings
+    `prompt`, `completion`, `rating` from 1 to 5."""
+    items, rows = read_items(path, mode), open_rows(path)
+    if mode == "pairs":
+        for number, item in enumerate(items):
+            if item.a_model != "chosen":
+                raise ValueError(f"{rows.where(number)}: a control question needs `chosen` and `rejected`")
+        return items, ["a"] * len(items)
+    ratings = [str(row.get("rating")) if isinstance(row, dict) else "" for row in rows]
+    for number, rating in enumerate(ratings):
+        if rating not in ("1", "2", "3", "4", "5"):
+            raise ValueError(f"{rows.where(number)}: a control question needs a `rating` from 1 to 5")
+    return items, ratings

@@ -1,13 +1,14 @@
 """The page's side on the server. In: a store. Out: an app with the page and its routes.
 
-    GET  /api/annotators         the mode, and the names that have answered
+    GET  /api/annotators         the mode, the instructions, and the names that have answered
     GET  /api/state?annotator=   what to show: the next item with its sides in shown order, progress, the last
     answer
-    POST /api/answer             {annotator, item, choice, seconds} -> the next state
+    POST /api/answer             {annotator, item, choice, seconds, note} -> the next state
     POST /api/undo               {annotator, answer} -> the state with the item that lost its answer
     GET  /api/summary            counts and agreement
 
-The page never learns which side is a and which is b, nor which model wrote it.
+The page never learns which side is a and which is b, which model wrote it, nor which item is a control
+question.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ def add_label_routes(app: FastAPI, store: Store) -> None:
 
     @app.get("/api/annotators")
     def annotators() -> Record:
-        return {"mode": store.mode, "annotators": store.annotators()}
+        return {
+            "mode": store.mode,
+            "annotators": store.annotators(),
+            "instructions": store.instructions,
+        }
 
     @app.get("/api/summary")
     def summary() -> Record:
@@ -54,7 +59,7 @@ def add_label_routes(app: FastAPI, store: Store) -> None:
         annotator = check_annotator(body.get("annotator"))
         item, choice = _number(body, "item"), str(body.get("choice"))
         try:
-            store.add_answer(item, annotator, choice, body.get("seconds", 0))
+            store.add_answer(item, annotator, choice, body.get("seconds", 0), body.get("note", ""))
         except Conflict as error:
             raise Conflict(str(error), state_of(store, annotator)) from None
         return state_of(store, annotator)

@@ -13,7 +13,7 @@ import hashlib
 import json
 import sqlite3
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,21 +49,29 @@ CREATE TABLE answers (
 TURNS = (
     "CREATE TABLE IF NOT EXISTS turns (item INTEGER PRIMARY KEY REFERENCES items (id), turns TEXT NOT NULL)"
 )
+EXTRAS = (
+    TURNS,
+    "CREATE TABLE IF NOT EXISTS controls (item INTEGER PRIMARY KEY, expected TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS notes (answer INTEGER PRIMARY KEY, note TEXT NOT NULL)",
+)
 ITEMS = "SELECT items.*, turns.turns FROM items LEFT JOIN turns ON turns.item = items.id"
 CHOICES = {"pairs": ("1", "2", "tie", "skip"), "ratings": ("1", "2", "3", "4", "5", "skip")}
 """What may be answered, by mode. For pairs, 1 and 2 are the places on the page."""
 
-# The items that an annotator may still get: those that everyone gets (where ceil(id * overlap) grows: an even
-# share of all), and those without an answer. :overlap is in millionths, so that the division is one of
-# integers.
+CONTROL_EVERY = 10  # answers from one control question to the next
+LONGEST_NOTE, LONGEST_INSTRUCTIONS = 2000, 20_000
+
+# The items that an annotator may still get: those that everyone gets (control questions, and where
+# ceil(id * overlap) grows: an even share of all), and those without an answer. :overlap is in millionths, so
+# that the division is one of integers.
 OPEN = """
 FROM (
     SELECT items.id,
         (items.id * :overlap + 999999) / 1000000 > ((items.id - 1) * :overlap + 999999) / 1000000 AS shared,
         count(answers.id) AS answered, count(CASE WHEN choice <> 'skip' THEN 1 END) AS judged,
-        coalesce(sum(annotator = :annotator), 0) AS own
+        coalesce(sum(annotator = :annotator), 0) AS own, items.id IN (SELECT item FROM controls) AS control
     FROM items LEFT JOIN answers ON answers.item = items.id GROUP BY items.id
-) WHERE own = 0 AND (shared OR judged = 0)
+) WHERE own = 0 AND (shared OR control OR judged = 0)
 """
 
 
@@ -108,6 +116,7 @@ class LabelAnswer:
     swapped: bool
     seconds: float
     time: str
+    note: str = ""
 
 
 class Store:
@@ -160,7 +169,8 @@ class Store:
                 db.executemany("INSERT INTO settings VALUES (?, ?)", [("mode", mode), ("seed", seed)])
                 db.execute(f"PRAGMA application_id = {APPLICATION}")
                 db.execute(f"PRAGMA user_version = {VERSION}")
-            db.execute(TURNS)
+            for statement in EXTRAS:
+                db.execute(statement)
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -211,6 +221,42 @@ class Store:
             db.executemany("INSERT OR IGNORE INTO turns SELECT id, ? FROM items WHERE digest = ?", turns)
             return added
 
+    def add_controls(self, items: Sequence[Item], expected: Sequence[str]) -> int:
+        """Add items whose answer is known (a or b, or a rating), as control questions; how many were new."""
+        self.add_items(items)
+        added = 0
+        with self._change() as db:
+            for item, answer in zip(items, expected, strict=True):
+                row = db.execute("SELECT id, a FROM items WHERE digest = ?", (item.digest,)).fetchone()
+                turned = (
+                    item.b is not None and row["a"] != item.a
+                )  # it was there, with its sides the other way
+                given = (row["id"], {"a": "b", "b": "a"}[answer] if turned else answer)
+                added += db.execute("INSERT OR IGNORE INTO controls VALUES (?, ?)", given).rowcount
+        return added
+
+    def controls(self) -> dict[int, str]:
+        """The known answers, by item."""
+        with self._open() as db:
+            return {row["item"]: row["expected"] for row in db.execute("SELECT * FROM controls")}
+
+    @property
+    def instructions(self) -> str:
+        """What annotators read before they begin; empty where nothing was written."""
+        with self._open() as db:
+            row = db.execute("SELECT value FROM settings WHERE name = 'instructions'").fetchone()
+        return str(row["value"]) if row else ""
+
+    @instructions.setter
+    def instructions(self, text: str) -> None:
+        if len(text) > LONGEST_INSTRUCTIONS or not is_encodable(text):
+            raise ValueError(
+                f"the instructions must be text of at most {LONGEST_INSTRUCTIONS:,} characters, got "
+                f"{len(text):,}"
+            )
+        with self._change() as db:
+            db.execute("INSERT OR REPLACE INTO settings VALUES ('instructions', ?)", (text,))
+
     def items(self) -> list[Item]:
         with self._open() as db:
             return [_item(row) for row in db.execute(f"{ITEMS} ORDER BY items.id")]
@@ -233,20 +279,28 @@ class Store:
 
     def next_item(self, annotator: str) -> Item | None:
         """What to show next: shared items first, so that agreement is known early; of these the ones with
-        the fewest answers; of these in an order of the annotator's own."""
+        the fewest answers; of these in an order of the annotator's own. After every `CONTROL_EVERY` answers,
+        half of that after the first, comes a control question."""
         stride = self._hash("order", annotator) % (2**31 - 2**20) + 2**20
-        order = "ORDER BY shared DESC, answered, (id * :stride) % 2147483647 LIMIT 1"
+        order = "ORDER BY control <> :due, shared DESC, answered, (id * :stride) % 2147483647 LIMIT 1"
         with self._open() as db:
+            due = self._done(db, annotator) % CONTROL_EVERY == CONTROL_EVERY // 2
             row = db.execute(
-                f"SELECT id {OPEN} {order}", {**self._given(annotator), "stride": stride}
+                f"SELECT id {OPEN} {order}", {**self._given(annotator), "stride": stride, "due": due}
             ).fetchone()
         return self.item(row["id"]) if row else None
 
     def progress(self, annotator: str) -> tuple[int, int]:
         """How many items the annotator has answered, and how many are left for them."""
         with self._open() as db:
-            done = db.execute("SELECT count(*) FROM answers WHERE annotator = ?", (annotator,)).fetchone()[0]
-            return done, db.execute(f"SELECT count(*) {OPEN}", self._given(annotator)).fetchone()[0]
+            return self._done(db, annotator), db.execute(
+                f"SELECT count(*) {OPEN}", self._given(annotator)
+            ).fetchone()[0]
+
+    @staticmethod
+    def _done(db: sqlite3.Connection, annotator: str) -> int:
+        count = db.execute("SELECT count(*) FROM answers WHERE annotator = ?", (annotator,)).fetchone()[0]
+        return int(count)
 
     def _given(self, annotator: str) -> Record:
         return {"annotator": annotator, "overlap": round(self.overlap * 1e6)}
@@ -259,7 +313,7 @@ class Store:
         digest = hashlib.blake2b(json.dumps([self.seed, *words]).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little")
 
-    def add_answer(self, item: int, annotator: str, choice: str, seconds: float = 0.0) -> int:
+    def add_answer(self, item: int, annotator: str, choice: str, seconds: float = 0.0, note: str = "") -> int:
         """Store what was chosen on the page and return the answer's number. The same answer again changes
         nothing (it may have been sent twice); another one for the same item is refused."""
         annotator = check_annotator(annotator)
@@ -267,6 +321,8 @@ class Store:
             raise ValueError(f"choice ({choice!r}) must be one of {', '.join(CHOICES[self.mode])}")
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 10**9:
             raise ValueError(f"seconds ({seconds!r}) must be a number from 0 up")
+        if not isinstance(note, str) or len(note) > LONGEST_NOTE or not is_encodable(note):
+            raise ValueError(f"the note must be text of at most {LONGEST_NOTE} characters")
         self.item(item)
         swapped = self.is_swapped(item, annotator)
         true = (
@@ -293,6 +349,8 @@ class Store:
                 row,
             )
             assert added.lastrowid is not None
+            if note.strip():
+                db.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (added.lastrowid, note.strip()))
             return added.lastrowid
 
     def last_answer(self, annotator: str) -> int | None:
@@ -316,6 +374,7 @@ class Store:
                 return None
             if answer != last:
                 raise Conflict("there is a later answer, perhaps from another tab; undo that one first")
+            db.execute("DELETE FROM notes WHERE answer = ?", (answer,))
             db.execute("DELETE FROM answers WHERE id = ?", (answer,))
             return int(row["item"])
 
@@ -323,7 +382,10 @@ class Store:
 
     def answers(self) -> list[LabelAnswer]:
         with self._open() as db:
-            rows = db.execute("SELECT * FROM answers ORDER BY id").fetchall()
+            rows = db.execute(
+                "SELECT answers.*, coalesce(note, '') AS note FROM answers "
+                "LEFT JOIN notes ON notes.answer = answers.id ORDER BY id"
+            ).fetchall()
         return [LabelAnswer(**{**dict(row), "swapped": bool(row["swapped"])}) for row in rows]
 
     def annotators(self) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from proxima.pages.report.findings import find
     from proxima.pages.report.report_curves import (
         MARKED,
         NOT_DRAWN,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     )
     from proxima.pages.report.report_samples import Pair, cut
     from proxima.pages.report.run_facts import Card, read_data
+    from proxima.pages.report.run_outcome import held_out
     from proxima.pages.report.run_report import write_report
     from proxima.pages.report.short_numbers import percent
     from proxima.pages.report.terminal_summary import summary

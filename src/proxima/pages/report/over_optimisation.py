@@ -3,7 +3,7 @@ step after which it was not, and the numbers beside it.
 
 Quality is what judges say who are not trained on: their win rate against the reference on held-out prompts.
 Where there are none, signs have to do: answers that get longer or shorter, alike, or repetitive, that begin
-alike, or whose scores the heads of the reward model disagree on.
+alike or copy their prompt, or whose scores the heads of the reward model disagree on.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
+from proxima.core.json_record import RecordView
+from proxima.evaluator import common_opening, copying, repetition
 from proxima.pages.report.short_numbers import percent, short
 from proxima.runs import first_step_row, held_out_evidence, judges_in, title_of
 
@@ -35,10 +37,14 @@ WATCHED = {  # what is shown: the held-out metric, else that of training
     "opening": ("validation/common_opening",),
     "variety": ("validation/distinct_2",),
     "repetition": ("validation/repetition",),
+    "copying": ("validation/copying",),
     "entropy": ("entropy",),
     "eos": ("validation/eos_rate", "eos_rate"),
 }
+COPIED, COPIED_MORE = 0.8, 0.2  # a share of answers taken from the prompt that is a sign, and its growth
+ENOUGH_SAMPLES = 8  # answers on either side that stand in for held-out ones
 Point = Mapping[str, float]
+Samples = Sequence[RecordView]
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,12 @@ class Optimisation:
         return self.status in ("over-optimised", "collapsed", "declined")
 
 
-def judge_optimisation(metrics: Metrics) -> Optimisation:
-    points = list(_points(metrics))
+def judge_optimisation(metrics: Metrics, samples: Samples = ()) -> Optimisation:
+    """
+    Args:
+        samples: rows of `Run.samples`; they stand in where there were no held-out prompts.
+    """
+    points = points_of(metrics, samples)
     steps = sum(map(math.isfinite, metrics.get("avg_reward", ())))
     if len(points) < ENOUGH_POINTS or steps < ENOUGH_STEPS:
         told = f"Too short to tell whether more reward still meant better answers ({steps} steps)."
@@ -106,17 +116,18 @@ def _by_judges(judged: Sequence[Point], points: Sequence[Point]) -> Optimisation
 def _by_signs(points: Sequence[Point]) -> Optimisation:
     """Without judges: the held-out reward against the training reward, and signs."""
     start, end = points[0], points[-1]
-    best = max(points, key=lambda point: point["reward"])
+    best, last = max(points, key=lambda point: point["reward"]), points[-max(1, len(points) // 4) :]
+    reward = _mean([point["reward"] for point in last])
     trained_rose = end["trained"] > best["trained"]
-    if best["reward"] - end["reward"] > math.sqrt(2) * best["reward_noise"] and best is not end:
-        step, fell = int(best["step"]), f"{short(best['reward'])} to {short(end['reward'])}"
+    if best not in last and best["reward"] - reward > best_by_chance(len(points)) * best["reward_noise"]:
+        step, fell = int(best["step"]), f"{short(best['reward'])} to {short(reward)}"
         if trained_rose:
             told = (
                 f"Over-optimised: after step {step} the training reward rose while the held-out reward fell"
             )
             return _told("over-optimised", f"{told} from {fell}.", points, step)
         return _told("declined", f"After step {step} the reward fell from {fell}.", points, step)
-    rose = end["reward"] - start["reward"] > max(start["reward_noise"], end["reward_noise"])
+    rose = end["reward"] - start["reward"] > math.hypot(start["reward_noise"], end["reward_noise"])
     found = signs(start, end)
     if not rose:
         moved = f"{short(end['kl'])} nats from the reference"
@@ -134,6 +145,11 @@ def _by_signs(points: Sequence[Point]) -> Optimisation:
         "The reward rose and there is no sign of over-optimisation; no judge was asked (--judges) to be sure."
     )
     return _told("good", told, points, int(best["step"]))
+
+
+def best_by_chance(count: int) -> float:
+    """Half-widths of a 95 % interval by which the best of several equal numbers may stand above the last."""
+    return math.sqrt(2) * math.sqrt(2 * math.log(20 * count)) / 1.96
 
 
 def collapse(start: Point, end: Point) -> str:
@@ -155,15 +171,19 @@ def collapse(start: Point, end: Point) -> str:
 def signs(start: Point, now: Point) -> dict[str, str]:
     """What looks like gaming beside a rising reward, by the number it is seen in; nan is no sign."""
     longer = now["length"] / start["length"] if start["length"] else math.nan
+    copied = now["copying"] >= COPIED and now["copying"] - start["copying"] >= COPIED_MORE
     found = {
-        "length": ("longer" if longer > 1 else "shorter", longer >= 1.5 or longer <= 1 / 1.5),
-        "opening": ("more of them begin alike", now["opening"] - start["opening"] >= 0.25),
-        "variety": ("they are more alike", now["variety"] <= 0.75 * start["variety"]),
-        "repetition": ("they repeat themselves", now["repetition"] - start["repetition"] >= 0.1),
-        "spread": ("the reward model's heads disagree more", now["spread"] >= 1.5 * start["spread"] > 0),
+        f"answers got {'longer' if longer > 1 else 'shorter'}": (
+            "length",
+            longer >= 1.5 or longer <= 1 / 1.5,
+        ),
+        "more answers begin alike": ("opening", now["opening"] - start["opening"] >= 0.25),
+        "answers are more alike": ("variety", now["variety"] <= 0.75 * start["variety"]),
+        "answers repeat themselves": ("repetition", now["repetition"] - start["repetition"] >= 0.1),
+        "answers copy their prompt": ("copying", copied),
+        "the reward model's heads disagree more": ("spread", now["spread"] >= 1.5 * start["spread"] > 0),
     }
-    words = {name: said for name, (said, seen) in found.items() if seen}
-    return {name: f"answers got {said}" if name == "length" else said for name, said in words.items()}
+    return {name: words for words, (name, seen) in found.items() if seen}
 
 
 def _last_sound(points: Sequence[Point]) -> int:
@@ -174,6 +194,36 @@ def _last_sound(points: Sequence[Point]) -> int:
         if len(signs(points[0], point)) < SIGNS_NEEDED and not collapse(points[0], point)
     ]
     return int(sound[-1]["step"])
+
+
+def points_of(metrics: Metrics, samples: Samples = ()) -> list[Point]:
+    """The run at its evaluations, in order of steps; the ends also have what only samples show."""
+    points = list(_points(metrics))
+    if len(points) > 1 and (seen := sampled_ends(samples)) is not None:
+        for place, texts in zip((0, -1), seen, strict=True):
+            known = {name: value for name, value in points[place].items() if not math.isnan(value)}
+            points[place] = {**points[place], **_of_texts(texts), **known}
+    return points
+
+
+def sampled_ends(samples: Samples) -> tuple[Samples, Samples] | None:
+    """The samples of the first and of the last quarter of the logged steps; None where they are too few."""
+    steps = sorted({row["step"] for row in samples})
+    quarter = max(len(steps) // 4, 1)
+    if len(steps) < 2:
+        return None
+    first, last = (set(part) for part in (steps[:quarter], steps[-quarter:]))
+    ends = [row for row in samples if row["step"] in first], [row for row in samples if row["step"] in last]
+    return ends if min(map(len, ends)) >= ENOUGH_SAMPLES else None
+
+
+def _of_texts(samples: Samples) -> Point:
+    texts, prompts = ([str(row.get(name, "")) for row in samples] for name in ("text", "prompt"))
+    return {
+        "opening": common_opening(texts),
+        "repetition": repetition(texts),
+        "copying": copying(prompts, texts),
+    }
 
 
 def _points(metrics: Metrics) -> Iterator[Point]:
@@ -217,6 +267,8 @@ def _point(metrics: Metrics, rows: range, place: int) -> Point:
     trained = metrics.get("avg_reward", [math.nan] * len(metrics["step"]))  # none before the first step
     point["reward_noise"] = width if math.isfinite(width) else _interval(trained, rows)
     point["trained"] = mean("avg_reward") if "avg_reward" in own else math.nan
+    distance = mean("kl_exact") if "kl_exact" in own else math.nan
+    point["distance"] = distance if math.isfinite(distance) else point["kl"]  # without the truncation's cost
     return {**point, "step": own["step"]}
 
 

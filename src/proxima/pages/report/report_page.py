@@ -13,8 +13,10 @@ from pathlib import Path
 
 from proxima.core.chat_turns import Turn, cut_text, cut_turns
 from proxima.core.json_record import Record
+from proxima.pages.report.findings import RunFinding
 from proxima.pages.report.report_samples import Pair
 from proxima.pages.report.run_facts import Card
+from proxima.pages.report.short_numbers import short
 from proxima.pages.web import LOOK, PARTS, make_page, read_script, read_style
 
 STATIC = Path(__file__).parent / "static"
@@ -103,6 +105,28 @@ def conclusion(text: str, better: bool | None) -> str:
     """The conclusion in a word, then in a sentence."""
     kind, word = {True: ("yes", "better"), False: ("no", "worse"), None: ("open", "not clear")}[better]
     return f'<p class="conclusion"><span class="{kind}">{word}</span> {escape(text)}</p>'
+
+
+def findings(found: Sequence[RunFinding]) -> str:
+    """Questions, each with its answer in a word, a sentence, and the numbers behind it."""
+    return f'<div class="findings">{"".join(map(_finding, found))}</div>'
+
+
+def _finding(found: RunFinding) -> str:
+    kind = {"good": "yes", "bad": "no", "open": "open"}[found.status]
+    between = any(math.isfinite(each.middle) for each in found.evidence)
+    rows = [
+        (
+            f"{each.title}\n{each.sign}".strip(),
+            *map(short, (each.start, each.middle, each.end) if between else (each.start, each.end)),
+        )
+        for each in found.evidence
+    ]
+    head = ("", "start", *([f"step {found.step}"] if between else []), "end")
+    shown = table(head, rows) if rows else ""
+    answer = f'<span class="{kind}">{escape(found.answer)}</span>'
+    title = f"<h3>{escape(found.question)} {answer}</h3>"
+    return f'<article class="card"><div>{title}{paragraph(found.sentence)}</div>{shown}</article>'
 
 
 def heading(text: str) -> str:

@@ -9,12 +9,13 @@ from pathlib import Path
 from proxima.config import PPOConfig, shareable, trusted_flags
 from proxima.core.chat_turns import in_lines
 from proxima.core.json_record import Record
-from proxima.pages.report.over_optimisation import Optimisation
+from proxima.pages.report.findings import RunFinding
 from proxima.pages.report.report_curves import charts_by_group, constants, frontier
 from proxima.pages.report.report_page import (
     Page,
     code,
     conclusion,
+    findings,
     folded,
     heading,
     numbers,
@@ -28,11 +29,6 @@ from proxima.pages.report.run_facts import Story, read_data, tell
 from proxima.pages.report.short_numbers import short
 from proxima.runs import Run, title_of, unit_of
 
-ADVICE = (
-    "Take the checkpoint nearest to that step, keep the policy closer to the reference (a KL budget, or a "
-    "larger kl_coef), or have people compare the policy's own answers (proxima label --from) and train the "
-    "reward model on them too (proxima reward --continue)."
-)
 STATES = {
     "training": "This run is still training: the report shows it as it is now.",
     "stopped": "This run stopped early (interrupted, killed or failed).",
@@ -43,7 +39,7 @@ def write_report(run: Run, path: str | Path | None = None) -> Path:
     """Into the run's own folder where no path is given."""
     story, page = tell(run), Page(run.name, "run report")
     _first_screen(page, run, story)
-    _optimisation(page, story.optimisation)
+    _findings(page, story.findings)
     marks = [{"x": warning["step"], "text": _warning(warning)} for warning in story.warnings]
     groups = charts_by_group(run.metrics(), marks)
     for group, charts in groups[:1]:
@@ -77,18 +73,10 @@ def _first_screen(page: Page, run: Run, story: Story) -> None:
     )
 
 
-def _optimisation(page: Page, found: Optimisation) -> None:
-    """Whether more reward was better answers, with the numbers that say so."""
-    if found.status == "too short":
-        return
-    rows = [
-        (each.title, short(each.start), short(each.middle), short(each.end), each.sign)
-        for each in found.evidence
-    ]
-    table_of = table(("", "at the start", f"at step {found.step}", "at the end", "sign"), rows, right=3)
-    drawn = page.plots([quality_chart(found.points)]) if len(found.points) > 1 else ""
-    advice = paragraph(ADVICE, "soft") if found.is_bad else ""
-    page.section("Is more reward still better answers?", paragraph(found.sentence), advice, table_of, drawn)
+def _findings(page: Page, found: Sequence[RunFinding]) -> None:
+    """The questions that a run is trained to answer, with the numbers that answer them."""
+    drawn = [quality_chart(each.points) for each in found if len(each.points) > 1]
+    page.section("Findings", findings(found), page.plots(drawn) if drawn else "")
 
 
 def quality_chart(points: Sequence[tuple[float, float, float]]) -> Record:

@@ -22,6 +22,7 @@ def summary(run: Run) -> str:
         if line := sparkline(metrics.get(name, ())):
             lines.append(f"  {title_of(name):32}{line}")
     lines += [f"  {card.label:32}{card.value:20}  {card.note}" for card in story.cards]
+    lines += [f"  {each.question} {each.answer}. {each.sentence}" for each in story.findings[1:]]
     lines += [
         f"  warning at step {w['step']}, {w.get('guard', '')}: {w.get('message', '')}"
         for w in story.warnings[:3]
@@ -29,7 +30,7 @@ def summary(run: Run) -> str:
     if len(story.warnings) > 3:
         lines.append(f"  and {len(story.warnings) - 3} more warnings")
     lines += [f"  {problem}" for problem in run.problems[:3]]
-    return "\n".join(visible(shareable(line))[:300] for line in lines)
+    return "\n".join(visible(shareable(line))[:500] for line in lines)
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -20,12 +20,16 @@ from pathlib import Path
 from proxima.core.json_record import Record
 from proxima.pages.studio.sparkline import glance
 from proxima.pages.web import Missing
-from proxima.runs import Run, find_runs
+from proxima.runs import Run, find_runs, title_of
 
 KEPT = 8  # runs whose numbers stay in memory: about 60 MB each at 10,000 steps
 QUIET = 60.0  # seconds without a new step after which a run that holds its lock is called stale ...
 QUIET_STEPS = 10  # ... or this many times its last step's duration, whichever is longer
-SHOWN = ("avg_reward", "kl")  # metrics in the list of runs
+SHOWN = {  # metrics in the list of runs; the first is drawn
+    "ppo": ("avg_reward", "kl"),
+    "sft": ("validation_loss", "train_loss"),
+    "reward": ("accuracy", "validation_loss"),
+}
 _number = count(1)
 
 
@@ -99,12 +103,20 @@ class Library:
         kept = self._lines.get(run.name)
         if kept is None or kept[0] != mark:
             last = run.last()
-            seen = {name: last.get(name) for name in ("step", *SHOWN, "seconds")}
-            kept = mark, seen | {"spark": glance(run.path / "metrics.jsonl", "avg_reward")}
+            names = SHOWN[run.kind]
+            kept = (
+                mark,
+                {
+                    **{name: last.get(name) for name in ("step", *names, "seconds")},
+                    "shown": [[name, title_of(name), last.get(name)] for name in names],
+                    "spark": glance(run.path / "metrics.jsonl", names[0]),
+                },
+            )
             self._lines[run.name] = kept
         return {
             "name": run.name,
             "changed": run.changed,
+            "kind": run.kind,
             **kept[1],
             "state": state_of(run, kept[1]["seconds"]),
             **said(run),
@@ -114,7 +126,7 @@ class Library:
 def state_of(run: Run, seconds: object, now: float | None = None) -> str:
     """training, finished, stopped, or stale: the run holds its lock but has written nothing for long."""
     state = run.state
-    if state != "training":
+    if state != "training" or run.kind != "ppo":  # fine-tuning writes at its evaluations alone
         return state
     pace = seconds if isinstance(seconds, (int, float)) else 0.0
     silence = (time.time() if now is None else now) - run.changed

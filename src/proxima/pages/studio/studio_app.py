@@ -5,6 +5,8 @@ and its routes.
     GET /api/run?name=                       a run: config, environment, end, warnings, charts, logged steps
     GET /api/curves?name=&metric=&after=     points after a step, with what else is new; all of them where the
                                              run was cut back
+    GET /api/findings?name=                  what the run shows, and what the doctor said before it
+    GET /api/log?name=&after=                the log after a byte
     GET /api/samples?name=&step=             the same prompts at several steps
     GET /api/tokens?name=&step=              token records of a step
     GET /api/compare?name=&metric=           several runs over each other
@@ -17,24 +19,27 @@ unchanged.
 from __future__ import annotations
 
 import json
+import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxima.core.json_record import Record
 from proxima.pages.label import PAGE, Store, add_label_routes
+from proxima.pages.report import find, held_out
 from proxima.pages.studio.run_library import SHOWN, Library, Open, said, state_of
 from proxima.pages.studio.sample_table import follow
 from proxima.pages.studio.studio_comparison import Member, compare
 from proxima.pages.studio.studio_curves import band, curve, groups
 from proxima.pages.web import Site, make_app
-from proxima.runs import plain, title_of, unit_of
+from proxima.runs import Run, plain, resume_command, title_of, unit_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Response
 
 STATIC = Path(__file__).parent / "static"
 MOST = 12  # runs in one comparison
-HEAD = ("avg_reward", "kl", "seconds")  # metrics at the head of a run
+HEAD = {**SHOWN, "ppo": (*SHOWN["ppo"], "seconds")}  # metrics at the head of a run
 
 
 def make_studio_app(library: Library, site: Site, store: Store | None = None) -> FastAPI:
@@ -46,7 +51,7 @@ def make_studio_app(library: Library, site: Site, store: Store | None = None) ->
 
     @app.get("/api/runs")
     def runs() -> Response:
-        titles = {name: title_of(name) for name in SHOWN}
+        titles = {name: title_of(name) for name in SHOWN["ppo"]}
         found = library.list()
         return answer(
             {"folder": str(library.folder), "label": store is not None, "titles": titles, "runs": found}
@@ -83,7 +88,23 @@ def make_studio_app(library: Library, site: Site, store: Store | None = None) ->
                 members.append(Member(each, run.state, run.config, metrics))
         return answer(compare(members, metric))
 
+    _add_reading_routes(app, library)
     return app
+
+
+def _add_reading_routes(app: FastAPI, library: Library) -> None:
+    """What is read rather than drawn."""
+
+    @app.get("/api/findings")
+    def findings(name: str) -> Response:
+        with library.open(name) as opened:
+            return answer(findings_of(opened.run))
+
+    @app.get("/api/log")
+    def log(name: str, after: int = -1) -> Response:
+        with library.open(name) as opened:
+            text, end = opened.run.log_text(after)
+            return answer({"text": text, "end": end})
 
 
 def answer(value: object) -> Response:
@@ -110,7 +131,7 @@ def head_of(opened: Open, metrics: dict[str, list[float]]) -> Record:
         "step": int(last.get("step", 0)),
         "last": [
             {"name": name, "title": title_of(name), "unit": unit_of(name), "value": last.get(name)}
-            for name in HEAD
+            for name in HEAD[run.kind]
         ],
         "warnings": len(run.warnings()),
         "token_steps": [len(steps), steps[-1] if steps else 0],
@@ -123,16 +144,38 @@ def run_of(opened: Open) -> Record:
     metrics = run.metrics()
     return {
         **head_of(opened, metrics),
+        "kind": run.kind,
         "path": str(run.path),
+        "command": command_of(run),
         "config": run.config,
         "environment": run.environment,
         "results": run.results,
         "evaluation": run.evaluation,
         "checkpoints": run.checkpoints(),
+        "bundles": [
+            {**each, "command": shlex.join(["proxima", "replay", each["path"]])} for each in run.bundles()
+        ],
         "messages": run.warnings(),
         "tokens": run.token_steps(),
         "groups": groups(metrics),
     }
+
+
+def command_of(run: Run) -> Record:
+    """The command line that made a run, where it was given, and the one that resumes it where it stopped."""
+    words, stopped = run.origin.get("command", []), run.kind == "ppo" and run.state == "stopped"
+    return {
+        "line": shlex.join(words),
+        "folder": run.origin.get("folder", ""),
+        "resumed": [shlex.join(each) for each in run.origin.get("resumed", [])],
+        "resume": resume_command(run.path) if stopped else "",
+    }
+
+
+def findings_of(run: Run) -> Record:
+    metrics = run.metrics()
+    found = find(metrics, run.samples(), held_out(run, metrics)) if run.kind == "ppo" else []
+    return {"findings": [asdict(each) for each in found], "checks": run.origin.get("checks")}
 
 
 def curves_of(opened: Open, names: list[str], after: int, edition: str) -> Record:

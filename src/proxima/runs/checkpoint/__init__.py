@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from proxima.runs.checkpoint.atomic_folders import replace_text, sync, write_folder
+    from proxima.runs.checkpoint.atomic_folders import Damaged, replace_text, sync, write_folder
     from proxima.runs.checkpoint.checkpoint_tensors import (
+        fill_optimizer,
         load_optimizer,
         load_random_state,
+        optimizer_tensors,
         random_numbers,
         same_random_state,
         save_optimizer,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,21 +18,31 @@ from proxima.runtime.distributed import shard_like
 def save_optimizer(
     optimizer: torch.optim.Optimizer, path: Path, whole: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """Every state tensor by its parameter's place: `12.exp_avg`. Learning rates are not stored:
-    they are set at each step.
+    """The tensors of `optimizer_tensors` in a file. Learning rates are not stored: they are set at each
+    step.
 
     Args:
         whole: gives the whole of a tensor, where it is sharded over processes.
     """
-    state = optimizer.state_dict()["state"]
-    tensors = {f"{index}.{name}": value for index, values in state.items() for name, value in values.items()}
+    tensors = optimizer_tensors(optimizer)
     save_file({name: whole(value).detach().cpu().contiguous() for name, value in tensors.items()}, path)
 
 
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Every state tensor by its parameter's place: `12.exp_avg`."""
+    state = optimizer.state_dict()["state"]
+    return {f"{index}.{name}": value for index, values in state.items() for name, value in values.items()}
+
+
 def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
+    fill_optimizer(optimizer, load_file(path))
+
+
+def fill_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Set exactly these states, as `optimizer_tensors` names them."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, torch.Tensor]] = {}
-    for name, value in load_file(path).items():
+    for name, value in tensors.items():
         index, key = name.split(".", 1)
         own = shard_like(parameters[int(index)], value.clone())  # its own memory, not a view of the file
         state.setdefault(int(index), {})[key] = own

@@ -5,7 +5,7 @@ responses, equal to those of the reference path by test.
 
 A pass: `layout` (where tokens lie), `architecture` and `layer_weights` (what is multiplied), `decoder` (the
 layers) with `lora_products`, `layer_functions` and `packed_attention`; on a GPU `graphed_passes` and
-`cuda_graphs`. Sampling: `generation`, on the buffers of `generation_slots`.
+`cuda_graphs`. Sampling: `generation`, on the buffers of `generation_slots`. After the head: `vocabulary`.
 """
 
 from typing import TYPE_CHECKING
@@ -18,5 +18,6 @@ if TYPE_CHECKING:
     from proxima.runtime.engine.generation import Generation
     from proxima.runtime.engine.layer_functions import worth_compiling
     from proxima.runtime.engine.layout import Layout, cells, cut, pack, pack_mask
+    from proxima.runtime.engine.vocabulary import has_kernels, head_logprobs, score_tokens, token_logprobs
 
 __all__, __getattr__ = lazy_exports(__name__)

@@ -9,6 +9,7 @@ optimiser states stay float32.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,11 +18,18 @@ from torch.utils.checkpoint import checkpoint
 
 from proxima.runtime.engine.architecture import Architecture
 from proxima.runtime.engine.graphed_passes import GraphedPasses
-from proxima.runtime.engine.layer_functions import Functions, add_then_norm, can_compile, with_train_kernels
+from proxima.runtime.engine.layer_functions import (
+    Functions,
+    add_then_norm,
+    can_compile,
+    kernel_functions,
+    with_gate_kernel,
+)
 from proxima.runtime.engine.layer_weights import Loras, read_block, read_loras, trains_base_weights
 from proxima.runtime.engine.layout import Layout
 from proxima.runtime.engine.lora_products import load_lora, product
 from proxima.runtime.engine.packed_attention import packed_attention
+from proxima.runtime.engine.vocabulary import kernels_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,13 +56,17 @@ class Decoder:
         self.known_loras: dict[str, list[Loras]] = {}
         self.graphed_passes = GraphedPasses(self)
         self.functions = self.train_functions = Functions()
-        self.compiled = compiled and can_compile(self.weight.device)
+        own = kernel_functions(self.shape, self.weight.device) if self.graphed and not self.is_gpt2 else None
+        if own is not None:
+            self.functions, self.train_functions = own
+            compile_kernels(self)
+        self.compiled = compiled and own is None and can_compile(self.weight.device)
         if self.compiled:  # any number of tokens for generation, one fixed number for training
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 32)
             self.functions, trained = Functions().compiled(dynamic=True), Functions().compiled(dynamic=False)
             self.train_functions = trained._replace(add_and_norm=add_then_norm(trained.first_norm))
-        if self.graphed and not self.is_gpt2:
-            self.train_functions = with_train_kernels(self.train_functions, self.shape)
+        if self.graphed and not self.is_gpt2 and own is None:
+            self.train_functions = with_gate_kernel(self.train_functions)
 
     @property
     def weight(self) -> Tensor:
@@ -106,7 +118,7 @@ class Decoder:
         normed = functions.first_norm(x, self.blocks[0].norm, self.blocks[0].qkv.padding, self.shape.eps)
 
         def by_layout(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return packed_attention(q, k, v, layout, self.shape.scale)
+            return packed_attention(q, k, v, layout, self.shape.scale, self.blocks[number].out.padding)
 
         for number, lora in enumerate(loras):
             wanted = read if number + 1 == len(loras) else None
@@ -166,3 +178,12 @@ class Decoder:
         for block, loras in zip(self.blocks, self.loras(adapter), strict=True):
             for projection, lora in zip(block.projections, loras, strict=True):
                 load_lora(projection, lora)
+
+
+def compile_kernels(decoder: Decoder) -> None:
+    """Compile the kernels of training side by side; one that fails says so where it is first needed."""
+    from proxima.runtime.engine.kernels import run_together, training_calls
+
+    device = decoder.weight.device
+    with suppress(Exception):
+        run_together([*training_calls(decoder), lambda: kernels_run(device)], device)

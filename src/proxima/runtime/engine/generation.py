@@ -20,13 +20,21 @@ import torch
 from torch import Tensor
 
 from proxima.core.episode import Conversation
-from proxima.core.sampling import Sampling, choose, fold, hash_words, token_logprobs, truncate
+from proxima.core.sampling import (
+    Sampling,
+    choose,
+    fold,
+    hash_words,
+    kept_shape,
+    token_logprobs,
+    truncate,
+)
 from proxima.core.transcript import Transcript
 from proxima.core.types import Tokens
 from proxima.runtime.engine.decode_clock import StepTimer
 from proxima.runtime.engine.decoder import Decoder
+from proxima.runtime.engine.few_rows_decoder import FewRowsDecoder, few_rows_decoder
 from proxima.runtime.engine.generation_slots import Drawn, Outputs, Slots, new_outputs, new_slots
-from proxima.runtime.engine.layer_functions import with_decode_kernels
 from proxima.runtime.engine.layout import Layout, cut, pack
 from proxima.runtime.engine.packed_attention import cached_attention, packed_attention
 
@@ -83,12 +91,11 @@ class Generation:
         self.replays = self.eager_steps = 0
         """Decode steps with and without a graph since the start."""
         self._slots: Slots | None = None
+        self._few_rows: FewRowsDecoder | None = None  # decodes by kernels of its own where it can
         self._outputs: Outputs | None = None
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._made_for: tuple[Sampling, str | None] | None = None
         self._kernel = _decode_kernel(decoder) if self.on_gpu else None
-        has_kernels = self._kernel is not None and not decoder.is_gpt2
-        self._functions = with_decode_kernels(decoder.functions) if has_kernels else decoder.functions
         self._no_loras = decoder.loras(None)  # sampling needs no gradients
         self._pick: Callable[..., Drawn] = torch.compile(pick, dynamic=True) if decoder.compiled else pick
 
@@ -159,10 +166,11 @@ class Generation:
         if slots is None or slots.count < capacity or slots.size < need or slots.tokens.device != device:
             self._graphs.clear()
             capacity = max(capacity, slots.count if slots else 0)
-            slots = self._slots = None  # frees the old cache first
+            slots = self._slots = self._few_rows = None  # frees the old cache first
             slots = self._slots = new_slots(
                 capacity, -(-need // CACHE_STEP) * CACHE_STEP, self.decoder, device
             )
+            self._few_rows = few_rows_decoder(self.decoder, slots)
         setup = (replace(sampling, seed=0, step=0), adapter)  # what a captured graph depends on
         if outputs is None or outputs.ids.shape[0] <= count or setup != self._made_for:
             self._graphs.clear()
@@ -196,7 +204,9 @@ class Generation:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             slots.keys[layer].flatten(0, 1).index_copy_(0, place, k)
             slots.values[layer].flatten(0, 1).index_copy_(0, place, v)
-            return packed_attention(q, k, v, layout, self.decoder.shape.scale)
+            return packed_attention(
+                q, k, v, layout, self.decoder.shape.scale, self.decoder.blocks[layer].out.padding
+            )
 
         states = self.decoder.run(
             ids.flatten()[layout.source], layout, self._no_loras, attend, read=layout.read
@@ -219,7 +229,22 @@ class Generation:
         self.replays += 1
 
     def _step_eagerly(self, batch: GenerationBatch, n: int) -> None:
-        slots, scale = batch.slots, self.decoder.shape.scale
+        slots, sampling, fast = batch.slots, batch.sampling, self._few_rows
+        states = self._states(slots, n) if fast is None else fast(n)
+        columns, running = slots.columns[:n], slots.running[:n]
+        if fast is not None and batch.outputs.kept is None and batch.transcript is None:
+            fast.sample_and_advance(states, batch.outputs, sampling.temperature, sampling.max_new_tokens)
+            return
+        given = (slots.lanes[:n], slots.rows[:n], columns, running, slots.limits[:n])
+        drawn, going = self._draw(batch, states, *given)
+        slots.tokens[:n].copy_(drawn)
+        slots.lengths[:n].add_(running.int())
+        columns.add_(running.long())
+        running.copy_(going)
+
+    def _states(self, slots: Slots, n: int) -> Tensor:
+        """Hidden states (n, D) after the last token of each slot, which is added to the cache."""
+        scale = self.decoder.shape.scale
         tokens, lengths = slots.tokens[:n], slots.lengths[:n]
         now = lengths + 1
         place = slots.base[:n] + lengths
@@ -233,14 +258,7 @@ class Generation:
             return cached_attention(q, keys, values, now, slots.starts[:, : n + 1], scale)
 
         here = replace(_EMPTY_LAYOUT, positions=lengths)
-        states = self.decoder.run(tokens, here, self._no_loras, attend, functions=self._functions)
-        columns, running = slots.columns[:n], slots.running[:n]
-        given = (slots.lanes[:n], slots.rows[:n], columns, running, slots.limits[:n])
-        drawn, going = self._draw(batch, states, *given)
-        tokens.copy_(drawn)
-        lengths.add_(running.int())
-        columns.add_(running.long())
-        running.copy_(going)
+        return self.decoder.run(tokens, here, self._no_loras, attend)
 
     def _draw(
         self,
@@ -254,8 +272,13 @@ class Generation:
     ) -> tuple[Tensor, Tensor]:
         """Samples the next tokens (n,) and writes them to the outputs; also which sequences continue."""
         sampling = batch.sampling
-        logits = self.decoder.head(states)
-        drawn = self._pick(logits, lanes, columns, sampling.temperature, sampling.top_k, sampling.top_p)
+        fast = self._few_rows
+        logits = fast.logits(states) if fast else self.decoder.head(states)
+        given = (logits, lanes, columns, sampling.temperature)
+        if fast and kept_shape(sampling.top_k, sampling.top_p, logits.shape[1]) is None:
+            drawn: Drawn = (*fast.sample(*given), None)
+        else:
+            drawn = (pick if fast else self._pick)(*given, sampling.top_k, sampling.top_p)
         return drawn[0], batch.outputs.write(drawn, rows, columns, running, limits)
 
     def _capture(self, batch: GenerationBatch, n: int) -> torch.cuda.CUDAGraph:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from proxima.runtime.engine.cuda_graphs import GradientBuffers, GraphedPass, PassCapacity
 from proxima.runtime.engine.layer_weights import Block, Loras
@@ -33,13 +33,14 @@ class PassKey(NamedTuple):
 
 
 class GraphedPasses:
-    """Captures a pass at first use, and again when a batch exceeds its capacity."""
+    """Captures a pass at first use, without its backward pass until gradients are wanted, and again when a
+    batch exceeds its capacity."""
 
     def __init__(self, decoder: Decoder):
         self.decoder = decoder
         self._passes: dict[PassKey, GraphedPass] = {}
         self._sizes: dict[int, PassCapacity] = {}
-        self._buffers: dict[str | None, tuple[list[Loras], GradientBuffers]] = {}
+        self._buffers: dict[str, tuple[list[Loras], GradientBuffers]] = {}
         self.by_size = False
         """Passes of several capacities: quicker for batches of different sizes, but a sequence's bits then
         depend on the batch it is in."""
@@ -53,16 +54,20 @@ class GraphedPasses:
             self._sizes[size] = known.grow(layout)
             self._passes = {key: one for key, one in self._passes.items() if key.size != size}
         key = PassKey(adapter, dropout, size)
-        if key not in self._passes:
-            self._passes[key] = self._capture(layout, key)
+        trains = torch.is_grad_enabled() and adapter is not None
+        if key not in self._passes or (trains and not self._passes[key].parameters):
+            self._passes.pop(key, None)  # frees its memory first
+            self._passes[key] = self._capture(layout, key, trains)
         return self._passes[key](ids, layout)
 
-    def _capture(self, layout: Layout, key: PassKey) -> GraphedPass:
+    def _capture(self, layout: Layout, key: PassKey, trains: bool) -> GraphedPass:
         decoder = self.decoder
-        if key.adapter not in self._buffers:
-            self._buffers[key.adapter] = self._make_buffers(key.adapter)
-        loras, gradients = self._buffers[key.adapter]
-        loras = [lora.with_dropout(key.dropout) for lora in loras]
+        loras, gradients = decoder.loras(None), GradientBuffers({}, [], lambda: None)
+        if trains and key.adapter is not None:
+            if key.adapter not in self._buffers:
+                self._buffers[key.adapter] = self._make_buffers(key.adapter)
+            loras, gradients = self._buffers[key.adapter]
+            loras = [lora.with_dropout(key.dropout) for lora in loras]
         load = self._loader(key.adapter)
 
         def run(flat: Tensor, layout: Layout) -> Tensor:
@@ -72,10 +77,10 @@ class GraphedPasses:
         pool = next(iter(self._passes.values())).pool if self._passes else None
         return GraphedPass(run, gradients, self._sizes[key.size], layout.read.device, pool)
 
-    def _make_buffers(self, adapter: str | None) -> tuple[list[Loras], GradientBuffers]:
+    def _make_buffers(self, adapter: str) -> tuple[list[Loras], GradientBuffers]:
         """An adapter's parameters with sinks, and its gradients: the same for passes of all sizes."""
         decoder = self.decoder
-        given = decoder.loras(adapter) if adapter is not None else self._placeholder_loras()
+        given = decoder.loras(adapter)
         loras = [_loras_with_sinks(lora, block) for lora, block in zip(given, decoder.blocks, strict=True)]
         groups = [group for lora in loras for group in lora if group is not None]
         found = [window for group in groups for window in adapter_views(group, *group.sinks)]
@@ -95,23 +100,6 @@ class GraphedPasses:
             if group is not None and part.down is not None:
                 copies += adapter_views(group, part.down, part.weights[0][:, part.inputs :])
         return batched_copy(copies)
-
-    def _placeholder_loras(self) -> list[Loras]:
-        """For a role without an adapter: zero parameters that are never loaded, so that it runs the same code
-        as the others."""
-        if not self.decoder.known_loras:
-            return self.decoder.loras(None)
-        like = next(iter(self.decoder.known_loras.values()))
-
-        return [Loras(*map(_placeholder, loras)) for loras in like]
-
-
-def _placeholder(lora: Lora | None) -> Lora | None:
-    if lora is None:
-        return None
-    down = tuple(nn.Parameter(torch.zeros_like(weight)) for weight in lora.down)
-    up = tuple(nn.Parameter(torch.zeros_like(weight)) for weight in lora.up)
-    return Lora(down, up, lora.scales)
 
 
 def _loras_with_sinks(loras: Loras, block: Block) -> Loras:

@@ -125,21 +125,33 @@ class Functions(NamedTuple):
         return Functions(*made)
 
 
-def with_train_kernels(functions: Functions, shape: DecoderShape) -> Functions:
-    """The same with Triton kernels, where Triton is installed; for frozen weights and gated MLPs."""
+def kernel_functions(shape: DecoderShape, device: torch.device) -> tuple[Functions, Functions] | None:
+    """Triton kernels for all of them, for sampling and for training, where they run and support the shape;
+    for frozen weights, RMS norms and gated MLPs. Nothing needs compiling by torch then."""
     try:
-        from proxima.runtime.engine.kernels import gate_kernels, head_kernels
+        from proxima.runtime.engine.kernels import gate_kernels, head_kernels, norm_kernels
+
+        if not head_kernels.fits(shape):
+            return None
+        x = torch.ones(2, 16, device=device, dtype=torch.bfloat16, requires_grad=True)
+        with torch.enable_grad():
+            made = norm_kernels.add_and_rms_norm(x, x, Norm(x.detach()[0], None), 8, shape.eps)
+            (made[0].sum() + made[1][:, :16].sum()).backward()
+    except Exception as error:  # whatever is missing: Triton, a C compiler, a writable cache
+        log.warning("norms without their kernels, the run is slower: %s", first_line(error))
+        return None
+    norms = (norm_kernels.first_rms_norm, norm_kernels.add_and_rms_norm, head_kernels.split_heads)
+    gate = Gate(gate_kernels.padded_gate, gate_kernels.gate_backward)
+    return Functions(*norms, gate_kernels.gate, gate), Functions(*norms, gate=gate)
+
+
+def with_gate_kernel(functions: Functions) -> Functions:
+    """The same with the Triton kernels of gated MLPs, where Triton is installed; for frozen weights."""
+    try:
+        from proxima.runtime.engine.kernels import gate_kernels
     except ImportError:
         return functions
-    functions = functions._replace(gate=Gate(gate_kernels.gate, gate_kernels.gate_backward))
-    return functions._replace(split_heads=head_kernels.split_heads) if head_kernels.fits(shape) else functions
-
-
-def with_decode_kernels(functions: Functions) -> Functions:
-    """The same with kernels for few tokens; compiled functions are made for many."""
-    from proxima.runtime.engine.kernels import add_and_rms_norm, gate
-
-    return functions._replace(add_and_norm=add_and_rms_norm, activate=gate)
+    return functions._replace(gate=Gate(gate_kernels.padded_gate, gate_kernels.gate_backward))
 
 
 COMPILED_FROM = 100_000_000

@@ -66,12 +66,14 @@ def adapter_views(lora: Lora, down: Tensor, up: Tensor) -> list[tuple[Tensor, Te
 
 def batched_copy(copies: list[tuple[Tensor, Tensor, float]]) -> Callable[[], None]:
     """A function that copies each source, times its factor, to its target; in one launch where Triton is
-    installed. A network without adapters has nothing to copy."""
+    installed."""
+    if not copies:
+        return lambda: None
     try:
         from proxima.runtime.engine.kernels import Copies
     except ImportError:
         return lambda: _copy(copies)
-    return Copies(copies) if copies else lambda: None
+    return Copies(copies)
 
 
 @torch.no_grad()
@@ -94,7 +96,7 @@ def load_lora(p: Projection, lora: Lora | None) -> None:
 class Gate(NamedTuple):
     """A gated activation, fused with the product that follows it."""
 
-    forward: Callable[[Tensor], Tensor]  # (N, 2 in) -> (N, in)
+    forward: Callable[[Tensor, int], Tensor]  # (N, 2 in), padding -> (N, in + padding), the last ones unset
     backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     """(N, 2 in), and the output's gradient as d + d_inner @ down -> the output of `forward`, and the gradient
     of its input."""
@@ -114,7 +116,7 @@ def product(x: Tensor, p: Projection, lora: Lora | None, gate: Gate | None = Non
     if torch.is_grad_enabled():
         lora = lora or NO_LORA
         return _LoraProduct.apply(x, p, lora, gate, *lora.down, *lora.up)
-    return _forward(gate.forward(x) if gate else x, p)[0]
+    return _forward(gate.forward(x, p.padding) if gate else x, p)[0]
 
 
 def _forward(x: Tensor, p: Projection) -> tuple[Tensor, Tensor]:
@@ -165,13 +167,14 @@ class _LoraProduct(torch.autograd.Function):
     ) -> Tensor:
         ctx.p, ctx.lora, ctx.gate = p, lora, gate
         ctx.is_padded = gate is None and x.shape[1] > p.inputs
-        given = gate.forward(x) if gate else x
+        given = gate.forward(x, p.padding) if gate else x
         if lora.dropout:
             y, inner, mask = _forward_with_dropout(given.data[:, : p.inputs], p, lora.dropout)
             ctx.save_for_backward(x.data, inner, mask)
-        else:
-            y, inner = _forward(given, p)
-            ctx.save_for_backward(x.data, inner)
+            return y
+        y, inner = _forward(given, p)
+        # the gate's output is computed again: a view of it would keep it
+        ctx.save_for_backward(x.data, inner.clone() if gate else inner)
         return y
 
     @staticmethod
@@ -186,11 +189,13 @@ class _LoraProduct(torch.autograd.Function):
             dx = torch.mm(dy, p.weights[0])  # (N, in + padding)
             d_inner = dx[:, p.inputs :]
             dx[:, : p.inputs].addmm_(d_inner, p.down)
+        elif ctx.gate:
+            d_gated = torch.mm(dy, p.weights[0])  # (N, in + padding)
+            d_inner = d_gated[:, p.inputs :]
+            x, dx = ctx.gate.backward(x, d_gated[:, : p.inputs], d_inner, p.down)
         else:
             d_inner = torch.mm(dy, p.weights[0][:, p.inputs :])
-            if ctx.gate:
-                x, dx = ctx.gate.backward(x, torch.mm(dy, p.weights[0][:, : p.inputs]), d_inner, p.down)
-            elif ctx.needs_input_grad[0]:
+            if ctx.needs_input_grad[0]:
                 dx = torch.mm(dy, p.weights[0][:, : p.inputs]).addmm_(d_inner, p.down)
         if not lora.up:
             return dx, None, None, None

@@ -14,11 +14,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from proxima.runtime.engine.layout import Layout
 
 
-def packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float) -> Tensor:
-    """Each sequence attends to itself, causally: (N, H, D), (N, Hkv, D) twice -> (N, H, D)."""
+def packed_attention(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, padding: int = 0
+) -> Tensor:
+    """Each sequence attends to itself, causally: (N, H, D), (N, Hkv, D) twice -> (N, H, D); or, where the
+    kernels run, (N, H * D + padding) with the last ones unset."""
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         if (tiled := _tiled(q.shape[-1])) is not None:
-            return tiled(q, k, v, layout.tiles, scale)
+            return tiled(q, k, v, layout.tiles, scale, padding)
         return _Flash.apply(q, k, v, layout.starts, layout.longest, scale)
     rows, longest = len(layout.lengths), layout.longest
     if layout.total == rows * longest:  # nothing to pad

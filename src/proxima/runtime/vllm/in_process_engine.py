@@ -6,6 +6,7 @@ would give a row without one that of the last slot.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ import numpy
 import torch
 
 from proxima.core.errors import EngineFailure
+from proxima.core.json_record import Record
 from proxima.runtime import forked_random_state
+from proxima.runtime.vllm.engine_abilities import SAMPLING_MASK, known_arguments
 from proxima.runtime.vllm.rollout_job import (
     InvalidResponse,
     PolicyVersion,
@@ -30,6 +33,8 @@ from proxima.runtime.vllm.rollout_job import (
 
 if TYPE_CHECKING:
     from vllm import LLM, CompletionOutput, RequestOutput, SamplingParams
+
+log = logging.getLogger(__name__)
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
 CPU_CACHE = (64 << 20, 4 << 30)  # least and most bytes of the KV cache on a CPU
@@ -62,6 +67,7 @@ class InProcessEngine:
         context: int,
         cache_bytes: int,
         trust_remote_code: bool,
+        wants_masks: bool,
     ):
         """
         Args:
@@ -71,6 +77,7 @@ class InProcessEngine:
             context: tokens of the longest sequence.
             cache_bytes: of the longest sequence's keys and values.
             trust_remote_code: run code that comes with the model.
+            wants_masks: ask for the ids that each token is sampled from, where this vLLM can return them.
         """
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -78,7 +85,8 @@ class InProcessEngine:
         if device.type == "cpu":
             torch._dynamo.config.disable = True  # compiling vLLM's small functions takes longer than they do
             settings |= _cpu_settings(context, cache_bytes)
-        self._llm = _start(model, device, dtype, trust_remote_code, settings)
+        settings["trust_remote_code"] = trust_remote_code
+        self._llm = _start(model, device, dtype, settings, wants_masks)
         _running.append(ref(self._llm))
         self._device = device
         self._newest = 0
@@ -106,7 +114,7 @@ class InProcessEngine:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(version.folder)})
             self._llm.reset_prefix_cache()  # it holds what the old weights computed
         except Exception as error:
-            raise EngineFailure(f"vLLM could not reload the policy's weights: {_last_line(error)}") from error
+            raise EngineFailure(f"vLLM could not reload the policy's weights: {_reason(error)}") from error
 
     def sample(self, job: RolloutJob, version: PolicyVersion) -> Future[list[SampledResponse]]:
         params = [self._params(job, seed=seed) for seed in job.seeds]
@@ -114,7 +122,10 @@ class InProcessEngine:
         done: Future[list[SampledResponse]] = Future()
         try:
             done.set_result(
-                [parse_response(list(output.token_ids), _logprobs(output), job) for output in outputs]
+                [
+                    parse_response(list(output.token_ids), _logprobs(output), job, _masks(output))
+                    for output in outputs
+                ]
             )
         except InvalidResponse as error:
             raise EngineFailure(f"vLLM returned an invalid response: {error}") from None
@@ -150,7 +161,7 @@ class InProcessEngine:
             try:
                 return self._llm.generate(prompts, params, use_tqdm=False, lora_request=adapter)
             except Exception as error:
-                raise EngineFailure(f"vLLM failed: {_last_line(error)}") from error
+                raise EngineFailure(f"vLLM failed: {_reason(error)}") from error
 
 
 def _lora_settings(rank: int) -> dict[str, object]:
@@ -175,32 +186,34 @@ def _cpu_settings(context: int, cache_bytes: int) -> dict[str, object]:
     }
 
 
-def _start(
-    model: str, device: torch.device, dtype: torch.dtype, trust_remote_code: bool, settings: dict[str, object]
-) -> LLM:
-    try:
-        from vllm import LLM
-    except ImportError as error:
-        raise ValueError(
-            f"engine vllm needs the package vllm here ({error}): pip install 'vllm>=0.30', or give "
-            "engine_urls"
-        ) from None
+def _start(model: str, device: torch.device, dtype: torch.dtype, settings: Record, wants_masks: bool) -> LLM:
+    known = known_arguments(adapters="enable_lora" in settings)
+    settings = settings | {
+        "dtype": str(dtype).removeprefix("torch."),
+        "skip_tokenizer_init": True,
+        "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from
+        "seed": 0,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    settings = {name: value for name, value in settings.items() if name in known}
     _stop_others()
     with _random_state_kept(device):
-        try:
-            return LLM(
-                model,
-                dtype=str(dtype).removeprefix("torch."),
-                trust_remote_code=trust_remote_code,
-                skip_tokenizer_init=True,
-                logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
-                seed=0,
-                disable_log_stats=True,
-                use_tqdm_on_load=False,
-                **settings,
-            )
-        except Exception as error:  # it raises anything
-            raise ValueError(f"vLLM cannot start with {model!r}: {_last_line(error)}") from error
+        if wants_masks and SAMPLING_MASK in known:
+            try:
+                return _new_engine(model, {**settings, SAMPLING_MASK: True})
+            except ValueError as error:  # not on this device, say; it is refused before anything is loaded
+                log.info("vLLM returns no sampling masks here, so kept sets are recomputed: %s", error)
+        return _new_engine(model, settings)
+
+
+def _new_engine(model: str, settings: Record) -> LLM:
+    from vllm import LLM
+
+    try:
+        return LLM(model, **settings)
+    except Exception as error:  # it raises anything
+        raise ValueError(f"vLLM cannot start with {model!r}: {_reason(error)}") from error
 
 
 def supported_rank(rank: int) -> int:
@@ -213,6 +226,12 @@ def supported_rank(rank: int) -> int:
 def _logprobs(output: CompletionOutput) -> list[float]:
     """Log-probabilities of the sampled tokens."""
     return [place[token].logprob for place, token in zip(output.logprobs, output.token_ids, strict=True)]
+
+
+def _masks(output: CompletionOutput) -> list[list[int]] | None:
+    """The ids that each token was sampled from; None where this vLLM does not say."""
+    mask = getattr(output, "sampling_mask", None)
+    return None if mask is None else mask.token_ids
 
 
 @contextmanager
@@ -228,6 +247,8 @@ def _random_state_kept(device: torch.device) -> Iterator[None]:
             numpy.random.set_state(numpy_state)
 
 
-def _last_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[-1].strip() if lines else type(error).__name__
+def _reason(error: Exception) -> str:
+    """The last line that says something; after a failed validation there follow an address and the input."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line for line in lines if line and not line.startswith("For further information")]
+    return lines[-1].partition(" [type=")[0] if lines else type(error).__name__

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from proxima.core.sampling import Sampling
 
+TIES = 4  # times top_k: the most tokens in a sampling mask; in bfloat16 several share the last place
 ROUNDING = 1e-3  # by how much rounding may lift a log-probability above 0
 
 
@@ -74,6 +75,8 @@ class SampledResponse:
 
     ids: list[int]
     logprobs: list[float]
+    kept: list[list[int]] | None = None
+    """The ids that each token was sampled from, where the engine returns them (its sampling mask)."""
 
     def ended(self, eos_ids: Sequence[int]) -> bool:
         return self.ids[-1] in eos_ids
@@ -94,9 +97,13 @@ class RolloutEngine(Protocol):
     def unload(self, version: PolicyVersion) -> None: ...
 
 
-def parse_response(ids: object, logprobs: object, job: RolloutJob) -> SampledResponse:
+def parse_response(ids: object, logprobs: object, job: RolloutJob, masks: object = None) -> SampledResponse:
     """The response to one row, as the built-in engine would give it (at most one EOS, and that last); raises
-    `InvalidResponse` for anything else."""
+    `InvalidResponse` for anything else.
+
+    Args:
+        masks: the ids that each token was sampled from; None where the engine does not return them.
+    """
     limit = job.sampling.max_new_tokens
     ends = job.sampling.eos_ids
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
@@ -113,4 +120,21 @@ def parse_response(ids: object, logprobs: object, job: RolloutJob) -> SampledRes
         type(number) in (int, float) and math.isfinite(number) and number <= ROUNDING for number in logprobs
     ):
         raise InvalidResponse("log-probabilities that are not finite numbers of at most 0")
-    return SampledResponse(ids, [float(number) for number in logprobs])
+    return SampledResponse(ids, [float(number) for number in logprobs], _parse_masks(masks, ids, job))
+
+
+def _parse_masks(masks: object, ids: list[int], job: RolloutJob) -> list[list[int]] | None:
+    if masks is None:
+        return None
+    if not isinstance(masks, list) or len(masks) != len(ids):
+        raise InvalidResponse("not one sampling mask per token")
+    for mask, token in zip(masks, ids, strict=True):
+        if not isinstance(mask, list) or not all(
+            type(kept) is int and 0 <= kept < job.vocabulary for kept in mask
+        ):
+            raise InvalidResponse("a sampling mask that is no list of token ids")
+        if token not in mask or len(set(mask)) != len(mask):  # twice would count its probability twice
+            raise InvalidResponse("a sampling mask without the sampled token, or with an id twice")
+        if len(mask) > TIES * job.sampling.top_k:
+            raise InvalidResponse(f"a sampling mask of {len(mask)} tokens with top_k {job.sampling.top_k}")
+    return masks

@@ -17,7 +17,7 @@ from torch import Tensor
 from proxima.base_setup import ModelSet, is_gguf, model_path, pick_dtype
 from proxima.config import PPOConfig
 from proxima.core.sampling import Sampling, hash_words, log_softmax
-from proxima.core.types import Tokens
+from proxima.core.types import KeptSet, Tokens
 from proxima.runtime.vllm.in_process_engine import InProcessEngine
 from proxima.runtime.vllm.policy_versions import PolicyVersions
 from proxima.runtime.vllm.rollout_job import (
@@ -92,6 +92,7 @@ class VllmRollouts:
             context=context,
             cache_bytes=2 * text.num_hidden_layers * kv_heads * head_size * self.dtype.itemsize * context,
             trust_remote_code=config.trust_remote_code,
+            wants_masks=0 < config.top_k < self.vocabulary,
         )
 
     def begin(self, prompts: Tokens, own: Tokens, sampling: Sampling) -> PendingRollout:
@@ -198,7 +199,7 @@ def sequence_seeds(keys: Tensor, seed: int, step: int) -> list[int]:
 
 
 def with_responses(prompts: Tokens, responses: list[SampledResponse], eos_ids: tuple[int, ...]) -> Tokens:
-    """The batch with its responses; without kept sets, which vLLM does not return."""
+    """The batch with its responses; with kept sets where the engine returned them for all."""
     device = prompts.prompt_ids.device
     width = max((len(response.ids) for response in responses), default=0)
     ids = torch.zeros(len(responses), width, dtype=torch.long)
@@ -215,6 +216,20 @@ def with_responses(prompts: Tokens, responses: list[SampledResponse], eos_ids: t
         response_ids=ids.to(device),
         mask=mask.to(device),
         ended=ended.to(device),
-        kept=None,
+        kept=kept_sets([response.kept for response in responses], width, device),
         sampled_logprobs=logprobs.clamp(max=0).to(device),
     )
+
+
+def kept_sets(masks: list[list[list[int]] | None], width: int, device: torch.device) -> KeptSet | None:
+    """Sampling masks as kept sets of `width` positions; None where a response came without."""
+    known = [mask for mask in masks if mask is not None]
+    if not masks or len(known) < len(masks):
+        return None
+    sizes = torch.zeros(len(known), width, dtype=torch.long)
+    for row, mask in enumerate(known):
+        sizes[row, : len(mask)] = torch.tensor([len(ids) for ids in mask])
+    ids = torch.full((len(known), width, int(sizes.max())), -1, dtype=torch.int32)
+    listed = [token for mask in known for place in mask for token in place]
+    ids[torch.arange(ids.shape[2]) < sizes.unsqueeze(-1)] = torch.tensor(listed, dtype=torch.int32)
+    return KeptSet(ids=ids.to(device))

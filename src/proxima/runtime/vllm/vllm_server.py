@@ -23,6 +23,23 @@ if TYPE_CHECKING:
 MAX_REPLY_BYTES = 64 << 20
 MAX_CONCURRENT = 256  # requests to one server at once
 CONTROL_TIMEOUT = 60.0  # seconds at most for a request that samples nothing
+COMPLETIONS = "/v1/completions"
+WITH_MASKS = "/inference/v1/generate"  # the one that returns sampling masks
+# sent too: a server takes what is missing from the model's generation settings
+NEUTRAL = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_p": 0.0,
+    "ignore_eos": True,
+}
+CHECKED = {"max_tokens": 1, "top_k": 1, "temperature": 1.0, "top_p": 1.0, "seed": 0}
+
+RETURNED = {
+    "token_ids": "token ids (`return_token_ids`)",
+    "logprobs": "log-probabilities (`logprobs`)",
+    "prompt_logprobs": "log-probabilities of a prompt (`prompt_logprobs`)",
+}
 
 
 class ServerError(Exception):
@@ -47,6 +64,7 @@ class VllmServer:
         self.error: ServerError | None = None
         """Why it cannot be used now."""
         self._ready: set[str] = set()
+        self._returns_masks: bool | None = None  # None = not asked yet
         self._limit = asyncio.Semaphore(MAX_CONCURRENT)
         self._loading = asyncio.Lock()
 
@@ -56,8 +74,8 @@ class VllmServer:
             if version.name in self._ready:
                 return
             given = {"lora_name": version.name, "lora_path": str(version.folder)}
-            status, text = await self._post(
-                client, "/v1/load_lora_adapter", given, min(self.timeout, CONTROL_TIMEOUT)
+            status, text = await self._send(
+                client, "POST", "/v1/load_lora_adapter", given, min(self.timeout, CONTROL_TIMEOUT)
             )
             if status == 404 and "detail" in text:
                 raise ServerError(
@@ -73,15 +91,15 @@ class VllmServer:
             self._ready.add(version.name)
 
     async def _check(self, client: httpx.AsyncClient, version: PolicyVersion, check: WeightCheck) -> None:
-        given = {
-            "prompt_logprobs": 0,
-            "max_tokens": 1,
-            "top_k": 1,
-            "temperature": 1.0,
-            "top_p": 1.0,
-            "seed": 0,
-        }
-        choice = await self._complete(client, version, {"prompt": check.ids, **given}, self.timeout)
+        given = {"prompt_logprobs": 0, **CHECKED}
+        choice = await self._sample(client, COMPLETIONS, version, check.ids, given)
+        for name, what in RETURNED.items():
+            if choice.get(name) is None:
+                raise ServerError(
+                    f"vLLM {await self._version(client)} there does not return {what}; start another release "
+                    "(docs/engines.md says which ran)",
+                    final=True,
+                )
         try:
             places = choice["prompt_logprobs"][1:]
             found = [place[str(token)]["logprob"] for place, token in zip(places, check.ids[1:], strict=True)]
@@ -91,13 +109,24 @@ class VllmServer:
             raise invalid_reply("no log-probabilities of a prompt") from None
         except InvalidResponse as error:
             raise ServerError(str(error), final=True) from None
+        if self._returns_masks is None:
+            self._returns_masks = await self._probe_masks(client, version, check.ids)
+
+    async def _probe_masks(self, client: httpx.AsyncClient, version: PolicyVersion, ids: list[int]) -> bool:
+        """Whether it returns the ids that a token is sampled from: with top_k 1, the token itself."""
+        asked = _request(WITH_MASKS, version, ids, CHECKED)
+        status, text = await self._send(client, "POST", WITH_MASKS, asked, self.timeout)
+        try:
+            choice = _only_choice(text, version) if status == 200 else {}
+        except ServerError:
+            return False
+        return choice.get("token_ids") is not None and choice.get("sampling_mask") == [choice["token_ids"]]
 
     async def sample(
         self, client: httpx.AsyncClient, job: RolloutJob, row: int, version: PolicyVersion
     ) -> SampledResponse:
         sampling = job.sampling
         given = {
-            "prompt": job.rows[row],
             "seed": job.seeds[row],
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
@@ -105,14 +134,12 @@ class VllmServer:
             "top_p": sampling.top_p,
             "stop_token_ids": list(sampling.eos_ids),
         }
+        path = WITH_MASKS if self._returns_masks and sampling.top_k else COMPLETIONS
         async with self._limit:
-            choice = await self._complete(client, version, given, self.timeout)
-        numbers = choice.get("logprobs")
+            choice = await self._sample(client, path, version, job.rows[row], given)
         try:
             return parse_response(
-                choice.get("token_ids"),
-                numbers.get("token_logprobs") if isinstance(numbers, dict) else None,
-                job,
+                choice.get("token_ids"), _logprobs(choice), job, choice.get("sampling_mask")
             )
         except InvalidResponse as error:
             raise invalid_reply(str(error)) from None
@@ -120,40 +147,37 @@ class VllmServer:
     async def unload(self, client: httpx.AsyncClient, version: PolicyVersion) -> None:
         self._ready.discard(version.name)
         if self.error is None:
-            await self._post(client, "/v1/unload_lora_adapter", {"lora_name": version.name}, CONTROL_TIMEOUT)
+            given = {"lora_name": version.name}
+            await self._send(client, "POST", "/v1/unload_lora_adapter", given, CONTROL_TIMEOUT)
 
-    async def _complete(
-        self, client: httpx.AsyncClient, version: PolicyVersion, given: Record, limit: float
+    async def _sample(
+        self,
+        client: httpx.AsyncClient,
+        path: str,
+        version: PolicyVersion,
+        prompt: list[int],
+        given: Record,
     ) -> Record:
-        """The one choice of a completion.
-
-        Neutral values are sent too: a server takes what is missing from the model's generation settings.
-        """
-        neutral = {
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "min_p": 0.0,
-            "ignore_eos": True,
-        }
-        asked = {"model": version.name, "n": 1, "logprobs": 0, "return_token_ids": True, **neutral, **given}
-        status, text = await self._post(client, "/v1/completions", asked, limit)
-        if status == 404:
+        """The one choice of a reply."""
+        asked = _request(path, version, prompt, given)
+        status, text = await self._send(client, "POST", path, asked, self.timeout)
+        if status == 404 or (status == 403 and path == WITH_MASKS):  # started again, perhaps without masks
             self._ready.discard(version.name)
+            self._returns_masks = None
             raise AdapterNotLoaded(version.name)
         if status != 200:
             raise ServerError(f"it answered {status} {_reason(text)}", final=400 <= status < 500)
-        try:
-            reply = json.loads(text)
-            (choice,) = reply["choices"]
-            if reply["model"] != version.name or not isinstance(choice, dict):
-                raise ValueError
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise invalid_reply("not JSON with one choice by the requested model") from None
-        return choice
+        return _only_choice(text, version)
 
-    async def _post(
-        self, client: httpx.AsyncClient, path: str, given: Record, limit: float
+    async def _version(self, client: httpx.AsyncClient) -> str:
+        try:
+            status, text = await self._send(client, "GET", "/version", None, CONTROL_TIMEOUT)
+            return str(json.loads(text)["version"])[:40] if status == 200 else "of an unknown version"
+        except (ServerError, ValueError, TypeError, KeyError, RecursionError):
+            return "of an unknown version"
+
+    async def _send(
+        self, client: httpx.AsyncClient, method: str, path: str, given: Record | None, limit: float
     ) -> tuple[int, str]:
         """Status and text. The time limit holds for the whole reply, so that a slow trickle cannot stall a
         run."""
@@ -162,7 +186,7 @@ class VllmServer:
         parts = []
         size = 0
         try:
-            async with asyncio.timeout(limit), client.stream("POST", self.url + path, json=given) as reply:
+            async with asyncio.timeout(limit), client.stream(method, self.url + path, json=given) as reply:
                 async for part in reply.aiter_bytes():
                     parts.append(part)
                     size += len(part)
@@ -173,6 +197,37 @@ class VllmServer:
         except (httpx.HTTPError, OSError) as error:
             raise ServerError(f"it cannot be reached ({type(error).__name__})") from None
         return reply.status_code, b"".join(parts).decode("utf-8", "replace")
+
+
+def _request(path: str, version: PolicyVersion, prompt: list[int], given: Record) -> Record:
+    """The body of a request for one sample, in the form of that endpoint."""
+    if path == WITH_MASKS:
+        sampling = {**NEUTRAL, "logprobs": 0, "detokenize": False, **given}
+        return {"model": version.name, "token_ids": prompt, "sampling_params": sampling}
+    asked = {"model": version.name, "prompt": prompt, "n": 1, "logprobs": 0, "return_token_ids": True}
+    return {**asked, **NEUTRAL, **given}
+
+
+def _only_choice(text: str, version: PolicyVersion) -> Record:
+    try:
+        reply = json.loads(text)
+        (choice,) = reply["choices"]
+        if reply["model"] != version.name or not isinstance(choice, dict):
+            raise ValueError
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise invalid_reply("not JSON with one choice by the requested model") from None
+    return choice
+
+
+def _logprobs(choice: Record) -> object:
+    """The log-probabilities of the sampled tokens, in either endpoint's form; unchecked."""
+    found = choice.get("logprobs")
+    if not isinstance(found, dict):
+        return None
+    places = found.get("content")
+    if isinstance(places, list):
+        return [place.get("logprob") if isinstance(place, dict) else None for place in places]
+    return found.get("token_logprobs")
 
 
 def invalid_reply(reason: str) -> ServerError:

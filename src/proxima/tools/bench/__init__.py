@@ -6,7 +6,14 @@ In: shapes. Out: a table and a JSON file.
 from proxima.tools.bench.bench_case import CASES, Case, run_case
 from proxima.tools.bench.bench_table import table
 from proxima.tools.bench.beside import beside_line, run_beside
-from proxima.tools.bench.growth import growth_plot, run_scaling, scaling_table
+from proxima.tools.bench.growth import (
+    growth_plot,
+    lengths_plot,
+    lengths_table,
+    run_lengths,
+    run_scaling,
+    scaling_table,
+)
 from proxima.tools.bench.hardware_floor import Machine, measure_machine
 from proxima.tools.bench.random_model import SHAPES, make_random_model
 from proxima.tools.bench.trl_peer import run_peer
@@ -18,10 +25,13 @@ __all__ = [
     "Machine",
     "beside_line",
     "growth_plot",
+    "lengths_plot",
+    "lengths_table",
     "make_random_model",
     "measure_machine",
     "run_beside",
     "run_case",
+    "run_lengths",
     "run_peer",
     "run_scaling",
     "scaling_table",

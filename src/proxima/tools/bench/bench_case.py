@@ -87,7 +87,12 @@ CASES = {
         Case("large batch", batch=256, minibatches=4),
         Case("mixed prompts", prompt=(64, 512)),
         Case("mixed responses", response=(8, 256)),
+        Case("long", prompt=(256, 256), response=(1024, 1024), epochs=1),
+        Case("very long", batch=8, prompt=(256, 256), response=(8192, 8192), epochs=1),
         Case("grpo", batch=8, response=(256, 256), epochs=1, generations=8),
+        Case("4B", size="4B", batch=32),
+        Case("8B", size="8B", batch=16),
+        Case("14B", size="14B", batch=8),
         Case("embedded", size="embedded", batch=64, prompt=(60, 60), response=(40, 40)),
         Case("small", size="tiny", batch=32, prompt=(128, 128), response=(53, 53)),
     )

@@ -1,6 +1,6 @@
 """How the time of a step grows with its size.
 
-In: a case. Out: seconds at half, once and twice its batch, prompt and response.
+In: a case. Out: seconds at half, once and twice its batch, prompt and response, or by response length.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from proxima.core.json_record import Record
 from proxima.runs import Plot
 from proxima.tools.bench.bench_case import Case, run_case
 from proxima.tools.bench.hardware_floor import Machine
+from proxima.tools.bench.random_model import SHAPES
 
 FACTORS = (0.5, 1.0, 2.0)
+LENGTHS = (256, 1024, 4096, 16_384)
+"""Response tokens."""
 DIMENSIONS = ("batch", "prompt", "response")
 
 
@@ -70,3 +73,43 @@ def scaling_table(found: Record) -> str:
         shown = "   ".join(f"{size}: {seconds:.3f}" for size, seconds in result["points"])
         lines.append(f"  {dimension:10}{shown:42}{result['growth']:.2f}")
     return "\n".join(lines)
+
+
+def run_lengths(case: Case, machine: Machine, steps: int, folder: str, **settings: object) -> list[Record]:
+    """The case with responses of each of `LENGTHS` that the model's context holds."""
+    longest = SHAPES[case.size]["max_position_embeddings"] - case.prompt[1]
+    return [
+        run_case(replace(case, response=(length, length)), machine, steps, folder, **settings)
+        for length in LENGTHS
+        if length <= longest
+    ]
+
+
+def lengths_table(found: list[Record]) -> str:
+    """What a response token costs by length. The floor has attention's own share, which grows with it."""
+    lines = [f"  {'response':>10}{'seconds':>10}{'floor':>9}{'ratio':>7}{'us per token':>14}{'GiB':>7}"]
+    for result in found:
+        cost = 1e6 * result["seconds"] / result["response_tokens"]
+        memory = "" if result["held_gib"] is None else f"{result['held_gib']:.1f}"
+        lines.append(
+            f"  {result['response'][1]:>10}{result['seconds']:>10.3f}{result['floor']['step']:>9.3f}"
+            f"{result['ratio_to_floor']:>7.1f}{cost:>14.1f}{memory:>7}"
+        )
+    return "\n".join(lines)
+
+
+def lengths_plot(found: list[Record]) -> Plot:
+    """Microseconds per response token by the response's length, and the floor's."""
+    series = [
+        {
+            "name": name,
+            "points": [
+                [result["response"][1], 1e6 * seconds(result) / result["response_tokens"]] for result in found
+            ],
+        }
+        for name, seconds in (
+            ("measured", lambda result: result["seconds"]),
+            ("floor", lambda result: result["floor"]["step"]),
+        )
+    ]
+    return Plot([{"title": "microseconds per response token", "x": "response tokens", "series": series}])

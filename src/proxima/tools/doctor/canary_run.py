@@ -53,7 +53,7 @@ class PlantedReward:
     attempts = 1
     lacks_unit = False
 
-    def check(self, prompts: Sequence[str]) -> None:
+    def check(self, prompts: Sequence[str], first: int = 0) -> None:
         """It reads no columns."""
 
     def share(self, ids: Sequence[int]) -> float:

@@ -57,6 +57,7 @@ from proxima.tools.doctor.tokenizer_checks import (
     measure_prompts,
     prompt_lengths,
 )
+from proxima.tools.doctor.worker_checks import check_protections, constant_findings, cost_findings
 
 ROUNDS = 16  # prompts are sampled at most this often until two scores differ
 QUICK_PROMPTS = 2048  # measured at the start of a run, which itself checks all of them
@@ -94,6 +95,7 @@ def examine(
             return [template]
         prompts = read_prompts(rows, tokenizer)
         found = [template, *quick_findings(config, prompts, tokenizer, epochs, len(prompts))]
+        found += check_protections(config)
         lengths = prompt_lengths(prompts, tokenizer)
         context = context_of(load_config(config.model_name, config.trust_remote_code))
         if validation:
@@ -192,6 +194,11 @@ def step_findings(
         found = [check_deterministic(trainer, prompts), *padding_findings(trainer, prompts)]
         results = trainer.ppo_step(prompts)
         scores = scores_until_two_differ(trainer, results["rewards"], more)
+        written = Samples.of_tokens(trainer.generator.sample(prompts))
+        beyond = [
+            *cost_findings(trainer, written, with_worker=bool(probes)),
+            *constant_findings(trainer, prompts, results),
+        ]
         probed = [finding for probe in probes for finding in probe(trainer, prompts)]
     except RewardFailure:
         reason = trainer.reward_computer.last_failure
@@ -210,6 +217,7 @@ def step_findings(
             if isinstance(source, ClassifierSource)
         ),
         *check_reward_scale(scores, config, len(results["rewards"])),
+        *beyond,
         check_ends(results, config),
         *probed,
     ]

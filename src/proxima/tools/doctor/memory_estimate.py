@@ -27,7 +27,7 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from proxima.base_setup import has_head, is_adapter
+from proxima.base_setup import USUAL_TOKENS, has_head, is_adapter
 from proxima.config import PPOConfig
 from proxima.core.errors import first_line
 from proxima.models import CHUNK
@@ -169,7 +169,7 @@ def estimate_memory(
     own = base + sum(count_weights(without_weights(AutoModel, other)) for other in others)
     longest = longest_prompt + config.max_new_tokens
     sequences = 1 if smallest else min(batch, minibatch, config.micro_batch_size)
-    tokens = max(longest, min(sequences * longest, config.micro_batch_tokens))
+    tokens = max(longest, min(sequences * longest, config.micro_batch_tokens or USUAL_TOKENS))
     layer = size.widths / size.layers
     share, backward = (KEPT_BY_KERNELS, BACKWARD_BY_KERNELS) if on_gpu and not full else (KEPT, BACKWARD)
     kept = (

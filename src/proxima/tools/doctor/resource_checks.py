@@ -11,7 +11,7 @@ import torch
 from proxima.base_setup import is_adapter, load_config, pick_device
 from proxima.config import PPOConfig
 from proxima.core.json_record import Record
-from proxima.rewards import READY_MADE
+from proxima.rewards import is_ready_made
 from proxima.runtime import thread_wait_problem
 from proxima.runtime.distributed import rank_and_count
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
@@ -67,7 +67,7 @@ def other_networks(config: PPOConfig) -> list[PreTrainedConfig]:
     loaded."""
     names = [] if config.value_model in ("adapter", "policy") else [config.value_model]
     for spec in config.rewards:
-        is_model = not (spec.is_http or spec.is_function or spec.source in READY_MADE)
+        is_model = not (spec.is_http or spec.is_function or is_ready_made(spec))
         if isinstance(spec.source, str) and is_model:
             names.append(spec.source)
     found = []

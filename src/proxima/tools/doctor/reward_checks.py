@@ -15,13 +15,11 @@ from proxima.core.types import Prompt
 from proxima.models import reward_warning
 from proxima.rewards import (
     ClassifierSource,
-    EndpointReward,
     RewardSource,
     Samples,
     TrainedReward,
-    check_options,
     columns_of,
-    keyword_options,
+    open_endpoint,
     tokens_of,
 )
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
@@ -33,7 +31,7 @@ HUGE = 100.0
 def check_endpoint(spec: RewardSpec, prompt: str, tokenizer: Tokenizer) -> Finding:
     """Send one sample and check that a score comes back."""
     name = f"endpoint {spec.label}"
-    source = EndpointReward(str(spec.source), **check_options(spec, keyword_options(EndpointReward)))
+    source = open_endpoint(spec)
     outcome = source(Samples.of_texts([prompt], ["A test."], tokenizer))
     if outcome.failures:
         return fail(

@@ -57,7 +57,7 @@ function answer(choice) {
   if (busy || early || !state?.item || byId("view-item").hidden) return;
   const seconds = Math.round(seen + performance.now() - shownAt) / 1000;
   document.querySelector(`[data-choice="${choice}"]`)?.classList.add("pressed");
-  send("/api/answer", { annotator: me(), item: state.item.id, choice, seconds });
+  send("/api/answer", { annotator: me(), item: state.item.id, choice, seconds, note: byId("note").value });
 }
 
 function undo() {
@@ -73,10 +73,17 @@ async function askName() {
   showView("view-name");
   byId("name").focus();
   const said = await askUntilAnswered("/api/annotators");
+  tellInstructions(said.instructions);
   byId("names").replaceChildren(...said.annotators.map((value) => element("option", { value })));
   byId("intro").textContent = said.mode === "pairs"
     ? "You will see a prompt and two completions. Say which one is better. Keys: 1, 2, t for a tie, s to skip, u to undo."
     : "You will see a prompt and a completion. Rate it from 1 (very bad) to 5 (very good). Keys: 1 to 5, s to skip, u to undo.";
+}
+
+// The project's own words: shown as text before the first item, and again with a key.
+function tellInstructions(text) {
+  for (const id of ["instructions", "intro-instructions"]) byId(id).textContent = text;
+  byId("instruct").hidden = byId("intro-instructions").hidden = !text;
 }
 
 async function show(next) {
@@ -109,6 +116,9 @@ function showItem({ mode, item }) {
   markBusy();
   for (const pressed of document.querySelectorAll(".pressed")) pressed.classList.remove("pressed");
   byId("view-item").dataset.item = item.id;
+  if (byId("note").dataset.item !== String(item.id)) byId("note").value = "";
+  byId("note").dataset.item = item.id;
+  if (document.activeElement === byId("note")) byId("note").blur(); // the next key answers
   seen = 0;
   shownAt = performance.now();
 }
@@ -148,6 +158,21 @@ function markBusy() {
 
 const number = (value) => (value === null ? "not defined" : value.toFixed(2));
 
+let following = 0; // while agreement is shown, it follows the answers of others
+
+async function followAgreement() {
+  clearTimeout(following);
+  following = setTimeout(async () => {
+    if (byId("view-summary").hidden) return;
+    try {
+      if (!document.hidden) drawFigures(await ask("/api/summary"));
+    } catch (problem) {
+      if (!(problem instanceof Problem)) throw problem; // the next look may do
+    }
+    followAgreement();
+  }, 3000);
+}
+
 function showSummary(said) {
   const left = state.total - state.done;
   showView("view-summary");
@@ -155,6 +180,18 @@ function showSummary(said) {
   byId("summary-text").textContent = left
     ? `You have answered ${state.done} items; ${left} are left for you.`
     : `You have answered all ${state.done} items that were for you.`;
+  drawFigures(said);
+  const target = said.mode === "pairs" ? "preferences.jsonl" : "ratings.jsonl";
+  const words = ["proxima label", `--db ${said.db}`, `--export ${target}`];
+  byId("command").replaceChildren(...words.flatMap((text) => [element("span", { className: "nowrap", text }), " "]));
+  byId("go-on").textContent = left ? "Go on labelling" : "Look for new items";
+  markBusy();
+  byId("summary-title").focus();
+  byId("live").textContent = byId("summary-title").textContent;
+  followAgreement();
+}
+
+function drawFigures(said) {
   const people = Object.keys(said.annotators).length;
   const rows = [
     ["Answers", `${said.answers} to ${said.items} items`],
@@ -168,13 +205,17 @@ function showSummary(said) {
   }
   byId("figures").replaceChildren(...rows.map(([term, value]) => element("div", {}, element("dt", { text: term }), element("dd", { text: value }))));
   byId("agreement").textContent = agreement(said);
-  const target = said.mode === "pairs" ? "preferences.jsonl" : "ratings.jsonl";
-  const words = ["proxima label", `--db ${said.db}`, `--export ${target}`];
-  byId("command").replaceChildren(...words.flatMap((text) => [element("span", { className: "nowrap", text }), " "]));
-  byId("go-on").textContent = left ? "Go on labelling" : "Look for new items";
-  markBusy();
-  byId("summary-title").focus();
-  byId("live").textContent = byId("summary-title").textContent;
+  drawPeople(said);
+}
+
+// One row per annotator: answers, and how many control questions they answered right.
+function drawPeople({ annotators, controls }) {
+  const names = [...new Set([...Object.keys(annotators), ...Object.keys(controls)])];
+  byId("people").hidden = !Object.keys(controls).length;
+  const row = (name) => element("tr", {}, element("th", { scope: "row" }, element("bdi", { text: name })), element("td", { text: String(annotators[name] ?? 0) }),
+    element("td", { text: controls[name] ? `${controls[name].right} of ${controls[name].asked}` : "–" }));
+  const heads = ["Annotator", "Answers", "Control questions right"].map((text) => element("th", { scope: "col", text }));
+  byId("people").replaceChildren(element("table", {}, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...names.map(row))));
 }
 
 function agreement({ shared, alpha }) {
@@ -192,10 +233,28 @@ function keyOf(event) { // digits and letters by what they mean, or by place on 
   return event.code.replace(/^(Key|Digit|Numpad)/, "").toLowerCase();
 }
 
+function showKeys() {
+  const mode = state?.mode ?? "pairs";
+  const rows = [...CHOICES[mode], ...EXTRA].map(([choice, label, key]) => [key ?? choice, label.toLowerCase()]);
+  rows.push(["n", "write a note; Enter or Escape leaves it"]);
+  if (!byId("instruct").hidden) rows.push(["i", "instructions"]);
+  rows.push(["Tab, arrows", "move to a text and scroll it"], ["?", "this list"]);
+  byId("keys-list").replaceChildren(...rows.map(([key, words]) => element("div", {}, element("dt", {}, element("kbd", { text: key })), element("dd", { text: words }))));
+  byId("keys").showModal();
+}
+
 document.addEventListener("keydown", (event) => {
+  if (byId("keys").open || byId("told").open) return;
+  if (event.target === byId("note") && ["Enter", "Escape"].includes(event.key)) return event.target.blur();
   if (event.repeat && event.target instanceof HTMLButtonElement) event.preventDefault(); // a held Enter is one press
   if (event.repeat || event.ctrlKey || event.metaKey || event.altKey || event.target instanceof HTMLInputElement) return;
+  if (event.key === "?") return showKeys();
   const key = keyOf(event);
+  if (key === "n" && !byId("view-item").hidden) {
+    event.preventDefault(); // it opens the note, and is no part of it
+    return byId("note").focus();
+  }
+  if (key === "i" && !byId("instruct").hidden) return byId("told").showModal();
   if (key === "u" && (!byId("view-item").hidden || !byId("view-summary").hidden)) return undo();
   const button = [...byId("choices").children].find((one) => one.querySelector("kbd").textContent === key);
   if (button && !byId("view-item").hidden) answer(button.dataset.choice);
@@ -219,11 +278,15 @@ byId("name-form").addEventListener("submit", async (event) => {
   }
 });
 byId("switch").onclick = () => { if (!busy) askName(); };
-byId("agreement").onclick = async () => { if (!busy) showSummary(await askUntilAnswered("/api/summary")); };
+byId("help").onclick = showKeys;
+byId("instruct").onclick = () => byId("told").showModal();
+byId("see-agreement").onclick = async () => { if (!busy) showSummary(await askUntilAnswered("/api/summary")); };
 byId("undo-done").onclick = undo;
 byId("go-on").onclick = () => load();
 
 byId("places").hidden = location.pathname !== "/label"; // inside the studio
 
-if (me()) load();
-else askName();
+if (me()) {
+  load();
+  askUntilAnswered("/api/annotators").then((said) => tellInstructions(said.instructions));
+} else askName();

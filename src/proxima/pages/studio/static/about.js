@@ -1,21 +1,29 @@
 // The settings of a run, its environment, checkpoints, and how it ended.
 
 import { element } from "./base.js";
+import { copyButton } from "./copy.js";
 import { visible } from "./dom.js";
 import { number } from "./words.js";
 
 export function showAbout(run, panel) {
-  const { config, environment, checkpoints, results, evaluation, path } = run.about;
+  const { config, environment, checkpoints, results, evaluation, path, command, bundles } = run.about;
   const filter = element("input", { type: "search", placeholder: "Filter settings", ariaLabel: "Filter settings", autocomplete: "off" });
   const settings = table(config);
   filter.oninput = () => {
     for (const row of settings.querySelectorAll("div")) row.hidden = !row.textContent.toLowerCase().includes(filter.value.toLowerCase());
   };
   const saved = Object.fromEntries(checkpoints.map((one) => [one.name, `${one.eval_reward === null ? "not evaluated" : `evaluation ${number(one.eval_reward)}`}${one.best ? " · best" : ""}`]));
+  const lines = { line: "Command", resume: "Resume it with" };
+  const commands = Object.entries(lines).filter(([name]) => command[name]).map(([name, title]) => card(title,
+    element("code", { className: "command", text: command[name] }), copyButton(command[name], "Copy"),
+    element("p", { className: "soft small", text: [command.folder && `Given in ${command.folder}.`, command[name].includes("***") && "Keys are not written down: put them in the place of ***."].filter(Boolean).join(" ") })));
   const cards = [
+    ...commands,
     card("Settings", filter, settings),
     card("Environment", table({ folder: path, ...environment })),
     Object.keys(saved).length ? card("Checkpoints", table(saved)) : null,
+    bundles.length ? card("Recorded steps", element("ul", { className: "bundles" }, ...bundles.slice(-50).map(({ name, bytes, command: line }) =>
+      element("li", {}, element("bdi", { text: visible(name, 200) }), element("span", { className: "soft small", text: `${number(bytes / 1e6, 3)} MB` }), copyButton(line, "Copy replay command"))))) : null,
     results ? card("Results", table(results)) : null,
     evaluation ? card("Evaluation", table(evaluation)) : null,
   ];

@@ -1,6 +1,6 @@
 // Addresses of the views: #/ · #/run/NAME/TAB?step=… · #/compare?run=…&run=…
 
-export const TABS = ["charts", "samples", "microscope", "warnings", "about"];
+export const TABS = ["charts", "samples", "microscope", "warnings", "about", "findings", "log"];
 
 export function readPlace(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?");

@@ -1,17 +1,21 @@
-// One run: its head, and one tab each for charts, samples, microscope, warnings and config.
+// One run: its head, and one tab each for charts, samples, microscope, findings, log, warnings and config; commands to copy.
 
 import { ask, byId, element } from "./base.js";
 import { showAbout } from "./about.js";
 import { showCurves } from "./curves.js";
+import { copyButton } from "./copy.js";
+import { showFindings } from "./findings.js";
 import { showInspect } from "./inspect.js";
+import { showLog } from "./log.js";
 import { link, TABS } from "./places.js";
 import { showSamples } from "./samples.js";
 import { showWarnings } from "./warnings.js";
 import { ago, number, stateMark } from "./words.js";
 import { watch } from "./watch.js";
 
-const VIEWS = { charts: showCurves, samples: showSamples, microscope: showInspect, warnings: showWarnings, about: showAbout };
-const TITLES = { charts: "Charts", samples: "Samples", microscope: "Microscope", warnings: "Warnings", about: "Config" };
+const VIEWS = { charts: showCurves, samples: showSamples, microscope: showInspect, findings: showFindings, log: showLog, warnings: showWarnings, about: showAbout };
+const TITLES = { charts: "Charts", samples: "Samples", microscope: "Microscope", findings: "Findings", log: "Log", warnings: "Warnings", about: "Config" };
+const OF_PPO = ["samples", "microscope", "findings", "warnings"]; // fine-tuning has none of these
 const PACE = { training: 2, stale: 5, stopped: 5, finished: 5 }; // seconds between looks; an ended run may be resumed
 
 export function showRun(place, view) {
@@ -19,9 +23,10 @@ export function showRun(place, view) {
   const state = element("span"), figures = element("dl", { className: "figures" }), why = element("p", { className: "soft small", id: "why" });
   const tabs = TABS.map((tab) => element("a", { href: link({ run: name, tab }), text: TITLES[tab] }));
   const panel = element("section", { id: "panel" });
+  const copies = element("span", { className: "copies row" });
   view.append(
     element("div", { className: "row head" }, element("h1", {}, element("bdi", { text: name })), state, figures),
-    why, element("nav", { className: "tabs", ariaLabel: "Parts of the run" }, ...tabs), panel,
+    why, copies, element("nav", { className: "tabs", ariaLabel: "Parts of the run" }, ...tabs), panel,
   );
   document.title = `${name} · Proxima`;
   const run = { name, about: null, head: null };
@@ -47,6 +52,12 @@ export function showRun(place, view) {
   async function loadAbout() {
     run.about = await ask(`/api/run?name=${encodeURIComponent(name)}`);
     drawHead(run.about);
+    tabs.forEach((each, i) => (each.hidden = run.about.kind !== "ppo" && OF_PPO.includes(TABS[i])));
+    const { line, resume } = run.about.command;
+    const texts = JSON.stringify([line, resume]);
+    if (copies.dataset.texts === texts) return; // a button that was just pressed stays
+    copies.dataset.texts = texts;
+    copies.replaceChildren(...[[line, "Copy command"], [resume, "Copy resume command"]].filter(([text]) => text).map(([text, label]) => copyButton(text, label)));
   }
 
   function openTab() {
@@ -74,7 +85,7 @@ export function showRun(place, view) {
     const grown = head.metrics !== before.metrics || head.edition !== before.edition || head.warnings !== before.warnings || String(head.token_steps) !== String(before.token_steps) || head.state !== before.state;
     if (grown && before.metrics !== undefined) await loadAbout();
     drawHead(head);
-    open.add?.(head, metric);
+    await open.add?.(head, metric);
     return PACE[head.state] ?? 5;
   }, gone);
   run.look = looking.now;
@@ -89,7 +100,7 @@ export function showRun(place, view) {
     },
     get keys() {
       return [
-        ...TABS.map((each, i) => [String(i + 1), TITLES[each].toLowerCase(), () => (location.hash = link({ run: name, tab: each }))]),
+        ...TABS.filter((each, i) => !tabs[i].hidden).map((each, i) => [String(i + 1), TITLES[each].toLowerCase(), () => (location.hash = link({ run: name, tab: each }))]),
         ...(open?.keys ?? []),
       ];
     },

@@ -7,11 +7,12 @@ import { ago, number, spark, stateMark } from "./words.js";
 import { watch } from "./watch.js";
 
 const METRICS = ["avg_reward", "kl"]; // their titles come with the runs
+const KINDS = { ppo: "PPO", sft: "SFT", reward: "Reward model" };
 const HEADS = ["", "Run", "State", "Step", ...METRICS, "Curve", "Changed"];
 const FIGURES = ["Step", ...METRICS];
 
 export function showRuns(place, view) {
-  const filter = element("input", { id: "filter", type: "search", placeholder: "Filter by name, state or model", autocomplete: "off", value: place.asked.get("q") ?? "" });
+  const filter = element("input", { id: "filter", type: "search", placeholder: "Filter by name, kind, state or model", autocomplete: "off", value: place.asked.get("q") ?? "" });
   filter.ariaLabel = "Filter runs";
   const count = element("p", { className: "soft", id: "count" });
   const compare = element("button", { type: "button", id: "compare-chosen", className: "main", hidden: true });
@@ -26,7 +27,7 @@ export function showRuns(place, view) {
 
   function draw() {
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const fits = (run) => words.every((word) => `${run.name} ${run.state} ${run.model ?? ""}`.toLowerCase().includes(word));
+    const fits = (run) => words.every((word) => `${run.name} ${run.state} ${KINDS[run.kind] ?? ""} ${run.model ?? ""}`.toLowerCase().includes(word));
     const wanted = said.filter(fits);
     const names = new Set(said.map((run) => run.name));
     for (const [name, row] of rows) if (!names.has(name)) { row.node.remove(); rows.delete(name); }
@@ -59,15 +60,16 @@ export function showRuns(place, view) {
     row.box.checked = chosen().includes(run.name);
     row.cells[7].textContent = ago(run.changed);
     if (run.unread) return;
-    const mark = JSON.stringify([run.state, run.step, run.avg_reward, run.kl, run.spark.length, run.problems, run.stop_reason]);
+    const mark = JSON.stringify([run.state, run.step, run.shown, run.spark.length, run.problems, run.stop_reason]);
     if (mark === row.mark) return;
     row.mark = mark;
-    row.note.textContent = run.problems[0] ?? run.model ?? "";
+    row.note.textContent = run.problems[0] ?? [KINDS[run.kind], run.model].filter(Boolean).join(" · ");
     row.note.classList.toggle("wrong", run.problems.length > 0);
     row.cells[2].replaceChildren(stateMark(run.state));
     row.cells[2].title = run.stop_reason ?? "";
-    [["Step", run.step], ...METRICS.map((name) => [titles[name], run[name]])].forEach(([title, value], i) => {
-      row.cells[3 + i].textContent = number(value);
+    [["step", "Step", run.step], ...run.shown].forEach(([name, title, value], i) => {
+      const other = name !== "step" && !METRICS.includes(name); // fine-tuning measures something else in this column
+      row.cells[3 + i].replaceChildren(number(value), ...(other ? [element("p", { className: "soft small", text: title })] : []));
       row.cells[3 + i].dataset.name = title;
     });
     row.cells[6].replaceChildren(spark(run.spark));

@@ -37,8 +37,8 @@ BACKWARD_KV = TileConfig(32, 4, 2)
 
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]
-    q, k, v, tiles, out, peaks, scale, total, q_stride, k_stride, v_stride, heads: tl.constexpr, group: tl.constexpr,
-    size: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+    q, k, v, tiles, out, peaks, scale, total, q_stride, k_stride, v_stride, out_stride, heads: tl.constexpr,
+    group: tl.constexpr, size: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries against the keys up to its end."""
     head, entry = tl.program_id(0), tiles + tl.program_id(1) * 3
@@ -78,15 +78,15 @@ def _attend(  # type: ignore[no-untyped-def]
         read = tl.load(values + columns[:, None] * v_stride, mask=there, other=0.0)
         gathered = tl.dot(shares.to(read.dtype), read, gathered * shrink[:, None])
         weight, peak = weight * shrink + tl.sum(shares, 1), higher
-    place = (rows[:, None] * heads + head) * size + dims[None, :]
+    place = rows[:, None] * out_stride + head * size + dims[None, :]
     tl.store(out + place, (gathered / weight[:, None]).to(out.dtype.element_ty), mask=real)
     tl.store(peaks + head * total + rows, peak + tl.log2(weight), mask=rows < end)
 
 
 @triton.jit
 def _backward_q(  # type: ignore[no-untyped-def]
-    q, k, v, out, d_out, tiles, peaks, dots, d_q, scale, total, q_stride, k_stride, v_stride, heads: tl.constexpr,
-    group: tl.constexpr, size: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+    q, k, v, out, d_out, tiles, peaks, dots, d_q, scale, total, q_stride, k_stride, v_stride, out_stride, d_out_stride,
+    heads: tl.constexpr, group: tl.constexpr, size: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of queries; stores the dot products of output and its gradient in `dots`."""
     head, entry = tl.program_id(0), tiles + tl.program_id(1) * 3
@@ -101,8 +101,10 @@ def _backward_q(  # type: ignore[no-untyped-def]
     real = rows[:, None] < end
     place = (rows[:, None] * heads + head) * size + dims[None, :]
     queries = tl.load(q + rows[:, None] * q_stride + head * size + dims[None, :], mask=real, other=0.0)
-    given = tl.load(d_out + place, mask=real, other=0.0)
-    dot = tl.sum(given.to(tl.float32) * tl.load(out + place, mask=real, other=0.0).to(tl.float32), 1)
+    column = head * size + dims[None, :]
+    given = tl.load(d_out + rows[:, None] * d_out_stride + column, mask=real, other=0.0)
+    attended = tl.load(out + rows[:, None] * out_stride + column, mask=real, other=0.0)
+    dot = tl.sum(given.to(tl.float32) * attended.to(tl.float32), 1)
     tl.store(dots + head * total + rows, dot, mask=rows < end)
     peak = tl.load(peaks + head * total + rows, mask=rows < end, other=0.0)
     keys, values = k + (head // group) * size + dims[None, :], v + (head // group) * size + dims[None, :]
@@ -129,8 +131,8 @@ def _backward_q(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _backward_kv(  # type: ignore[no-untyped-def]
-    q, k, v, d_out, tiles, peaks, dots, d_k, d_v, scale, total, q_stride, k_stride, v_stride, heads: tl.constexpr,
-    group: tl.constexpr, size: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+    q, k, v, d_out, tiles, peaks, dots, d_k, d_v, scale, total, q_stride, k_stride, v_stride, d_out_stride,
+    heads: tl.constexpr, group: tl.constexpr, size: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of keys and values, from all queries that attend to it."""
     kv_head, entry = tl.program_id(0), tiles + (tl.num_programs(1) - 1 - tl.program_id(1)) * 3
@@ -154,7 +156,7 @@ def _backward_kv(  # type: ignore[no-untyped-def]
             peak = tl.load(peaks + head * total + columns, mask=there, other=0.0)
             shares = tl.exp2(tl.dot(key, tl.trans(query)) * factor - peak[None, :])
             shares = tl.where(rows[:, None] <= columns[None, :], shares, 0.0)
-            place = (columns[:, None] * heads + head) * size + dims[None, :]
+            place = columns[:, None] * d_out_stride + head * size + dims[None, :]
             given = tl.load(d_out + place, mask=there[:, None], other=0.0)
             found_v = tl.dot(shares.to(given.dtype), given, found_v)
             dot = tl.load(dots + head * total + columns, mask=there, other=0.0)
@@ -168,7 +170,7 @@ def _backward_kv(  # type: ignore[no-untyped-def]
             )
             peak = tl.load(peaks + head * total + columns, mask=there, other=0.0)
             shares = tl.exp2(tl.dot(key, tl.trans(query)) * factor - peak[None, :])
-            place = (columns[:, None] * heads + head) * size + dims[None, :]
+            place = columns[:, None] * d_out_stride + head * size + dims[None, :]
             given = tl.load(d_out + place, mask=there[:, None], other=0.0)
             found_v = tl.dot(shares.to(given.dtype), given, found_v)
             dot = tl.load(dots + head * total + columns, mask=there, other=0.0)
@@ -181,47 +183,51 @@ def _backward_kv(  # type: ignore[no-untyped-def]
 
 
 class TiledAttention(torch.autograd.Function):
-    """(N, H, D), (N, Hkv, D) twice, tiles (T, 3) int32 -> (N, H, D).
+    """(N, H, D), (N, Hkv, D) twice, tiles (T, 3) int32 -> (N, H * D + padding); the padding is left unset.
 
     Tokens in no tile get no output and no gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, scale: float, padding: int = 0
+    ) -> Tensor:
         (total, heads, size), group = q.shape, q.shape[1] // k.shape[1]
-        out, peaks = q.new_empty(q.shape), q.new_empty(heads, total, dtype=torch.float32)
-        strides, shape = (q.stride(0), k.stride(0), v.stride(0)), (heads, group, size, TILE, FORWARD.block)
+        out = q.new_empty(total, heads * size + padding)
+        peaks = q.new_empty(heads, total, dtype=torch.float32)
+        ctx.scale, ctx.strides = scale, (q.stride(0), k.stride(0), v.stride(0))
+        ctx.shape = (heads, group, size, TILE)
         _attend[(heads, len(tiles))](
-            q,
-            k,
-            v,
-            tiles,
-            out,
-            peaks,
-            scale,
-            total,
-            *strides,
-            *shape,
-            num_warps=FORWARD.warps,
-            num_stages=FORWARD.stages,
-        )
+            q, k, v, tiles, out, peaks, scale, total, *ctx.strides, out.stride(0), *ctx.shape, FORWARD.block,
+            num_warps=FORWARD.warps, num_stages=FORWARD.stages,
+        )  # fmt: skip
         ctx.save_for_backward(q, k, v, tiles, out, peaks)
-        ctx.scale, ctx.strides, ctx.shape = scale, strides, shape[:-1]
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        q, k, v, tiles, out, peaks = ctx.saved_tensors
-        d_out = gradients[0].contiguous()
-        (heads, group, *_), total = ctx.shape, len(q)
-        dots = torch.empty_like(peaks)
-        d_q, d_k, d_v = (part.new_empty(part.shape) for part in (q, k, v))
-        _backward_q[(heads, len(tiles))](
-            q, k, v, out, d_out, tiles, peaks, dots, d_q, ctx.scale, total, *ctx.strides, *ctx.shape, BACKWARD_Q.block,
-            num_warps=BACKWARD_Q.warps, num_stages=BACKWARD_Q.stages,
-        )  # fmt: skip
-        _backward_kv[(heads // group, len(tiles))](
-            q, k, v, d_out, tiles, peaks, dots, d_k, d_v, ctx.scale, total, *ctx.strides, *ctx.shape, BACKWARD_KV.block,
-            num_warps=BACKWARD_KV.warps, num_stages=BACKWARD_KV.stages,
-        )  # fmt: skip
-        return d_q, d_k, d_v, None, None
+        d_out = gradients[0] if gradients[0].stride(1) == 1 else gradients[0].contiguous()
+        dots = torch.empty_like(ctx.saved_tensors[-1])
+        return gradient_q(ctx, d_out, dots), *gradient_kv(ctx, d_out, dots), None, None, None
+
+
+def gradient_q(ctx: Any, d_out: Tensor, dots: Tensor) -> Tensor:
+    """The gradient of the queries; also fills `dots`."""
+    q, k, v, tiles, out, peaks = ctx.saved_tensors
+    d_q = q.new_empty(q.shape)
+    _backward_q[(ctx.shape[0], len(tiles))](
+        q, k, v, out, d_out, tiles, peaks, dots, d_q, ctx.scale, len(q), *ctx.strides, out.stride(0), d_out.stride(0),
+        *ctx.shape, BACKWARD_Q.block, num_warps=BACKWARD_Q.warps, num_stages=BACKWARD_Q.stages,
+    )  # fmt: skip
+    return d_q
+
+
+def gradient_kv(ctx: Any, d_out: Tensor, dots: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of keys and values, after `gradient_q`."""
+    q, k, v, tiles, _, peaks = ctx.saved_tensors
+    d_k, d_v = k.new_empty(k.shape), v.new_empty(v.shape)
+    _backward_kv[(k.shape[1], len(tiles))](
+        q, k, v, d_out, tiles, peaks, dots, d_k, d_v, ctx.scale, len(q), *ctx.strides, d_out.stride(0), *ctx.shape,
+        BACKWARD_KV.block, num_warps=BACKWARD_KV.warps, num_stages=BACKWARD_KV.stages,
+    )  # fmt: skip
+    return d_k, d_v

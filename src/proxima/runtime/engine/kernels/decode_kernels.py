@@ -1,17 +1,11 @@
-"""Triton kernels of a decode step, for few rows: attention that also writes the new keys and values, and the
-norm."""
+"""A Triton kernel of a decode step: attention that also writes the new keys and values; for decoders that
+`FewRowsDecoder` does not compute, such as GPT-2."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from proxima.runtime.engine.layer_functions import Norm
 
 BLOCK = 64  # cached tokens that a program reads at once
 
@@ -70,45 +64,6 @@ def decode_attention(
         keys.shape[1], kv_heads, group, head, BLOCK, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
-
-
-@triton.jit
-def _add_norm(  # type: ignore[no-untyped-def]
-    x, change, weight, out_x, out, eps, size: tl.constexpr, width: tl.constexpr, block: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, block)
-    real = lanes < size
-    total = tl.load(x + row * size + lanes, mask=real, other=0.0) + tl.load(
-        change + row * size + lanes, mask=real, other=0.0
-    )
-    tl.store(out_x + row * size + lanes, total, mask=real)
-    wide = total.to(tl.float32)
-    scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
-    normed = scaled.to(out.dtype.element_ty) * tl.load(weight + lanes, mask=real, other=0.0)
-    tl.store(out + row * width + lanes, normed, mask=real)
-
-
-def add_and_rms_norm(
-    x: Tensor, change: Tensor, norm: Norm, padding: int, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Like `layer_functions.add_and_norm` without a bias; the padding is left unset, since the product writes
-    it."""
-    rows, size = x.shape
-    total, out = torch.empty_like(x), x.new_empty(rows, size + padding)
-    _add_norm[(rows,)](
-        x,
-        change,
-        norm.weight,
-        total,
-        out,
-        eps,
-        size,
-        size + padding,
-        triton.next_power_of_2(size),
-        num_warps=4,
-    )
-    return total, out
 
 
 def fits(heads: int, kv_heads: int, head_size: int) -> bool:

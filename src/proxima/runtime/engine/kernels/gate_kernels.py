@@ -11,27 +11,32 @@ ROWS, COLUMNS = 16, 128  # of the gradient per program
 
 
 @triton.jit
-def _gate(wide, out, size: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gate(wide, out, size: tl.constexpr, width: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.program_id(1) * block + tl.arange(0, block)
     real = lanes < size
     opening = tl.load(wide + row * 2 * size + lanes, mask=real, other=0.0).to(tl.float32)
     up = tl.load(wide + row * 2 * size + size + lanes, mask=real, other=0.0)
     opened = (opening * tl.sigmoid(opening)).to(up.dtype)
-    tl.store(out + row * size + lanes, opened * up, mask=real)
+    tl.store(out + row * width + lanes, opened * up, mask=real)
 
 
 def gate(wide: Tensor, sizes: tuple[int, ...] = (), activation: str = "") -> Tensor:
     """Like `layer_functions.activate` for gated MLPs."""
+    return padded_gate(wide, 0)
+
+
+def padded_gate(wide: Tensor, padding: int) -> Tensor:
+    """The same as (N, gate + padding); the padding is left unset, since the product writes it."""
     rows, size = wide.shape[0], wide.shape[1] // 2
-    out = wide.new_empty(rows, size)
-    _gate[(rows, triton.cdiv(size, 1024))](wide, out, size, 1024, num_warps=4)
+    out = wide.new_empty(rows, size + padding)
+    _gate[(rows, triton.cdiv(size, 1024))](wide, out, size, size + padding, 1024, num_warps=4)
     return out
 
 
 @triton.jit
 def _gate_backward(  # type: ignore[no-untyped-def]
-    wide, d_out, d_inner, down, d_wide, out, total, padding, size: tl.constexpr, lanes: tl.constexpr, rows_: tl.constexpr,
+    wide, d_out, d_inner, down, d_wide, out, total, padding, stride, inner_stride, size: tl.constexpr, lanes: tl.constexpr, rows_: tl.constexpr,
     columns_: tl.constexpr,
 ):  # fmt: skip
     columns, rows = (
@@ -42,7 +47,7 @@ def _gate_backward(  # type: ignore[no-untyped-def]
     lane = tl.arange(0, lanes)
     here = (rows[:, None] < total) & (columns[None, :] < size)
     inner = tl.load(
-        d_inner + rows[:, None] * padding + lane[None, :],
+        d_inner + rows[:, None] * inner_stride + lane[None, :],
         mask=(rows[:, None] < total) & (lane[None, :] < padding),
         other=0.0,
     )
@@ -55,7 +60,8 @@ def _gate_backward(  # type: ignore[no-untyped-def]
     opening = tl.load(wide + place, mask=here, other=0.0).to(tl.float32)
     up = tl.load(wide + place + size, mask=here, other=0.0).to(tl.float32)
     narrow = rows[:, None] * size + columns[None, :]
-    gradient = tl.load(d_out + narrow, mask=here, other=0.0).to(tl.float32) + tl.dot(inner, matrix)
+    given = tl.load(d_out + rows[:, None] * stride + columns[None, :], mask=here, other=0.0).to(tl.float32)
+    gradient = given + tl.dot(inner, matrix)
     share = tl.sigmoid(opening)
     opened = opening * share
     kind: tl.constexpr = out.dtype.element_ty
@@ -67,10 +73,11 @@ def _gate_backward(  # type: ignore[no-untyped-def]
 def gate_backward(wide: Tensor, d_out: Tensor, d_inner: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """The output of `gate`, and the gradient of its input; the output's gradient is d_out + d_inner @ down."""
     (rows, size), padding = d_out.shape, len(down)
-    out, d_wide = torch.empty_like(d_out), torch.empty_like(wide)
+    out, d_wide = wide.new_empty(rows, size), torch.empty_like(wide)
     grid = (triton.cdiv(size, COLUMNS), triton.cdiv(rows, ROWS))
     lanes = max(16, triton.next_power_of_2(padding))
     _gate_backward[grid](
-        wide, d_out, d_inner, down, d_wide, out, rows, padding, size, lanes, ROWS, COLUMNS, num_warps=4
-    )
+        wide, d_out, d_inner, down, d_wide, out, rows, padding, d_out.stride(0), d_inner.stride(0), size, lanes,
+        ROWS, COLUMNS, num_warps=4,
+    )  # fmt: skip
     return out, d_wide

@@ -51,6 +51,7 @@ def _split(  # type: ignore[no-untyped-def]
 def _join(  # type: ignore[no-untyped-def]
     qkv, q_weight, k_weight, cos, sin, d_q, d_k, d_v, d_qkv, eps, stride, q_stride, k_stride, v_stride, heads: tl.constexpr,
     both: tl.constexpr, lanes: tl.constexpr, half: tl.constexpr, normed: tl.constexpr, values: tl.constexpr,
+    value_lanes: tl.constexpr,
 ):  # fmt: skip
     """The gradient of one token's row."""
     row = tl.program_id(0).to(tl.int64)
@@ -81,8 +82,9 @@ def _join(  # type: ignore[no-untyped-def]
     target = d_qkv + row * width + place
     tl.store(target, g_a.to(d_qkv.dtype.element_ty), mask=real)
     tl.store(target + half, g_b.to(d_qkv.dtype.element_ty), mask=real)
-    rest = tl.arange(0, values)
-    tl.store(d_qkv + row * width + both * 2 * half + rest, tl.load(d_v + row * v_stride + rest))
+    rest = tl.arange(0, value_lanes)
+    found = tl.load(d_v + row * v_stride + rest, mask=rest < values, other=0.0)
+    tl.store(d_qkv + row * width + both * 2 * half + rest, found, mask=rest < values)
 
 
 def split_heads(
@@ -125,14 +127,13 @@ class _SplitHeads(torch.autograd.Function):
         strides = (qkv.stride(0), d_q.stride(0), d_k.stride(0), d_v.stride(0))
         values = d_v.shape[1] * d_v.shape[2]
         _join[(len(qkv),)](
-            qkv, *given, d_q, d_k, d_v, d_qkv, ctx.eps, *strides, *ctx.shape, values, num_warps=4
-        )
+            qkv, *given, d_q, d_k, d_v, d_qkv, ctx.eps, *strides, *ctx.shape, values,
+            triton.next_power_of_2(values), num_warps=4,
+        )  # fmt: skip
         return d_qkv, None, None, None, None, None
 
 
 def fits(shape: DecoderShape) -> bool:
     """Whether the kernels support these shapes."""
-    powers_of_two = all(size & (size - 1) == 0 for size in (shape.kv_heads, shape.head_size))
-    return (
-        powers_of_two and shape.head_size >= 16 and (shape.heads + shape.kv_heads) * shape.head_size <= 16384
-    )
+    size = shape.head_size
+    return size & (size - 1) == 0 and size >= 16 and (shape.heads + shape.kv_heads) * size <= 16384

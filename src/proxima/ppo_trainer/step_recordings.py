@@ -1,0 +1,84 @@
+"""`Recordings`: the recorded steps of a run. In: a trainer and its run's folder. Out: bundles in
+`runs/NAME/replay/`: of every n-th step, and of the two steps up to an alarm.
+
+To be ready for an alarm, every step is kept in host memory until the next but one is done: twice its rollout,
+and twice the adapters with both moments of their optimisers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proxima.core.json_record import RecordView
+from proxima.ppo_trainer.step_recorder import StepRecord, StepRecorder, weights
+from proxima.runs import BUNDLE_SUFFIX, REPLAY_FOLDER, Alarm, write_bundle
+
+if TYPE_CHECKING:
+    from proxima.ppo_trainer.ppo_trainer import PPOTrainer
+
+log = logging.getLogger(__name__)
+
+KEPT = 8  # newest bundles of each kind that stay: every n-th step's, and those up to an alarm
+
+
+class Recordings:
+    """One call of `train`; without `record_steps` it does nothing. The main process alone keeps and
+    writes."""
+
+    def __init__(self, trainer: PPOTrainer, folder: Path):
+        self.trainer, self.folder = trainer, folder / REPLAY_FOLDER
+        self.every = trainer.config.record_steps
+        self.steps: list[StepRecord] = []  # the last two
+        self._recorder: StepRecorder | None = None
+        if self.every:
+            recorder = StepRecorder(trainer)  # refuses on all processes
+            self._recorder = recorder if trainer.models.processes.is_main else None
+
+    def step(self) -> AbstractContextManager[None]:
+        """Around `ppo_step`."""
+        return nullcontext() if self._recorder is None else self._recorder.step()
+
+    def keep(self, outcome: RecordView) -> None:
+        """After `ppo_step`."""
+        if self._recorder is not None:
+            record = self._recorder.record(outcome)
+            before = [replace(last, after=record.before) for last in self.steps[-1:]]
+            self.steps = [*before, record]
+
+    def write(self, alarms: Sequence[Alarm] = ()) -> None:
+        """The last step where it is an n-th one; and the last two where there are new alarms."""
+        if not self.every:
+            return
+        due = self.trainer.step % self.every == 0
+        if due or alarms:
+            reason = "; ".join(f"{alarm.guard}: {alarm.message}" for alarm in alarms)
+            self.trainer.models.processes.on_main(lambda: self._write(due, reason))
+
+    def forget(self) -> None:
+        """After a rollback: the next step does not follow from the last one."""
+        self.steps = []
+
+    def _write(self, due: bool, reason: str) -> None:
+        self.steps[-1] = replace(self.steps[-1], after=weights(self.trainer))
+        if due:
+            self._write_one(self.steps[-1], "step", "")
+        for record in self.steps if reason else ():
+            self._write_one(record, "alarm", reason)
+
+    def _write_one(self, record: StepRecord, kind: str, reason: str) -> None:
+        """A disk that is full ends no run: the checkpoint says so if it lasts."""
+        bundle = record.bundle(reason)
+        path = self.folder / f"{kind}-{bundle.step:08d}{BUNDLE_SUFFIX}"
+        try:
+            size = write_bundle(path, bundle.facts, bundle.tensors)
+        except ValueError as error:
+            log.warning("step %d is not recorded: %s", bundle.step, error)
+            return
+        log.info("recorded step %d in %s, %d bytes", bundle.step, path, size)
+        for old in sorted(self.folder.glob(f"{kind}-*{BUNDLE_SUFFIX}"))[:-KEPT]:
+            old.unlink(missing_ok=True)

@@ -1,0 +1,156 @@
+"""Grades a program of the policy by tests: 1 where it passes all of them, else 0.
+
+It runs inside a sandbox, and the program in a further process, which the tests reach only by value: a program
+that leaves early, prints what the tests would print or overloads `==` passes nothing.
+
+Tests are Python statements that assert (they call the program's functions with plain values), or pairs of
+`input` and `output` for a program that reads standard input.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import ctypes
+import json
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from proxima.rewards import code_program
+from proxima.rewards.code_program import pack, unpack
+
+FENCE = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+PR_SET_DUMPABLE = 4
+TESTS = "tests.py"  # gone before the program starts, which could read what is wanted
+PYTHON = (sys.executable, "-I")
+
+
+def program_in(completion: str) -> str:
+    """The last fenced block of an answer, or all of it where there is none."""
+    blocks = FENCE.findall(completion)
+    return blocks[-1] if blocks else completion
+
+
+def complain(tests: object) -> str:
+    """Why these tests cannot grade; empty where they can."""
+    if isinstance(tests, list) and tests and all(isinstance(test, dict) for test in tests):
+        wrong = [
+            test for test in tests if not all(isinstance(test.get(key), str) for key in ("input", "output"))
+        ]
+        return "a test needs an input and an output, both text" if wrong else ""
+    try:
+        tree = ast.parse(_joined(tests))
+    except (SyntaxError, ValueError, RecursionError) as error:
+        return f"they are not Python ({error})"
+    if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
+        return "they assert nothing: any program would pass"
+    return ""
+
+
+def _joined(tests: object) -> str:
+    if isinstance(tests, list) and all(isinstance(test, str) for test in tests):
+        return "\n".join(tests)
+    if not isinstance(tests, str):
+        raise ValueError("text, a list of texts or a list of {input, output} is needed")
+    return tests
+
+
+def grade(completion: str, tests: object) -> float:
+    """1 or 0, in the current folder, which must be the program's own."""
+    _hide()
+    program = program_in(completion)
+    Path("program.py").write_text(program, encoding="utf-8", errors="replace")
+    if isinstance(tests, list) and tests and isinstance(tests[0], dict):
+        return float(all(_prints(test["input"], test["output"]) for test in tests))
+    Path(TESTS).write_text(_joined(tests), encoding="utf-8")
+    running = Program()
+    try:
+        runpy.run_path(TESTS, init_globals=running.functions(program))
+    except Exception:  # a failed assertion, or whatever the program made of it
+        return 0.0
+    finally:
+        running.close()
+    return 1.0
+
+
+def _hide() -> None:
+    """Keep the program out of this process's memory, where the tests are."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _prints(given: str, wanted: str) -> bool:
+    """Whether the program, run with this input, prints this output; space at the ends of lines is ignored."""
+    ran = subprocess.run([*PYTHON, "program.py"], input=given, capture_output=True, text=True, check=False)
+    printed, expected = (
+        [line.rstrip() for line in text.strip().splitlines()] for text in (ran.stdout, wanted)
+    )
+    return ran.returncode == 0 and printed == expected
+
+
+class Program:
+    """The program in a process of its own, which the first call starts: by then the tests are read."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+
+    def functions(self, program: str) -> dict[str, Callable[..., object]]:
+        """Stand-ins for what the program defines, by name; `candidate` too where it is one thing alone.
+
+        Names of builtins stay those of Python: a program must not redefine what the tests compare with.
+        """
+        names = [name for name in _defined(program) if not hasattr(builtins, name)]
+        found = {name: self._stand_in(name) for name in names}
+        return {"candidate": found[names[0]], **found} if len(names) == 1 else found
+
+    def _stand_in(self, name: str) -> Callable[..., object]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            reply = self._ask(
+                {
+                    "name": name,
+                    "args": pack(list(args)),
+                    "kwargs": {key: pack(value) for key, value in kwargs.items()},
+                }
+            )
+            if "raised" in reply:
+                kind = getattr(builtins, str(reply["raised"]), RuntimeError)
+                is_error = isinstance(kind, type) and issubclass(kind, Exception)
+                raise (kind if is_error else RuntimeError)(reply.get("message", ""))
+            return unpack(reply["value"])
+
+        return call
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self.process is None:
+            Path(TESTS).unlink()
+            command = [*PYTHON, code_program.__file__, "program.py"]
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        reply = json.loads(self.process.stdout.readline())
+        if not isinstance(reply, dict):
+            raise ValueError("not a reply")
+        return reply
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+def _defined(program: str) -> list[str]:
+    """The names that a program binds at its top level."""
+    found: list[str] = []
+    for node in ast.parse(program).body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.append(node.name)
+        elif isinstance(node, ast.Assign):
+            found += [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return found

@@ -1,0 +1,197 @@
+"""Graders of the verifiable rewards: one answer and its reference in, a score out.
+
+They run in worker processes, because the libraries behind them can hang on an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import Any, NoReturn
+
+from proxima.core.json_record import Record
+
+SHORT = 200  # characters of an answer that may be maths as it stands
+WORD = re.compile(r"[A-Za-z]{2,}")
+COMMAND = re.compile(r"\\[A-Za-z]+")
+FUNCTIONS = {
+    "sin",
+    "cos",
+    "tan",
+    "log",
+    "ln",
+    "exp",
+    "sqrt",
+    "pi",
+    "max",
+    "min",
+    "gcd",
+    "lcm",
+    "arcsin",
+    "arctan",
+}
+ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+FENCED = re.compile(r"\A\s*```(?:json)?[ \t]*\n(.*?)```\s*\Z", re.DOTALL | re.IGNORECASE)
+
+
+# Mathematics
+
+
+def math_reference(reference: object) -> str:
+    """The part of a reference that is the answer: GSM8K writes it after ####."""
+    return str(reference).rpartition("####")[2].strip()
+
+
+def complain_math(reference: object) -> str:
+    """Why a reference cannot grade; empty where it can."""
+    if isinstance(reference, bool) or not isinstance(reference, (str, int, float)):
+        return f"a number or text is needed, not a {type(reference).__name__}"
+    text = math_reference(reference)
+    words = [word for word in WORD.findall(COMMAND.sub(" ", text)) if word.lower() not in FUNCTIONS]
+    if words:
+        return (
+            f"{words[0]!r} would be read as a product of variables; compare words with a function of your own"
+        )
+    from math_verify import verify
+
+    if not verify(_gold(text), _parse(f"\\boxed{{{text}}}"), timeout_seconds=None):
+        return "math-verify cannot read it as mathematics"
+    return ""
+
+
+def grade_math(completion: str, reference: object) -> float:
+    """1 where the final answer equals the reference as mathematics, else 0."""
+    from math_verify import verify
+
+    gold = _gold(math_reference(reference))
+    readings = [completion]
+    if len(completion) <= SHORT and "$" not in completion and "boxed" not in completion:
+        readings.append(f"${completion.strip().rstrip('.')}$")
+    return float(any(verify(gold, _parse(text), timeout_seconds=None) for text in readings))
+
+
+def _gold(text: str) -> list[object]:
+    return _parse(text if "$" in text or "boxed" in text else f"${text}$")
+
+
+def _parse(text: str) -> list[object]:
+    """math-verify's own time limits are signals, which a native call does not hear: the worker's holds."""
+    import logging
+
+    from math_verify import parse
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    return list(parse(text, parsing_timeout=None))
+
+
+# JSON
+
+
+def _strict(text: str) -> object:
+    """JSON as the standard has it: without NaN and without the same key twice."""
+
+    def refuse(word: str) -> NoReturn:
+        raise ValueError(f"{word} is not JSON")
+
+    def once(pairs: list[tuple[str, object]]) -> Record:
+        if len({key for key, _ in pairs}) < len(pairs):
+            raise ValueError("a key twice")
+        return dict(pairs)
+
+    return json.loads(text, parse_constant=refuse, object_pairs_hook=once)
+
+
+@cache
+def _validator(schema: str) -> Any:
+    import jsonschema
+    from referencing import Registry
+
+    parsed = json.loads(schema)
+    kind = jsonschema.validators.validator_for(parsed, default=jsonschema.Draft202012Validator)
+    kind.check_schema(parsed)
+    return kind(parsed, registry=Registry())  # which fetches nothing
+
+
+def complain_schema(schema: object) -> str:
+    """Why a schema cannot grade; empty where it can."""
+    import jsonschema
+
+    try:
+        _validator(_as_text(schema)).is_valid(None)
+    except jsonschema.SchemaError as error:
+        return f"it is not a JSON Schema ({error.message})"
+    except ValueError as error:
+        return f"it is not JSON ({error})"
+    except Exception as error:  # a reference that leads nowhere
+        return f"it cannot be used ({error})"
+    return ""
+
+
+def grade_schema(completion: str, schema: object) -> float:
+    """1 where the answer, all of it or one fenced block, is JSON that the schema allows, else 0."""
+    fenced = FENCED.match(completion)
+    try:
+        value = _strict(fenced[1] if fenced else completion)
+    except (ValueError, RecursionError):
+        return 0.0
+    return float(_validator(_as_text(schema)).is_valid(value))
+
+
+def _as_text(schema: object) -> str:
+    return schema if isinstance(schema, str) else json.dumps(schema)
+
+
+# Choices
+
+LETTER = r"\(?\s*([A-Za-z])\s*\)?"
+BOXED = re.compile(r"\\boxed\s*\{\s*(?:\\text\s*\{)?\s*" + LETTER + r"\s*\}")
+SAID = re.compile(
+    r"\b(?i:answer|choice|option)\b(?:\s+is)?\s*[:=]?\s*\**\s*(?:\(([A-Za-z])\)|([A-Z]))(?![A-Za-z])"
+)  # a small letter without brackets may be the word "a"
+ALONE = re.compile(r"\A\s*\**" + LETTER + r"\s*[.:,]?\**\s*(?:\Z|(?<=[.):,*])\s|\n)")
+
+
+def chosen_letter(completion: str) -> str:
+    """The letter that an answer chooses: in the last \\boxed{}, after the last "answer is", or alone at its
+    start; empty where it chooses none."""
+    tagged = ANSWER_TAG.findall(completion)
+    text = tagged[-1] if tagged else completion
+    for pattern in (BOXED, SAID):
+        if found := pattern.findall(text):
+            return "".join(found[-1]).upper()
+    alone = ALONE.match(text)
+    return alone[1].upper() if alone else ""
+
+
+def complain_choice(reference: object) -> str:
+    if isinstance(reference, str) and re.fullmatch(r"[A-Za-z]", reference.strip()):
+        return ""
+    return "one letter is needed"
+
+
+def grade_choice(completion: str, reference: str) -> float:
+    return float(chosen_letter(completion) == reference.strip().upper())
+
+
+# reasoning-gym
+
+
+@cache
+def _gym(name: str) -> Any:
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(name, size=1, seed=0)
+
+
+def complain_gym(entry: Record) -> str:
+    """Why an entry cannot grade: its own answer must be right."""
+    score = grade_gym(str(entry["answer"]), entry)
+    return "" if score == 1 else f"its own answer scores {score:g}, not 1"
+
+
+def grade_gym(completion: str, entry: Record) -> float:
+    """The generator's own score, of the text in the last <answer> tag, or of all of it."""
+    tagged = ANSWER_TAG.findall(completion)
+    answer = (tagged[-1] if tagged else completion).strip()
+    return float(_gym(entry["generator"]).score_answer(answer, entry))

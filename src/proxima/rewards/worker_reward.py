@@ -1,0 +1,86 @@
+"""A Python function as a reward, in worker processes: one call per sample, each with a deadline.
+
+A sample that hangs, runs out of memory, crashes, exits or raises gets nan; all others keep their score.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from proxima.config import RewardSpec
+from proxima.rewards.function_reward import FunctionReward
+from proxima.rewards.reward_options import check_options, keyword_options
+from proxima.rewards.reward_outcome import NAN, RewardOutcome, read_rewards
+from proxima.rewards.reward_samples import Samples
+from proxima.rewards.worker_pool import WorkerPool, summarize
+from proxima.rewards.worker_process import JsonValue, WorkerFailure
+
+WORKERS = "workers"  # the option that asks for them; 0 or none = the function runs in the trainer
+WORKER_OPTIONS = (WORKERS, "timeout", "memory_mb", "retries")
+
+
+class WorkerReward(FunctionReward):
+    """Calls a function with what its parameters name, sample by sample."""
+
+    attempts = 1  # the pool retries each sample itself
+
+    def __init__(self, spec: RewardSpec, function: Callable[..., object], pool: WorkerPool):
+        super().__init__(spec, function)
+        self.pool = pool
+
+    def __call__(self, samples: Samples) -> RewardOutcome:
+        alone = [samples.part(i, i + 1) for i in range(len(samples))]
+        return read_replies(self.pool.map([self.arguments(one) for one in alone]), samples.lengths)
+
+
+def open_function(spec: RewardSpec, function: Callable[..., object]) -> FunctionReward:
+    """The reward, in worker processes where the option `workers` asks for them."""
+    asked = {name: spec.options[name] for name in WORKER_OPTIONS if name in spec.options}
+    own = _parameters(function)
+    if WORKERS in own or WORKERS not in asked:
+        return FunctionReward(spec, function)
+    rest = replace(spec, options={name: value for name, value in spec.options.items() if name not in asked})
+    if asked[WORKERS] == 0:
+        return FunctionReward(rest, function)
+    for name in WORKER_OPTIONS:
+        if name in own:
+            raise ValueError(
+                f"the reward {spec.label!r} takes an option {name!r} of its own, which worker processes "
+                "need; rename the function's parameter"
+            )
+    accepted = {name: kind for name, kind in keyword_options(WorkerPool).items() if name in WORKER_OPTIONS}
+    limits = check_options(replace(spec, options=asked), accepted)
+    source = spec.source if isinstance(spec.source, str) else function
+    return WorkerReward(rest, function, WorkerPool(source, **limits))
+
+
+def in_workers(spec: RewardSpec, source: FunctionReward) -> WorkerReward:
+    """The same function in one worker process; a ValueError where it cannot be sent there."""
+    target = spec.source if isinstance(spec.source, str) else source.function
+    return WorkerReward(spec, source.function, WorkerPool(target))
+
+
+def _parameters(function: Callable[..., object]) -> Sequence[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (ValueError, TypeError):  # some builtins have no signature
+        return []
+
+
+def read_replies(replies: Sequence[JsonValue | WorkerFailure], lengths: Sequence[int]) -> RewardOutcome:
+    """The rewards in what the calls returned, a list of one entry each; nan for those that failed."""
+    failures = [reply for reply in replies if isinstance(reply, WorkerFailure)]
+    parts = [_read(reply, length) for reply, length in zip(replies, lengths, strict=True)]
+    joined = RewardOutcome.join(parts)
+    return replace(joined, reason=summarize(failures)) if failures else joined
+
+
+def _read(reply: JsonValue | WorkerFailure, length: int) -> RewardOutcome:
+    if isinstance(reply, WorkerFailure):
+        return RewardOutcome([NAN], {}, reply.message)
+    try:
+        return read_rewards(reply, [length])
+    except ValueError as error:
+        return RewardOutcome([NAN], {}, str(error))

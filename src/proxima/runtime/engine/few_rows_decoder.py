@@ -1,0 +1,156 @@
+"""`FewRowsDecoder`: one decode step of a gated, rotary decoder in seven kernels per layer.
+
+In: one token per sequence and the caches. Out: normalised last hidden states. `Decoder.run` computes the same
+with products made for many tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from proxima.core.errors import first_line
+from proxima.runtime.engine.lora_products import Projection
+
+if TYPE_CHECKING:
+    from proxima.runtime.engine.decoder import Decoder
+    from proxima.runtime.engine.generation_slots import Outputs, Slots
+
+log = logging.getLogger(__name__)
+
+
+class FewRowsDecoder:
+    """Reads the adapter that is loaded. Made for one set of slots."""
+
+    def __init__(self, decoder: Decoder, slots: Slots):
+        from proxima.runtime.engine.kernels import CacheAttention
+
+        shape = decoder.shape
+        self.decoder = decoder
+        self.slots = slots
+        self.attend = CacheAttention(
+            slots.count, slots.size, shape.kv_heads, shape.head_size, slots.tokens.device
+        )
+
+    def __call__(self, count: int) -> Tensor:
+        """Hidden states (n, D) after the last token of each of the first `count` slots; the token's keys and
+        values are added to the cache."""
+        from proxima.runtime.engine.kernels import add_norm_down
+
+        decoder, slots, eps = self.decoder, self.slots, self.decoder.shape.eps
+        blocks, lengths = decoder.blocks, slots.lengths[:count]
+        x, cos, sin = decoder.architecture.embed(slots.tokens[:count], lengths)
+        assert cos is not None
+        assert sin is not None
+        cos, sin = cos.contiguous(), sin.contiguous()
+        x, normed = add_norm_down(x, None, blocks[0].norm.weight, eps, blocks[0].qkv.down)
+        for number, block in enumerate(blocks):
+            qkv = _of_padded(normed, block.qkv)
+            caches = slots.keys[number][:count], slots.values[number][:count]
+            norms = (block.q_norm, block.k_norm)
+            attended = self.attend(qkv, norms, cos, sin, *caches, lengths, decoder.shape.scale, eps)
+            x, normed = add_norm_down(
+                x, _folded(attended, block.out), block.mlp_norm.weight, eps, block.up.down
+            )
+            change = _folded(_of_padded(normed, block.up, gated=True), block.down)
+            if number + 1 == len(blocks):
+                return add_norm_down(x, change, decoder.architecture.last_norm.weight, eps, None)[1]
+            after = blocks[number + 1]
+            x, normed = add_norm_down(x, change, after.norm.weight, eps, after.qkv.down)
+        raise AssertionError("a decoder has layers")
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (n, V); the number of rows does not change a row's."""
+        from proxima.runtime.engine.kernels import few_rows_product
+
+        head = self.decoder.architecture.network.get_output_embeddings()
+        return few_rows_product(hidden, head.weight, head.bias)
+
+    @staticmethod
+    def sample(logits: Tensor, lanes: Tensor, columns: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Tokens (n,) and their log-probabilities, as `generation.pick` draws them without a kept set."""
+        from proxima.runtime.engine.kernels import sample
+
+        return sample(logits, lanes, columns, temperature)
+
+    def sample_and_advance(self, states: Tensor, outputs: Outputs, temperature: float, limit: int) -> None:
+        """Sample the next tokens of the first slots from their hidden states (n, D), and write them to the
+        outputs and the slots; without kept sets.
+
+        Args:
+            limit: most tokens of a response.
+        """
+        from proxima.runtime.engine.kernels import advance
+
+        count, slots = len(states), self.slots
+        drawn = self.sample(self.logits(states), slots.lanes[:count], slots.columns[:count], temperature)
+        advance(drawn, slots, outputs, limit)
+
+    def kernels(self, count: int) -> list[Callable[[], object]]:
+        """Calls of each kernel on its own, with the shapes of a step; the caches must not be in use."""
+        from proxima.runtime.engine.kernels import add_norm_down
+
+        decoder, slots, weight, block = self.decoder, self.slots, self.decoder.weight, self.decoder.blocks[0]
+        shape, norms = decoder.shape, (block.q_norm, block.k_norm)
+        x, angles = weight.new_zeros(count, len(weight)), weight.new_zeros(count, shape.head_size)
+        caches = slots.keys[0][:count], slots.values[0][:count], slots.lengths[:count]
+
+        def given(width: int) -> Tensor:
+            return weight.new_zeros(count, width)
+
+        return [
+            lambda: self.attend(
+                given(sum(block.qkv.sizes)), norms, angles, angles, *caches, shape.scale, shape.eps
+            ),
+            lambda: self.sample(self.logits(x), slots.lanes[:count], slots.columns[:count], 1.0),
+            lambda: _of_padded(given(block.qkv.weights[0].shape[1]), block.qkv),
+            lambda: _of_padded(given(block.up.weights[0].shape[1]), block.up, gated=True),
+            lambda: _folded(given(block.out.inputs), block.out),
+            lambda: _folded(given(block.down.inputs), block.down),
+            lambda: add_norm_down(x, None, weight, shape.eps, block.qkv.down),
+            lambda: add_norm_down(x, x, weight, shape.eps, block.qkv.down),
+            lambda: add_norm_down(x, x, weight, shape.eps, block.up.down),
+            lambda: add_norm_down(x, x, weight, shape.eps, None),
+        ]
+
+
+def _of_padded(x: Tensor, p: Projection, gated: bool = False) -> Tensor:
+    """The product of inputs that are followed by the adapter's inner values."""
+    from proxima.runtime.engine.kernels import few_rows_product
+
+    return few_rows_product(x, p.weights[0], p.biases[0], gated=gated)
+
+
+def _folded(x: Tensor, p: Projection) -> Tensor:
+    from proxima.runtime.engine.kernels import few_rows_product
+
+    return few_rows_product(x, p.weights[0], p.biases[0], p.down)
+
+
+def supports_few_rows(decoder: Decoder) -> bool:
+    """Whether the kernels compute this decoder: rotary and gated, in half precision, frozen."""
+    try:
+        from proxima.runtime.engine.kernels import fits
+    except ImportError:
+        return False
+    shape = decoder.shape
+    plain = not decoder.is_gpt2 and decoder.half and not decoder.trained
+    return plain and fits(shape.heads, shape.kv_heads, shape.head_size)
+
+
+def few_rows_decoder(decoder: Decoder, slots: Slots) -> FewRowsDecoder | None:
+    """One for these slots, where the kernels support the decoder and run here."""
+    if not (slots.tokens.is_cuda and supports_few_rows(decoder)):
+        return None
+    from proxima.runtime.engine.kernels import run_together
+
+    made = FewRowsDecoder(decoder, slots)
+    try:
+        run_together(made.kernels(slots.count), slots.tokens.device)
+    except Exception as error:  # whatever Triton cannot compile or launch here
+        log.warning("decode steps without their kernels, sampling is slower: %s", first_line(error))
+        return None
+    return made

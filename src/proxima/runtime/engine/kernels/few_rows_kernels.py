@@ -1,0 +1,268 @@
+"""Triton kernels of a decode step, for few rows: norm, products with an adapter folded in, attention against
+the cache.
+
+Block sizes depend on the weights alone, never on the number of rows, and every output is summed by one program
+in a fixed order. So a sequence's numbers are the same bits in any slot and with any number of slots.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 64  # cached tokens that a program reads at once
+PIECE = 1024  # cached tokens per program; pieces are combined in ascending order
+FEW_ROWS, MANY_ROWS = 16, 64  # per program of a product
+
+
+@triton.jit
+def _rotated(lines, real, weight, cos, sin, eps, head: tl.constexpr, normed: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Heads (L, head) that start at `lines`, normalised and rotated, in float32."""
+    dims = tl.arange(0, head)[None, :]
+    across = (dims + head // 2) % head  # the other half of a rotated pair
+    x = tl.load(lines + dims, mask=real, other=0.0).to(tl.float32)
+    other = tl.load(lines + across, mask=real, other=0.0).to(tl.float32)
+    if normed:
+        by = tl.rsqrt(tl.sum(x * x, 1) / head + eps)[:, None]
+        x = x * by * tl.load(weight + dims).to(tl.float32)
+        other = other * by * tl.load(weight + across).to(tl.float32)
+    turn = tl.where(dims < head // 2, -1.0, 1.0)
+    return x * tl.load(cos + dims).to(tl.float32) + other * turn * tl.load(sin + dims).to(tl.float32)
+
+
+@triton.jit
+def _combined(parts, peaks, totals, first, pieces, head: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The attention of all pieces (16, head), added in ascending order."""
+    lanes, dims = tl.arange(0, 16), tl.arange(0, head)
+    top = tl.full([16], float("-inf"), tl.float32)
+    total = tl.zeros([16], tl.float32)
+    gathered = tl.zeros([16, head], tl.float32)
+    for index in range(0, pieces):
+        place = (first + index) * 16 + lanes
+        peak = tl.load(peaks + place, cache_modifier=".cg")
+        higher = tl.maximum(top, peak)
+        shrink, grow = tl.exp(top - higher), tl.exp(peak - higher)
+        part = tl.load(parts + place[:, None] * head + dims[None, :], cache_modifier=".cg")
+        gathered = gathered * shrink[:, None] + part * grow[:, None]
+        total = total * shrink + tl.load(totals + place, cache_modifier=".cg") * grow
+        top = higher
+    return gathered / total[:, None]
+
+
+@triton.jit
+def _attend_cache(  # type: ignore[no-untyped-def]
+    qkv, q_weight, k_weight, cos, sin, keys, values, lengths, out, parts, peaks, totals, arrived, scale, eps,
+    stride: tl.constexpr, size, kv_heads: tl.constexpr, group: tl.constexpr, head: tl.constexpr,
+    normed: tl.constexpr, block: tl.constexpr, piece: tl.constexpr,
+):  # fmt: skip
+    """One sequence, one key head, one piece of the cache: its queries, normalised and rotated, against the
+    cached tokens. The piece of the new token also writes its key and value."""
+    row, kv, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    length, begin = tl.load(lengths + row), part * piece
+    if begin > length:
+        return
+    heads: tl.constexpr = kv_heads * group
+    kind: tl.constexpr = keys.dtype.element_ty
+    lanes, dims, steps = tl.arange(0, 16), tl.arange(0, head), tl.arange(0, block)
+    real = lanes[:, None] < group  # the matrix unit wants 16 rows
+    token, cos, sin = qkv + row * stride, cos + row * head, sin + row * head
+    q = _rotated(
+        token + (kv * group + lanes[:, None]) * head, real, q_weight, cos, sin, eps, head, normed
+    ).to(kind)
+    one = tl.arange(0, 1)[:, None]
+    k_new = _rotated(
+        token + (heads + kv) * head + one, one < 1, k_weight, cos, sin, eps, head, normed
+    ).to(kind)  # fmt: skip
+    v_new = tl.load(token + (heads + kv_heads + kv) * head + one + dims[None, :])
+    first, cached = (row * size * kv_heads + kv) * head, kv_heads * head
+    newest = length < begin + piece  # the new token belongs to this piece
+    slot = first + length.to(tl.int64) * cached + one + dims[None, :]
+    tl.store(keys + slot, k_new, mask=(one < 1) & newest)
+    tl.store(values + slot, v_new, mask=(one < 1) & newest)
+    share = tl.where(newest, 1.0, 0.0)
+    peak = tl.where(newest, tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * scale, float("-inf"))
+    total = tl.zeros([16], tl.float32) + share
+    gathered = tl.zeros([16, head], tl.float32) + v_new.to(tl.float32) * share
+    end = tl.minimum(begin + piece, length)
+    for start in range(begin, end, block):
+        seen = start + steps < end
+        at = first + (start + steps)[:, None].to(tl.int64) * cached + dims[None, :]
+        k = tl.load(keys + at, mask=seen[:, None], other=0.0)
+        scores = tl.where(seen[None, :], tl.dot(q, tl.trans(k)) * scale, float("-inf"))
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        weights, shrink = tl.exp(scores - higher[:, None]), tl.exp(peak - higher)
+        v = tl.load(values + at, mask=seen[:, None], other=0.0)
+        gathered = gathered * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
+        total, peak = total * shrink + tl.sum(weights, 1), higher
+    target = out + row * heads * head + (kv * group + lanes[:, None]) * head + dims[None, :]
+    pieces = length // piece + 1
+    if pieces == 1:
+        tl.store(target, (gathered / total[:, None]).to(kind), mask=real)
+        return
+    mine = (row * kv_heads + kv) * tl.num_programs(2)
+    place = (mine + part) * 16 + lanes
+    tl.store(parts + place[:, None] * head + dims[None, :], gathered)
+    tl.store(peaks + place, peak)
+    tl.store(totals + place, total)
+    tl.debug_barrier()  # every warp has stored before the program counts as arrived
+    if tl.atomic_add(arrived + row * kv_heads + kv, 1, sem="acq_rel") == pieces - 1:  # the last one
+        tl.store(arrived + row * kv_heads + kv, 0)
+        tl.store(target, _combined(parts, peaks, totals, mine, pieces, head).to(kind), mask=real)
+
+
+class CacheAttention:
+    """Attention of one new token per sequence over its cache. Keeps what the pieces exchange; all sequences
+    and layers of a cache share it."""
+
+    def __init__(self, slots: int, size: int, kv_heads: int, head: int, device: torch.device):
+        self.pieces = triton.cdiv(size + 1, PIECE)
+        partial = (slots, kv_heads, self.pieces, 16)
+        self.parts = torch.empty(*partial, head, device=device)
+        self.peaks, self.totals = (torch.empty(partial, device=device) for _ in range(2))
+        self.arrived = torch.zeros(slots, kv_heads, dtype=torch.int32, device=device)
+
+    def __call__(
+        self, qkv: Tensor, norms: tuple[Tensor | None, Tensor | None], cos: Tensor, sin: Tensor,
+        keys: Tensor, values: Tensor, lengths: Tensor, scale: float, eps: float,
+    ) -> Tensor:  # fmt: skip
+        """(n, H * D) from the product (n, (H + 2 Hkv) * D) and (n, S, Hkv, D) caches, of which each sequence's
+        first `lengths` tokens are valid; the new keys and values are written after them."""
+        rows, size, kv_heads, head = keys.shape
+        heads = qkv.shape[1] // head - 2 * kv_heads
+        out = qkv.new_empty(rows, heads * head)
+        q_norm, k_norm = norms
+        weights = (cos, cos) if q_norm is None else (q_norm, k_norm)  # not read without a norm
+        _attend_cache[(rows, kv_heads, self.pieces)](
+            qkv, *weights, cos, sin, keys, values, lengths, out, self.parts, self.peaks, self.totals,
+            self.arrived, scale, eps, qkv.stride(0), size, kv_heads, heads // kv_heads, head,
+            q_norm is not None, BLOCK, PIECE, num_warps=4, num_stages=3,
+        )  # fmt: skip
+        return out
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _product(  # type: ignore[no-untyped-def]
+    x, weight, bias, down, out, rows, outputs, stride: tl.constexpr, inputs: tl.constexpr, width: tl.constexpr,
+    padding: tl.constexpr, lanes: tl.constexpr, gated: tl.constexpr, biased: tl.constexpr,
+    block_out: tl.constexpr, block_rows: tl.constexpr, block_k: tl.constexpr,
+):  # fmt: skip
+    """x (rows, inputs) times weight (outputs, width), whose first `inputs` columns are read; with padding, the
+    adapter's inner values are computed here and multiplied with the columns that follow. Gated: of outputs
+    and as many rows of the weight after them, silu(first) * second."""
+    outs = tl.program_id(0) * block_out + tl.arange(0, block_out)
+    line = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
+    steps, lane = tl.arange(0, block_k), tl.arange(0, lanes)
+    real, here = line < rows, outs < outputs
+    found = tl.zeros([block_out, block_rows], tl.float32)
+    second = tl.zeros([block_out, block_rows], tl.float32)
+    inner = tl.zeros([lanes, block_rows], tl.float32)
+    x_at = x + line.to(tl.int64)[:, None] * stride
+    w_at = weight + outs.to(tl.int64)[:, None] * width
+    for start in range(0, inputs, block_k):
+        columns = start + steps
+        inside = columns < inputs
+        given = tl.trans(tl.load(x_at + columns[None, :], mask=real[:, None] & inside[None, :], other=0.0))
+        w = tl.load(w_at + columns[None, :], mask=here[:, None] & inside[None, :], other=0.0)
+        found = tl.dot(w, given, found)
+        if gated:
+            w_up = tl.load(
+                w_at + outputs * width + columns[None, :], mask=here[:, None] & inside[None, :], other=0.0
+            )
+            second = tl.dot(w_up, given, second)
+        if padding:
+            a = tl.load(
+                down + lane[:, None] * inputs + columns[None, :],
+                mask=(lane[:, None] < padding) & inside[None, :],
+                other=0.0,
+            )
+            inner = tl.dot(a, given, inner)
+    kind: tl.constexpr = out.dtype.element_ty
+    if padding:
+        b = tl.load(w_at + inputs + lane[None, :], mask=here[:, None] & (lane[None, :] < padding), other=0.0)
+        found = tl.dot(b, inner.to(kind), found)
+    if biased:
+        found += tl.load(bias + outs, mask=here, other=0.0).to(tl.float32)[:, None]
+        if gated:
+            second += tl.load(bias + outputs + outs, mask=here, other=0.0).to(tl.float32)[:, None]
+    result = found.to(kind)
+    if gated:
+        opening = result.to(tl.float32)
+        result = (opening * tl.sigmoid(opening)).to(kind) * second.to(kind)
+    target = out + line.to(tl.int64)[None, :] * outputs + outs[:, None]
+    tl.store(target, result, mask=real[None, :] & here[:, None])
+
+
+def _blocks(outputs: int) -> tuple[int, int, int]:
+    """Outputs per program, inputs read at once, pipeline stages; the fastest of those tried on an H200."""
+    if outputs > 16_384:
+        return 128, 64, 4
+    return (32, 64, 6) if outputs > 2_048 else (16, 256, 3)
+
+
+def few_rows_product(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, down: Tensor | None = None, gated: bool = False
+) -> Tensor:
+    """x (n, in) @ weight.T -> (n, out), for few rows.
+
+    Args:
+        weight: (out, in), or (out, in + padding) with `down`.
+        down: (padding, in), an adapter; its inner values x @ down.T are multiplied with the padding.
+        gated: the weight has (2 out) rows, and the result is silu of the first half times the second; not
+            with `down`.
+    """
+    rows, inputs = x.shape
+    outputs, padding = len(weight) // (2 if gated else 1), 0 if down is None else len(down)
+    out = x.new_empty(rows, outputs)
+    block_rows = FEW_ROWS if rows <= FEW_ROWS else MANY_ROWS
+    block_out, block_k, stages = _blocks(outputs)
+    grid = (triton.cdiv(outputs, block_out), triton.cdiv(rows, block_rows))
+    lanes = max(16, triton.next_power_of_2(padding))
+    _product[grid](
+        x, weight, x if bias is None else bias, x if down is None else down, out, rows, outputs, x.stride(0),
+        inputs, weight.stride(0), padding, lanes, gated, bias is not None, block_out, block_rows, block_k,
+        num_warps=4, num_stages=stages,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _add_norm_down(  # type: ignore[no-untyped-def]
+    x, change, weight, down, sums, out, eps, size: tl.constexpr, padding: tl.constexpr, block: tl.constexpr,
+    few: tl.constexpr, adds: tl.constexpr,
+):  # fmt: skip
+    """One row, and a few of its inner values; the first program of a row also writes the sum and the norm."""
+    row, part, lanes = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, block)
+    real = lanes < size
+    if padding:
+        lines = part * few + tl.arange(0, few)
+        matrix = tl.load(down + lines[:, None] * size + lanes[None, :], mask=real[None, :], other=0.0)
+    total = tl.load(x + row * size + lanes, mask=real, other=0.0)
+    if adds:
+        total += tl.load(change + row * size + lanes, mask=real, other=0.0)
+        tl.store(sums + row * size + lanes, total, mask=real & (part == 0))
+    wide = total.to(tl.float32)
+    scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
+    normed = scaled.to(out.dtype.element_ty) * tl.load(weight + lanes, mask=real, other=0.0)
+    target = out + row * (size + padding)
+    tl.store(target + lanes, normed, mask=real & (part == 0))
+    if padding:
+        inner = tl.sum(matrix.to(tl.float32) * normed.to(tl.float32)[None, :], 1)
+        tl.store(target + size + lines, inner.to(out.dtype.element_ty))
+
+
+def add_norm_down(
+    x: Tensor, change: Tensor | None, weight: Tensor, eps: float, down: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The residual stream (n, D) after adding a change; its RMS norm followed by an adapter's inner values,
+    (n, D + padding)."""
+    (rows, size), padding = x.shape, 0 if down is None else len(down)
+    sums, out = x if change is None else torch.empty_like(x), x.new_empty(rows, size + padding)
+    block = triton.next_power_of_2(size)
+    few = min(8, max(1, 8192 // block))
+    _add_norm_down[(rows, max(1, padding // few))](
+        x, x if change is None else change, weight, x if down is None else down, sums, out, eps, size, padding,
+        block, few, change is not None, num_warps=4 if block <= 1024 else 8,
+    )  # fmt: skip
+    return sums, out

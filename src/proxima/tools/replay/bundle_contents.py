@@ -1,0 +1,102 @@
+"""What a bundle holds, and a copy of it without texts. In: a bundle. Out: lines for whoever is about to share
+it; a bundle that holds numbers alone.
+
+Token ids are text in another form, since anyone with the tokenizer can read them; so a redacted bundle holds
+none, nor the weights and kept sets, which serve only together with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import PurePath
+
+from proxima.config import shareable
+from proxima.core.json_record import Record, within
+from proxima.core.terminal_text import visible
+from proxima.runs import Bundle
+
+WITHOUT_TEXT = (
+    "tokens/mask",
+    "tokens/observed",
+    "tokens/ended",
+    "tokens/truncated",
+    "tokens/sampled_logprobs",
+)
+PATHS = ("model_name", "sft_adapter", "value_model", "run_dir", "run_name")
+SHOWN = 60  # characters of the longest prompt that is shown
+
+
+def redacted(bundle: Bundle) -> Bundle:
+    """The same step without prompts, responses, token ids, weights, and paths."""
+    groups = ("tokens/", "before/", "after/", "reference/")
+    tensors = {
+        name: each
+        for name, each in bundle.tensors.items()
+        if name in WITHOUT_TEXT or not name.startswith(groups)
+    }
+    facts = bundle.facts
+    return replace(
+        bundle,
+        tensors=tensors,
+        facts={
+            **facts,
+            "redacted": True,
+            "prompts": [],
+            "tokens": [],
+            "adapters": {},
+            "base": {**facts["base"], "name": _last_part(str(facts["base"].get("name", "")))},
+            "settings": _without_paths(facts["settings"]),
+        },
+    )
+
+
+def _without_paths(settings: Record) -> Record:
+    """Settings with the last part of each path, and rewards by name and weight alone."""
+    named: Record = {name: _last_part(str(settings[name])) for name in PATHS if name in settings}
+    for name in ("rewards", "judges"):
+        given = settings.get(name)
+        specs = [spec for spec in given if isinstance(spec, dict)] if isinstance(given, list) else []
+        named[name] = [
+            {"source": _last_part(str(spec.get("name"))), "weight": spec.get("weight", 1.0)} for spec in specs
+        ]
+    return {**settings, **named, "engine_urls": []}
+
+
+def _last_part(path: str) -> str:
+    return PurePath(path).name if path else ""
+
+
+def contents(bundle: Bundle) -> list[str]:
+    """What is inside, line by line."""
+    facts, base = bundle.facts, bundle.facts["base"]
+    count = len(bundle.tensors["tokens/mask"])
+    lines = [
+        f"step {bundle.step} of {count} sequences, recorded by proxima {facts['proxima']} on "
+        f"{facts['device']} in {facts['dtype']}",
+        f"base model {base.get('name')} (not inside; its weights have the SHA-256 {base.get('sha256')})",
+    ]
+    if facts["reason"]:
+        lines.append(f"recorded for an alarm: {facts['reason']}")
+    sizes: dict[str, int] = {}
+    for name, tensor in bundle.tensors.items():
+        group = name.split("/")[0]
+        sizes[group] = sizes.get(group, 0) + tensor.numel() * tensor.element_size()
+    lines += [f"  {group:<14}{size:>14,} bytes" for group, size in sorted(sizes.items())]
+    if bundle.is_redacted:
+        lines.append("no prompts, no responses, no token ids, no weights: it is redacted")
+    else:
+        longest = max((str(each["text"]) for each in facts["prompts"]), key=len)
+        columns = sorted({name for each in facts["prompts"] for name in within(each, "columns")})
+        lines += [
+            f"{count} prompts in full, for example {longest[:SHOWN]!r}"
+            + (f", with their columns {', '.join(columns)}" if columns else ""),
+            f"{count} responses in full, as texts and as token ids",
+            "trained adapters and their optimiser, from which training data may be guessed",
+        ]
+    settings = facts["settings"]
+    paths = [str(settings[name]) for name in PATHS if "/" in str(settings.get(name, ""))]
+    lines.append("all settings, keys removed" + (f"; paths: {', '.join(paths)}" if paths else ""))
+    lines.append(
+        f"versions and hardware: {facts['environment'].get('system')}, {facts['environment'].get('cpu')}"
+    )
+    return [visible(shareable(line)) for line in lines]

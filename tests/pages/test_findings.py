@@ -1,0 +1,205 @@
+"""The findings of a run: every rule on runs that are made to be good, gamed, collapsed, stuck or too short."""
+
+import json
+import math
+import random
+
+import pytest
+
+from proxima.evaluator.diversity import copying
+from proxima.pages.report import summary, write_report
+from proxima.pages.report.findings import COST, CRITIC, GAMED, LEARNED, NEXT, find
+from proxima.pages.report.run_outcome import held_out
+from proxima.runs import Run
+from tests.fake_run import HOSTILE, OUTCOMES, write_outcome, write_run
+
+POST = "my friend moved out last week and now i cannot pay the rent on my own so what should i do about it"
+PLAIN = "{word} friend left and the rent is due, who can help?"
+LONG = " ".join(f"thing{number} matters" for number in range(12))
+TRICKS = {  # what an answer of a policy that games its reward looks like
+    "length": lambda word: f"{PLAIN.format(word=word)} {LONG}",
+    "repetition": lambda word: f"{word} help me please now " * 6,
+    "copying": lambda word: f"{word} {POST}",
+}
+OPENINGS = ("my", "a", "the", "our", "some", "his", "one", "that")
+
+
+class MadeRun:
+    """Metrics and samples of a run that never was; Gaussian noise from the seed."""
+
+    def __init__(self, seed=0, steps=60, rise=1.0, kl=4.0, tricks=(), critic=0.6, std=1.0):
+        rng = random.Random(seed)
+        done = [step / steps for step in range(1, steps + 1)]
+        late = [max(0.0, 2 * part - 1) for part in done]
+        self.metrics = {
+            "step": [float(step) for step in range(1, steps + 1)],
+            "avg_reward": [rise * part + rng.gauss(0, 0.05) for part in done],
+            "reward_std": [std] * steps,
+            "kl_exact": [kl * part for part in done],
+            "entropy": [1.0 - 0.3 * part + rng.gauss(0, 0.01) for part in done],
+            "response_length": [20 * (1 + 2 * ("length" in tricks) * t) + rng.gauss(0, 0.4) for t in late],
+            "eos_rate": [0.9] * steps,
+            "explained_variance": [critic * (1 - math.exp(-5 * p)) + rng.gauss(0, 0.02) for p in done],
+            "advantage_std": [1.0] * steps,
+            "learning_rate": [1e-5 * (1 - part) for part in done],
+            "kl_coef": [0.1] * steps,
+        }
+        self.samples = [
+            {"step": step, "prompt": POST, "text": self.text(tricks if part > 0.7 else (), rng)}
+            for step, part in zip(range(1, steps + 1), done, strict=True)
+            if step % 5 == 0
+            for _ in range(8)
+        ]
+
+    @staticmethod
+    def text(tricks, rng):
+        word = "basically, my" if "opening" in tricks else rng.choice(OPENINGS)
+        made = next((TRICKS[trick] for trick in tricks if trick in TRICKS), PLAIN.format)
+        return made(word=word)
+
+    def found(self):
+        return {each.question: each for each in find(self.metrics, self.samples)}
+
+
+SEEDS = range(20)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_good_run_is_good_under_any_noise(seed):
+    found = MadeRun(seed).found()
+    assert [found[each].status for each in (LEARNED, COST, GAMED, CRITIC)] == ["good"] * 4
+    assert found[LEARNED].answer == "yes"
+    assert found[NEXT].sentence.startswith("Train longer: the reward was still rising")
+
+
+@pytest.mark.parametrize("trick", [*TRICKS, "opening"])
+@pytest.mark.parametrize("seed", range(5))
+def test_one_trick_is_a_sign_and_says_which(trick, seed):
+    found = MadeRun(seed, tricks=(trick,)).found()[GAMED]
+    said = {
+        "length": "Answers got longer",
+        "repetition": "Answers repeat themselves",
+        "copying": "Answers copy their prompt",
+        "opening": "More answers begin alike (“basically” opens",
+    }[trick]
+    assert said in found.sentence
+    assert (found.answer, found.status) == ("1 sign of it", "open")
+    assert len([each.sign for each in found.evidence if each.sign]) == 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_tricks_are_gaming_and_the_advice_names_the_step(seed):
+    found = MadeRun(seed, tricks=("length", "opening")).found()
+    assert (found[GAMED].answer, found[GAMED].status) == ("yes", "bad")
+    assert found[LEARNED].status == "bad"
+    assert found[COST].answer.endswith("too many")
+    assert found[NEXT].sentence.startswith(f"Take the checkpoint nearest to step {found[GAMED].step}")
+
+
+def test_noise_passes_for_learning_no_more_often_than_a_95_percent_interval_allows():
+    runs = [MadeRun(seed, rise=0.0).found() for seed in range(100)]
+    assert sum(found[LEARNED].status != "open" for found in runs) <= 15
+    assert sum(found[COST].answer.endswith("nats, for no gain") for found in runs) >= 85
+    assert sum(found[NEXT].sentence.startswith("It moves, but not towards") for found in runs) >= 85
+
+
+def test_the_advice_for_a_stuck_run_fits_why():
+    still, flat = MadeRun(rise=0.0, kl=0.004), MadeRun(rise=0.0, std=0.0)
+    found = still.found()
+    assert found[COST].answer == "almost nothing"
+    assert "raise learning_rate (it was 9.83e-06)" in found[NEXT].sentence
+    flat.metrics["avg_reward"] = [0.5] * 60
+    assert "all answers of a batch score the same" in flat.found()[NEXT].sentence
+
+
+def test_half_of_the_kl_for_little():
+    run = MadeRun()
+    run.metrics["avg_reward"] = [min(3 * step / 60, 1.0) for step in range(60)]
+    found = run.found()
+    assert found[COST].answer.endswith("half of it for little")
+    assert "A KL budget of about 1." in found[NEXT].sentence
+    assert "Nothing is pressing" in found[NEXT].sentence
+
+
+@pytest.mark.parametrize(
+    ("critic", "answer"), [(-0.5, "no"), (0.0, "weak"), (0.1, "weak"), (0.5, "yes"), (0.9, "yes")]
+)
+def test_the_critic(critic, answer):
+    found = MadeRun(critic=critic).found()
+    assert found[CRITIC].answer == answer
+    assert ("Give the critic more" in found[NEXT].sentence) == (answer in ("no", "weak"))
+
+
+def test_a_critic_that_is_off_on_average_is_biased_and_none_is_none():
+    run = MadeRun()
+    run.metrics |= {f"value_error_position/{part}": [0.1] * 60 for part in range(1, 5)}
+    assert run.found()[CRITIC].answer == "yes"
+    run.metrics["value_error_position/1"] = [-0.8] * 60
+    found = run.found()[CRITIC]
+    assert found.answer == "biased"
+    assert "in quarter 1 of the responses they are 0.8 too high" in found.sentence
+    del run.metrics["explained_variance"]
+    assert run.found()[CRITIC].answer == "not measured"
+
+
+@pytest.mark.parametrize("steps", range(10))
+def test_short_runs_claim_nothing(steps):
+    run = MadeRun(steps=steps) if steps else MadeRun(steps=1)
+    if not steps:
+        run.metrics, run.samples = {name: [] for name in run.metrics}, []
+    found = run.found()
+    assert found[GAMED].answer == found[COST].answer == "too early to say"
+    assert all(each.status == "open" for each in found.values() if each.question not in (LEARNED, NEXT))
+    assert found[NEXT].sentence == "Train for 10 steps or more, with 3 evaluations, to say more."
+
+
+def test_answers_that_never_finish_and_no_judge_are_said():
+    run = MadeRun()
+    run.metrics["eos_rate"] = [0.2] * 60
+    said = run.found()[NEXT].sentence
+    assert "Only 20 % of the answers finish" in said
+    assert "Name a judge" in said
+
+
+EXPECTED = {  # learned, cost, gamed, what the advice begins with
+    "good": ("good", "good", "good", "Train longer"),
+    "gamed": ("bad", "bad", "bad", "Take the checkpoint nearest to step 30"),
+    "collapsed": ("bad", "bad", "bad", "Go back to the checkpoint nearest to step 40"),
+    "declined": ("bad", "bad", "good", "Go back to the checkpoint nearest to step 30"),
+    "stuck": ("open", "bad", "good", "It moves, but not towards more reward"),
+    "too short": ("good", "open", "open", "Train for 10 steps or more"),
+}
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_whole_runs_are_told_in_the_report_and_in_the_terminal(tmp_path, outcome):
+    run = Run(write_outcome(tmp_path / "run", outcome))
+    found = find(run.metrics(), run.samples(), held_out(run, run.metrics()))
+    assert tuple(each.status for each in found[:3]) == EXPECTED[outcome][:3]
+    assert found[4].sentence.startswith(EXPECTED[outcome][3])
+    page, told = write_report(run).read_text(encoding="utf-8"), summary(run)
+    for each in found:
+        assert f"<h3>{each.question} <span" in page
+        assert each.sentence.split(":")[0][:200] in told
+
+
+def test_a_hostile_opening_is_only_text(tmp_path):
+    folder = write_run(tmp_path / "run", 40)
+    rows = [
+        {"step": step, "prompt": HOSTILE, "text": "a b" if step < 20 else f"<img/src=x> {HOSTILE}"}
+        for step in (5, 10, 35, 40)
+        for _ in range(8)
+    ]
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = write_report(Run(folder)).read_text(encoding="utf-8")
+    assert "<img" not in page.split("<script")[0]
+    odd = [{"step": 1}, {"step": 1, "text": None}, {"step": 9, "text": 3, "prompt": []}] * 8
+    assert len(find(Run(folder).metrics(), odd)) == 5
+
+
+def test_copying_counts_the_words_that_stand_in_the_prompt():
+    assert copying(["a b c d e f"], ["b c d e"]) == 1.0
+    assert copying(["a b c d e f"], ["b c d e x"]) == 0.5
+    assert copying(["a b c d", "a b c d"], ["w x y z", "a b c d"]) == 0.5
+    assert copying(["a b c d"], ["a b"]) == 0.0
+    assert math.isnan(copying([], []))

@@ -1,0 +1,178 @@
+"""Recording steps: it changes nothing, costs nothing where it is off, is there when an alarm comes, and
+refuses what it cannot hold."""
+
+import json
+import logging
+
+import pytest
+import torch
+
+from proxima.config import RewardSpec
+from proxima.ppo_trainer import PPOTrainer, step_recordings
+from proxima.runs import Alarm, read_bundle
+from proxima.runs.step_bundle import bundle_paths
+from proxima.tools.replay import replay_step
+from tests.conftest import count_e
+from tests.helpers import Crash, crash_at, difference, weights
+
+PROMPTS = [f"prompt {i}" for i in range(12)]
+
+
+@pytest.fixture
+def small(make_config):
+    """Runs of six steps of two prompts."""
+
+    def make(**settings):
+        return make_config(
+            **{
+                "batch_size": 2,
+                "minibatch_size": 1,
+                "ppo_epochs": 2,
+                "lora_r": 2,
+                "token_samples": 0,
+                **settings,
+            }
+        )
+
+    return make
+
+
+def names(run):
+    return [path.stem for path in bundle_paths(run)]
+
+
+def test_recording_changes_no_bit_and_without_it_nothing_is_made(small, monkeypatch):
+    made = []
+    original = step_recordings.StepRecorder
+    monkeypatch.setattr(step_recordings, "StepRecorder", lambda trainer: made.append(1) or original(trainer))
+    runs = {}
+    for every in (0, 1):
+        trainer = PPOTrainer(small(record_steps=every, run_name=f"every-{every}"))
+        runs[every] = trainer.train(PROMPTS), weights(trainer)
+        assert len(made) == every
+    (off, plain), (on, recorded) = runs.values()
+    assert difference(plain, recorded) == 0
+    without_times = [
+        [{k: v for k, v in step.items() if not k.startswith("seconds")} for step in each.metrics]
+        for each in (off, on)
+    ]
+    assert without_times[0] == without_times[1]
+    assert names(off.run_folder) == []
+    assert not (off.run_folder / "replay").exists()
+    assert names(on.run_folder) == [f"step-{step:08d}" for step in range(1, 7)]
+
+
+def test_every_nth_step_is_recorded_and_the_newest_stay(small, monkeypatch):
+    monkeypatch.setattr(step_recordings, "KEPT", 2)
+    results = PPOTrainer(small(record_steps=2)).train(PROMPTS)
+    assert names(results.run_folder) == ["step-00000004", "step-00000006"]
+
+
+def test_the_two_steps_up_to_an_alarm_are_recorded_once(small, monkeypatch):
+    def alarm_from_step_three(history, **_):
+        step = history[-1]["step"]
+        return [Alarm("kl", f"too far at step {step}")] if step >= 3 else []
+
+    monkeypatch.setattr("proxima.ppo_trainer.training_run.alarms", alarm_from_step_three)
+    results = PPOTrainer(small(record_steps=100)).train(PROMPTS)
+    assert names(results.run_folder) == ["alarm-00000002", "alarm-00000003"]
+    for path in bundle_paths(results.run_folder):
+        bundle = read_bundle(path)
+        assert bundle.facts["reason"] == "kl: too far at step 3"
+        assert replay_step(bundle).comparison.sentence == "the same bits in all 10 stages"
+
+
+def test_a_rollback_leaves_the_recording_of_what_went_wrong(small, monkeypatch):
+    raised = []
+
+    def alarm_once(history, **_):
+        if history[-1]["step"] == 3 and not raised:
+            return [Alarm("kl", "too far")]
+        return []
+
+    monkeypatch.setattr("proxima.ppo_trainer.training_run.alarms", alarm_once)
+    config = small(record_steps=100, on_guard="rollback", checkpoint_every=1)
+    trainer = PPOTrainer(config)
+    original = trainer.load
+
+    def load(folder):
+        raised.append(folder)
+        original(folder)
+
+    trainer.load = load
+    results = trainer.train(PROMPTS)
+    assert len(raised) == 1
+    assert results.metrics[-1]["step"] == 6
+    recorded = [read_bundle(path) for path in bundle_paths(results.run_folder)]
+    assert [bundle.step for bundle in recorded] == [2, 3]
+    assert replay_step(recorded[1]).comparison.first is None  # weights after it are those before the rollback
+
+
+def test_a_resumed_run_records_what_an_uninterrupted_one_does(small):
+    whole = PPOTrainer(small(record_steps=2, checkpoint_every=2, run_name="whole")).train(PROMPTS)
+    config = small(record_steps=2, checkpoint_every=2, run_name="cut")
+    with pytest.raises(Crash):
+        crash_at(PPOTrainer(config), 5).train(PROMPTS)
+    cut = PPOTrainer(config).train(PROMPTS, resume=True)
+    assert names(whole.run_folder) == names(cut.run_folder) == [f"step-0000000{i}" for i in (2, 4, 6)]
+    for one, other in zip(bundle_paths(whole.run_folder), bundle_paths(cut.run_folder), strict=True):
+        left, right = read_bundle(one).tensors, read_bundle(other).tensors
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[name].nan_to_num(), right[name].nan_to_num()) for name in left)
+
+
+def test_a_step_that_fails_leaves_the_trainer_as_it_was(small):
+    trainer = PPOTrainer(small())
+    from proxima.ppo_trainer import StepRecorder
+
+    hook, recorder = trainer.on_stages, StepRecorder(trainer)
+    with pytest.raises(Crash), recorder.step():
+        raise Crash
+    assert trainer.on_stages is hook
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"lora_r": 0}, "does not work with full fine-tuning .lora_r 0.*set lora_r above 0"),
+        ({"shard_base": True}, "does not work with shard_base"),
+        ({"value_model": "tiny"}, "the value model on the policy's base"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_before_the_first_step(small, tiny, settings, reason):
+    own = {name: tiny if value == "tiny" else value for name, value in settings.items()}
+    with pytest.raises(ValueError, match=reason):
+        PPOTrainer(small(record_steps=1, **own)).train(PROMPTS)
+
+
+def test_a_step_that_would_be_too_large_is_refused(small, monkeypatch):
+    monkeypatch.setattr("proxima.ppo_trainer.step_recorder.LARGEST_BUNDLE", 1000)
+    with pytest.raises(ValueError, match=r"would take at least .* bytes, the most is 1,000; lower lora_r"):
+        PPOTrainer(small(record_steps=1)).train(PROMPTS)
+
+
+def test_a_full_disk_loses_the_recording_and_not_the_run(small, monkeypatch, caplog):
+    def full(*_):
+        raise ValueError("cannot write it: No space left on device")
+
+    monkeypatch.setattr(step_recordings, "write_bundle", full)
+    with caplog.at_level(logging.WARNING, "proxima"):
+        results = PPOTrainer(small(record_steps=3)).train(PROMPTS)
+    assert len(results.metrics) == 6
+    assert [r.message for r in caplog.records if "not recorded" in r.message] == [
+        f"step {step} is not recorded: cannot write it: No space left on device" for step in (3, 6)
+    ]
+
+
+def test_no_secret_and_no_base_weight_is_written(small, monkeypatch):
+    def reward(prompts, texts, api_key=""):
+        return count_e(prompts, texts)
+
+    spec = RewardSpec(reward, options={"api_key": "sk-very-secret"})
+    results = PPOTrainer(small(record_steps=3, rewards=(spec,))).train(PROMPTS)
+    for path in bundle_paths(results.run_folder):
+        content = path.read_bytes()
+        assert b"sk-very-secret" not in content
+        bundle = read_bundle(path)
+        assert "***" in json.dumps(bundle.facts["settings"]["rewards"])
+        assert not [name for name in bundle.tensors if "base_layer" in name or "embed" in name]

@@ -1,0 +1,386 @@
+"""Verifiable rewards: right answers score 1, gaming scores 0, unusable references are refused with their row."""
+
+import importlib.util
+import json
+import math
+import os
+import shutil
+import socket
+import sys
+import time
+
+import pytest
+
+from proxima.config import PPOConfig, RewardSpec, check_trust
+from proxima.core.types import Prompt
+from proxima.ppo_trainer import PPOTrainer
+from proxima.rewards import Samples, check_rewards, worker_process
+from proxima.rewards.code_program import pack, unpack
+from proxima.rewards.code_tests import complain, program_in
+from proxima.rewards.graders import chosen_letter
+from proxima.rewards.gym_generators import ALLOWED, EXCLUDED
+from proxima.rewards.reward_sources import is_ready_made
+from proxima.rewards.verifiers import open_verifier
+from proxima.rewards.worker_process import WorkerProcess
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need Linux or macOS")
+
+
+def needs(module):
+    return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"{module} is not installed")
+
+
+def opened(source, **options):
+    return open_verifier(RewardSpec(source, options=options))
+
+
+def rows(column, references):
+    return [Prompt(f"p{i}", {column: reference}) for i, reference in enumerate(references)]
+
+
+def scores(verifier, column, references, completions):
+    prompts = rows(column, references)
+    verifier.check(prompts)
+    count = len(prompts)
+    return verifier(Samples(prompts, completions, [[1]] * count, [True] * count)).sequence
+
+
+# --- choice ---
+
+CHOICES = [
+    *(("B", "B"), ("(b)", "B"), ("B.", "B"), ("B) because", "B"), ("B\nfor it is so", "B"), ("**C**", "C")),
+    *(("The answer is D.", "D"), ("Answer: (a)", "A"), ("answer is A. No, the answer is C", "C")),
+    *((r"so \boxed{E}", "E"), (r"\boxed{\text{(A)}}", "A"), ("<answer>C</answer> not B", "C")),
+    *(
+        ("A B C D", ""),
+        ("A or D", ""),
+        ("A cat sat", ""),
+        ("", ""),
+        ("I do not know", ""),
+        ("answers vary", ""),
+        ("The answer is a cat", ""),
+    ),
+]
+
+
+@pytest.mark.parametrize(("completion", "letter"), CHOICES)
+def test_one_letter_is_read_from_an_answer(completion, letter):
+    assert chosen_letter(completion) == letter
+
+
+def test_choice_scores_and_its_best_constant_is_the_commonest_letter():
+    verifier = opened("choice")
+    assert scores(verifier, "answer", ["A", "b", "C"], ["A", "The answer is B", "A"]) == [1.0, 1.0, 0.0]
+    best = verifier.best_constant(rows("answer", "AABC" + "A"))
+    assert (best.answer, best.score) == ("A", 0.6)
+    for reference in ("AB", "", 2, None):
+        with pytest.raises(ValueError, match=r"reference of prompt 11 \('p1'\).*one letter"):
+            opened("choice").check(rows("answer", ["A", reference]), 10)
+    with pytest.raises(ValueError, match="needs the column 'right'"):
+        opened("choice", column="right").check(rows("answer", ["A"]))
+
+
+# --- math ---
+
+
+@needs("math_verify")
+def test_math_compares_as_mathematics():
+    verifier = opened("math", workers=1, timeout=20.0)
+    references = ["42", 7, r"\frac{1}{2}", "They add up.\n#### 1,000", "(3,4)", r"2\sqrt{3}", "42", "42"]
+    answers = ["so 42.", "8", "0.5", "It is $1000$", "$(3, 4)$", r"2\sqrt{3}", "42 or 41", ""]
+    assert scores(verifier, "answer", references, answers) == [1, 0, 1, 1, 1, 1, 0, 0]
+    best = verifier.best_constant(rows("answer", ["42", "42", "7"]))
+    assert (best.answer, best.score) == ("42", pytest.approx(2 / 3))
+
+
+@needs("math_verify")
+@pytest.mark.parametrize("reference", ["Yes", "", "\\frac{", True, None, r"\text{Friday} x yz"])
+def test_a_reference_that_math_cannot_read_is_refused_with_its_row(reference):
+    with pytest.raises(ValueError, match=r"cannot use the reference of prompt 1 \('p1'\)"):
+        opened("math", timeout=20.0).check(rows("answer", ["1", reference]))
+
+
+@needs("math_verify")
+def test_an_answer_on_which_the_grader_hangs_is_nan():
+    verifier = opened("math", timeout=3.0)
+    answers = [r"\boxed{9^{9^{9^9}}}", "42"]
+    began = time.monotonic()
+    outcome = verifier(Samples(rows("answer", ["42", "42"]), answers, [[1]] * 2, [True] * 2))
+    assert time.monotonic() - began < 60
+    assert math.isnan(outcome.sequence[0])
+    assert outcome.sequence[1] == 1
+    assert outcome.reason == "1 timeout; no answer within 3 s"
+
+
+# --- JSON ---
+
+SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}
+
+
+@needs("jsonschema")
+def test_json_schema_takes_all_of_the_answer_or_one_block(tmp_path):
+    (tmp_path / "s.json").write_text(json.dumps(SCHEMA))
+    answers = [
+        '{"a": 1}',
+        '```json\n{"a": 2}\n```',
+        '{"a": "x"}',
+        '{"a": 1, "a": 2}',
+        '{"a": 1} done',
+        "[" * 10**5,
+    ]
+    wanted = [1, 1, 0, 0, 0, 0]
+    assert scores(opened("json_schema", schema=str(tmp_path / "s.json")), "x", [0] * 6, answers) == wanted
+    assert scores(opened("json_schema", column="schema"), "schema", [SCHEMA] * 6, answers) == wanted
+    easy = opened("json_schema", column="schema")
+    assert easy.best_constant(rows("schema", [{"type": "object"}, {}])).score == 1.0
+
+
+@needs("jsonschema")
+def test_a_schema_that_is_none_is_refused(tmp_path):
+    (tmp_path / "bad.json").write_text('{"type": "objekt"}')
+    (tmp_path / "no.json").write_text("{")
+    for name, words in (("bad", "not a JSON Schema"), ("no", "not JSON"), ("none", "cannot read")):
+        with pytest.raises(ValueError, match=words):
+            opened("json_schema", schema=str(tmp_path / f"{name}.json"))
+    with pytest.raises(ValueError, match="either schema=FILE or column=NAME"):
+        opened("json_schema")
+    with pytest.raises(ValueError, match="reference of prompt 0"):
+        opened("json_schema", column="schema").check(rows("schema", [{"$ref": "http://127.0.0.1:1/x"}]))
+
+
+# --- code ---
+
+DOUBLE = "def f(x):\n    return tuple(2 * i for i in x) if isinstance(x, tuple) else 2 * x\n"
+TESTS = ["assert f(2) == 4", "assert f((1, 2)) == (2, 4)"]
+FORGERIES = {
+    "wrong": "def f(x): return 5",
+    "nothing": "",
+    "prose": "I cannot do this.",
+    "leaves": "import os\nos._exit(0)",
+    "exits": "import sys\nsys.exit(0)",
+    "equal to all": "class E:\n    def __eq__(self, other): return True\ndef f(x): return E()",
+    "list that lies": "class L(list):\n    def __eq__(self, other): return True\ndef f(x): return L()",
+    "own builtins": "def tuple(x): return 0\ndef f(x): return 1",
+    "rewrites the tests": "import os\nfor n in os.listdir('.'):\n    open(n, 'w').write('pass')\ndef f(x): return 1",
+    "reads the tests": "import re\ndef f(x):\n    text = open('tests.py').read()\n"
+    "    return eval(re.search(re.escape(f'f({x!r}) == ') + r'(.*)', text)[1])",
+    "kills the tests": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\ndef f(x): return 1",
+    "speaks for the tests": 'import os\nfor n in range(3, 64):\n    try: os.write(n, b\'{"id": 2, "value": 1.0}\\n\')\n'
+    "    except OSError: pass\ndef f(x): return 1",
+    "hangs": "while True: pass",
+    "eats memory": "x = bytearray(2**36)\n" + DOUBLE,
+    "crashes": "import ctypes\nctypes.string_at(0)\n" + DOUBLE,
+}
+
+
+@pytest.fixture(scope="module")
+def coder():
+    return opened("code", timeout=5.0, workers=2)
+
+
+@pytest.mark.parametrize("tests", [TESTS, "\n".join(TESTS)])
+def test_a_program_that_passes_scores_1(coder, tests):
+    answers = [DOUBLE, f"Here:\n```python\n{DOUBLE}```\nDone.", DOUBLE.replace("f(", "candidate(")]
+    if isinstance(tests, str):
+        tests = tests.replace("f(", "candidate(")
+        answers = [DOUBLE]
+    else:
+        answers = answers[:2]
+    assert scores(coder, "tests", [tests] * len(answers), answers) == [1.0] * len(answers)
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_program_that_does_not_scores_an_honest_0(coder, name):
+    if name == "eats memory" and sys.platform != "linux":
+        pytest.skip("no memory limit")
+    began = time.monotonic()
+    assert scores(coder, "tests", [TESTS], [FORGERIES[name]]) == [0.0]
+    assert time.monotonic() - began < 5.0 + 5.0
+
+
+def test_programs_that_read_their_input(coder):
+    tests = [{"input": "2 3\n", "output": "5\n"}, {"input": "1 1", "output": "2"}]
+    add = "a, b = map(int, input().split())\nprint(a + b)"
+    assert scores(coder, "tests", [tests] * 4, [add, "print(5)", add + "\nimport sys; sys.exit(1)", "x"]) == [
+        1,
+        0,
+        0,
+        0,
+    ]
+
+
+def test_functions_see_plain_values_and_their_errors_are_those_of_the_tests(coder):
+    tests = (
+        "r = f({'a': [1, (2, 3)], 2: {4, 5}}, k=b'x')\n"
+        "assert r == {'a': [1, (2, 3)], 2: {4, 5}, 'k': b'x', 'z': 1j}\n"
+        "try:\n    f(None)\nexcept ValueError as e:\n    assert 'no' in str(e)\nelse:\n    assert False\n"
+    )
+    program = "def f(x, k=None):\n    if x is None: raise ValueError('no')\n    return {**x, 'k': k, 'z': 1j}"
+    assert scores(coder, "tests", [tests], [program]) == [1.0]
+    for value in ({1: (2, {3}), "a": [None, 1.5, frozenset({1})]}, b"\xff", 1j, [[]]):
+        assert unpack(json.loads(json.dumps(pack(value)))) == value
+
+
+def test_tests_that_test_nothing_are_refused_with_their_row(coder):
+    for tests, words in (
+        ("f(1)", "assert nothing"),
+        ("assert (", "not Python"),
+        ([], "assert nothing"),
+        (5, "is needed"),
+    ):
+        assert words in complain(tests)
+        with pytest.raises(ValueError, match="reference of prompt 1"):
+            opened("code").check(rows("tests", ["assert 1", tests]))
+    assert complain([{"input": "x"}]) != ""
+    assert complain([{"input": "x", "output": ""}]) == ""
+
+
+def test_a_constant_program_that_passes_is_shown(coder):
+    assert coder.best_constant(rows("tests", [["assert True"], TESTS])).score == 0.5
+
+
+def test_the_last_block_of_an_answer_is_its_program():
+    assert program_in("a\n```python\nx\n```\nb\n```\ny\n```") == "y\n"
+    assert program_in("```py\nx = 1") == "x = 1"
+    assert program_in("x = 1") == "x = 1"
+
+
+OUTWARD = """
+import os, socket
+
+
+def look(TARGET, HOST, PORT):
+    found = {}
+    for name, attempt in {
+        "folder": lambda: open("mine", "w").write("x"),
+        "elsewhere": lambda: open(os.path.join(TARGET, "theirs"), "w").write("x"),
+        "remount": lambda: os.system("mount -o remount,rw / 2>/dev/null") and 1 / 0,
+        "network": lambda: socket.create_connection((HOST, PORT), 2).close(),
+    }.items():
+        try:
+            attempt()
+            found[name] = True
+        except Exception:
+            found[name] = False
+    found["keys"] = "SECRET_KEY" in os.environ
+    found["processes"] = len([n for n in os.listdir("/proc") if n.isdecimal()]) if os.path.isdir("/proc") else 0
+    return found
+"""
+
+
+@pytest.mark.parametrize("with_bubblewrap", [True, False])
+def test_code_of_the_policy_reaches_no_network_and_writes_only_in_its_folder(
+    tmp_path, monkeypatch, with_bubblewrap
+):
+    if with_bubblewrap and not worker_process.bubblewrap():
+        pytest.skip("bubblewrap is not installed, or may not work here")
+    if not with_bubblewrap:
+        monkeypatch.setattr(worker_process, "bubblewrap", lambda: None)
+    monkeypatch.setenv("SECRET_KEY", "k")
+    module, target = tmp_path / "module", tmp_path / "target"
+    for folder in (module, target):
+        folder.mkdir()
+    (module / "outward.py").write_text(OUTWARD)
+    monkeypatch.chdir(module)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        WorkerProcess("outward:look", memory_mb=2048, network=False, sandbox=True) as worker,
+    ):
+        found = worker.call(None, str(target), *listener.getsockname(), timeout=20)
+        closed = worker.protections
+    assert found["folder"]
+    assert not found["keys"]
+    if not closed["files"] or not closed["network"]:
+        pytest.skip(f"the kernel here allows less: {closed}")
+    assert not found["elsewhere"]
+    assert not found["remount"]
+    assert not found["network"]
+    assert found["processes"] < 10
+    assert list(target.iterdir()) == []
+
+
+# --- reasoning-gym ---
+
+
+def test_generators_that_score_unsoundly_are_refused_with_the_reason():
+    assert not ALLOWED & set(EXCLUDED)
+    for name, words in (
+        ("game_of_life_halting", "any text is right"),
+        ("countdown", "run code"),
+        ("nonsense", "chain_sum"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_rewards(PPOConfig(rewards=[f"reasoning_gym:{name}"]))
+    assert not RewardSpec("reasoning_gym:chain_sum").is_function
+    assert RewardSpec("reasoning_gym:chain_sum").label == "chain_sum"
+
+
+@needs("reasoning_gym")
+def test_every_generator_is_either_allowed_or_excluded():
+    from reasoning_gym.factory import DATASETS
+
+    assert set(DATASETS) == ALLOWED | set(EXCLUDED)
+
+
+@needs("reasoning_gym")
+def test_a_generator_scores_its_own_entries():
+    import reasoning_gym
+
+    entries = [*reasoning_gym.create_dataset("chain_sum", size=4, seed=1)]
+    prompts = [
+        Prompt(each["question"], {"answer": each["answer"], "metadata": each["metadata"]}) for each in entries
+    ]
+    verifier = opened("reasoning_gym:chain_sum", timeout=30.0)
+    verifier.check(prompts)
+    answers = [entries[0]["answer"], f"so <answer>{entries[1]['answer']}</answer>", "no", ""]
+    found = verifier(Samples(prompts, answers, [[1]] * 4, [True] * 4)).sequence
+    assert found[:2] == [1.0, 1.0]
+    assert max(found[2:]) < 0.1
+    wrong = Prompt("q", {"answer": "x", "metadata": entries[0]["metadata"]})
+    wrong.columns["answer"] = None
+    with pytest.raises(ValueError, match="reference of prompt 4"):
+        verifier.check([wrong], 4)
+
+
+# --- in a run ---
+
+
+def test_names_are_known_before_a_run_and_only_code_needs_trust(make_config):
+    for source in ("math", "code", "json_schema", "choice", "reasoning_gym:chain_sum"):
+        spec = RewardSpec(source)
+        assert is_ready_made(spec)
+        assert not spec.is_function
+        assert spec.runs_code == (source == "code")
+    with pytest.raises(ValueError, match="add --rewards"):
+        check_trust("a run", PPOConfig(rewards=["code"]), ())
+    check_trust("a run", PPOConfig(rewards=["choice", "math"]), ())
+    with pytest.raises(ValueError, match="no option 'tries'"):
+        check_rewards(PPOConfig(rewards=["choice,tries=3"]))
+
+
+def test_a_missing_package_is_named_with_its_command(monkeypatch):
+    monkeypatch.setattr("proxima.rewards.verifiers.find_spec", lambda name: None)
+    for source, words in (
+        ("math", r"pip install 'proxima-rlhf\[verify\]'"),
+        ("json_schema,column=x", r"pip install 'proxima-rlhf\[verify\]'"),
+        ("reasoning_gym:chain_sum", "pip install reasoning-gym"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_rewards(PPOConfig(rewards=[source]))
+
+
+def test_a_step_is_trained_on_choices_and_a_bad_row_stops_the_run_before_it(make_config):
+    trainer = PPOTrainer(make_config(rewards=["choice"]))
+    results = trainer.ppo_step(rows("answer", "ABCD"))
+    assert set(results["rewards"]) <= {0.0, 1.0}
+    with pytest.raises(ValueError, match="reference of prompt 3"):
+        trainer.train(rows("answer", ["A", "B", "C", "none"]))
+
+
+def test_bubblewrap_that_does_not_work_is_not_used(tmp_path, monkeypatch):
+    (tmp_path / "bwrap").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert shutil.which("bwrap") == str(tmp_path / "bwrap")
+    assert worker_process.bubblewrap.__wrapped__() is None

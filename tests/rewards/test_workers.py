@@ -1,0 +1,369 @@
+"""Worker processes: whatever a function does costs one sample, is named, ends in time and leaves nothing."""
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import proxima
+from proxima.config import PPOConfig, RewardSpec
+from proxima.core.errors import RewardFailure
+from proxima.core.types import Prompt
+from proxima.ppo_trainer import PPOTrainer
+from proxima.rewards import Samples, WorkerFailure, WorkerProcess, check_rewards
+from proxima.rewards.function_reward import FunctionReward, load_function
+from proxima.rewards.worker_pool import WorkerPool
+from proxima.rewards.worker_reward import WorkerReward, open_function
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need Linux or macOS")
+LINUX = sys.platform == "linux"
+SLACK = 2.0  # seconds after a deadline by which everything has ended
+
+GRADER = '''
+import ctypes, os, signal, sys, time
+
+MARK = "proxima-left-behind"
+
+
+def leave_behind(seconds):
+    """A daemon that left its parent, session and group."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execv(sys.executable, [sys.executable, "-c", f"import time; time.sleep({seconds})", MARK])
+        os._exit(0)
+
+
+def act(text):
+    print("a line on standard output")
+    os.write(1, b"and below Python\\n")
+    if text == "hang":
+        while True:
+            pass
+    if text == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(1000)
+    if text == "memory":
+        return float(len(bytearray(2**36)))
+    if text == "crash":
+        ctypes.string_at(0)
+    if text == "exit":
+        os._exit(7)
+    if text == "sys.exit":
+        sys.exit(7)
+    if text == "raise":
+        raise ValueError("no such answer")
+    if text == "fork":
+        os.fork()
+    if text == "leave":
+        leave_behind(1000)
+    if text == "leave and hang":
+        leave_behind(1000)
+        time.sleep(1000)
+    if text == "text":
+        return "one"
+    if text == "object":
+        return object()
+    if text == "long":
+        return "x" * (17 * 2**20)
+    return 1.0
+
+
+def grade(prompts, completions):
+    return [act(text) for text in completions]
+
+
+class Counter:
+    def __init__(self, start=0):
+        self.number = start
+
+    def add(self, more):
+        self.number += more
+        return {"number": self.number, "pair": (1, [2, None])}
+
+    async def later(self):
+        return self.number
+'''
+
+
+@pytest.fixture
+def grader(tmp_path, monkeypatch):
+    (tmp_path / "grader.py").write_text(GRADER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield "grader:grade"
+    sys.modules.pop("grader", None)
+
+
+def texts(completions, columns=None):
+    prompts = [Prompt("p", dict(columns or {})) for _ in completions]
+    return Samples(prompts, list(completions), [[1, 2]] * len(completions), [True] * len(completions))
+
+
+def opened(source, **options):
+    spec = RewardSpec(source, options=options)
+    return open_function(spec, source if callable(source) else load_function(source))
+
+
+def left_behind(mark="proxima-left-behind"):
+    found = subprocess.run(
+        ["ps", "-eww", "-o", "pid,args"], capture_output=True, text=True, check=True
+    ).stdout
+    return [line for line in found.splitlines() if mark in line]
+
+
+def wait_for(count, mark="proxima-left-behind", seconds=10.0):
+    end = time.monotonic() + seconds
+    while len(left_behind(mark)) != count and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(left_behind(mark)) == count
+
+
+KINDS = [
+    *(("hang", "timeout", "no answer within 1 s"), ("deaf", "timeout", "no answer within 1 s")),
+    *(("crash", "crash", "SIGSEGV"), ("exit", "exit", "exit code 7"), ("sys.exit", "exit", "sys.exit(7)")),
+    *(("raise", "raised", "ValueError: no such answer"), ("object", "reply", "object")),
+    ("long", "reply", "bytes"),
+    pytest.param("memory", "memory", "memory", marks=pytest.mark.skipif(not LINUX, reason="no memory limit")),
+]
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+@pytest.mark.parametrize(("act", "kind", "words"), KINDS)
+def test_each_failure_is_named_and_ends_in_time(grader, act, kind, words, namespaces):
+    with WorkerProcess("grader:act", memory_mb=2048, namespaces=namespaces) as worker:
+        worker.start()
+        began = time.monotonic()
+        with pytest.raises(WorkerFailure) as failure:
+            worker.call(None, act, timeout=1.0)
+        assert time.monotonic() - began < 1 + SLACK
+        assert failure.value.kind == kind
+        assert words in failure.value.message
+        if kind in ("raised", "reply", "memory") or act == "sys.exit":
+            assert worker.call(None, "fine", timeout=5.0) == 1.0
+        else:
+            assert not worker.alive
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_a_copy_of_the_worker_never_answers(grader, namespaces):
+    with WorkerProcess("grader:act", memory_mb=None, namespaces=namespaces) as worker:
+        assert [worker.call(None, "fork", timeout=5.0) for _ in range(3)] == [1.0] * 3
+
+
+def test_a_worker_holds_an_object_between_calls(grader):
+    with WorkerProcess("grader:Counter", memory_mb=None, made_with={"start": 5}) as worker:
+        assert worker.call("add", 2, timeout=20) == {"number": 7, "pair": [1, [2, None]]}
+        assert worker.call("add", more=3, timeout=5)["number"] == 10
+        assert worker.call("later", timeout=5) == 10
+        with pytest.raises(WorkerFailure, match="no attribute 'nothing'"):
+            worker.call("nothing", timeout=5)
+    with pytest.raises(WorkerFailure, match="has ended"):
+        worker.call("add", 1, timeout=5)
+
+
+def test_a_closure_goes_by_value_and_what_cannot_is_refused_in_words():
+    bonus, unsendable = 2.5, (n for n in range(3))
+    with WorkerProcess(lambda x: x + bonus, memory_mb=None) as worker:
+        assert worker.call(None, 1, timeout=20) == 3.5
+    with pytest.raises(ValueError, match=r"cannot be sent to a worker process.*module:function"):
+        WorkerPool(lambda x: next(unsendable))
+
+
+def test_large_arguments_do_not_block_on_a_worker_that_does_not_read(grader):
+    with WorkerProcess("grader:act", memory_mb=None) as worker:
+        worker.start()
+        os.kill(_worker_of(worker), signal.SIGSTOP) if LINUX else None
+        began = time.monotonic()
+        with pytest.raises(WorkerFailure) as failure:
+            worker.call(None, "hang" + " " * 2**22 if LINUX else "hang", timeout=0.5)
+        assert failure.value.kind == "timeout"
+        assert time.monotonic() - began < 0.5 + SLACK
+
+
+def _worker_of(worker):
+    """The process that runs the function, below those that watch it."""
+    process = worker._process.pid
+    while children := Path(f"/proc/{process}/task/{process}/children").read_text().split():
+        process = int(children[0])
+    return process
+
+
+# --- rewards ---
+
+
+def test_eight_hangs_on_two_workers_and_then_eight_right_answers(grader):
+    reward = opened(grader, workers=2, timeout=0.5)
+    assert isinstance(reward, WorkerReward)
+    hung = reward(texts(["hang"] * 8))
+    assert all(map(math.isnan, hung.sequence))
+    assert hung.reason == "8 timeout; no answer within 0.5 s"
+    assert reward(texts(["right"] * 8)).sequence == [1.0] * 8
+    reward.pool.close()
+
+
+def test_failures_cost_their_own_samples_only(grader):
+    reward = opened(grader, workers=2, timeout=5.0, memory_mb=2048)
+    outcome = reward(texts(["a", "crash", "b", "exit", "raise", "text", "c", "sys.exit"]))
+    assert [not math.isnan(score) for score in outcome.sequence] == [1, 0, 1, 0, 0, 0, 1, 0]
+    assert "1 crash" in outcome.reason
+    assert "2 exit" in outcome.reason
+    assert "1 raised" in outcome.reason
+    reward.pool.close()
+
+
+def test_a_hang_ends_the_step_by_its_deadline(grader):
+    reward = opened(grader, workers=2, timeout=1.0)
+    reward(texts(["warm", "up"]))
+    began = time.monotonic()
+    outcome = reward(texts(["fine", "hang", "fine", "fine"]))
+    assert time.monotonic() - began < 1.0 + SLACK
+    assert outcome.failures == 1
+    reward.pool.close()
+
+
+def test_a_failed_sample_is_tried_again_as_often_as_configured(tmp_path, monkeypatch):
+    (tmp_path / "flaky.py").write_text(
+        "import os\n"
+        "def grade(prompts, completions):\n"
+        "    tries = len([n for n in os.listdir('.') if n.startswith(completions[0])])\n"
+        "    open(completions[0] + str(tries), 'w').close()\n"
+        "    if tries < 2:\n        os._exit(1)\n"
+        "    return [float(tries)]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    once = opened("flaky:grade", workers=1, retries=1)
+    assert math.isnan(once(texts(["a"])).sequence[0])
+    twice = opened("flaky:grade", workers=1, retries=2)
+    assert twice(texts(["b"])).sequence == [2.0]
+    for reward in (once, twice):
+        reward.pool.close()
+    sys.modules.pop("flaky", None)
+
+
+def test_a_worker_that_cannot_load_its_function_is_tried_once_not_for_every_sample(tmp_path, monkeypatch):
+    (tmp_path / "picky.py").write_text(
+        "import os\n"
+        "open(f'started-{os.getpid()}-{len(os.listdir())}', 'w').close()\n"
+        "if os.path.exists('stop'):\n    raise RuntimeError('not here')\n"
+        "def grade(prompts, completions):\n    return [1.0]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    reward = opened("picky:grade", workers=1)
+    (tmp_path / "stop").touch()
+    before = len(list(tmp_path.glob("started*")))
+    outcome = reward(texts("abcdefgh"))
+    assert outcome.failures == 8
+    assert "not here" in outcome.reason
+    assert len(list(tmp_path.glob("started*"))) <= before + 2
+    (tmp_path / "stop").unlink()
+    assert reward(texts("ab")).sequence == [1.0, 1.0]
+    reward.pool.close()
+    sys.modules.pop("picky", None)
+
+
+def test_worker_options_are_checked_before_a_run(grader):
+    def takes_timeout(prompts, completions, timeout: float = 1.0):
+        return [timeout for _ in completions]
+
+    assert type(opened(grader)) is type(opened(grader, workers=0)) is FunctionReward
+    assert opened(takes_timeout, timeout=3.0)(texts(["a"])).sequence == [3.0]
+    for wrong, words in (
+        ({"workers": -1}, "workers"),
+        ({"workers": 1, "timeout": 0.0}, "timeout"),
+        ({"workers": 1, "memory_mb": -1}, "memory_mb"),
+        ({"workers": "two"}, "must be of type int"),
+        ({"workers": 1, "tries": 2}, "no option 'tries'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_rewards(PPOConfig(rewards=[{"source": grader, "options": wrong}]))
+    with pytest.raises(ValueError, match="an option 'timeout' of its own"):
+        opened(takes_timeout, workers=1)
+
+
+def test_columns_and_per_token_rewards_reach_a_worker_and_come_back():
+    def by_token(prompts, completions, completion_ids, answer, **others):
+        return [[float(a)] * len(ids) for a, ids in zip(answer, completion_ids, strict=True)]
+
+    reward = opened(by_token, workers=1)
+    outcome = reward(texts(["a", "b"], {"answer": 3, "timeout": 1, "method": "x"}))
+    assert outcome.token == {0: [3.0, 3.0], 1: [3.0, 3.0]}
+    reward.pool.close()
+
+
+def test_a_ppo_step_leaves_hangs_out_and_stops_where_most_hang(make_config, grader):
+    def rarely(prompts, completions, completion_ids):
+        import time
+
+        if sum(completion_ids[0]) % 4 == 0:
+            time.sleep(1000)
+        return [1.0]
+
+    config = make_config(
+        rewards=[{"source": rarely, "options": {"workers": 2, "timeout": 0.5}}], max_reward_failures=0.99
+    )
+    results = PPOTrainer(config).ppo_step(["a b", "c d", "e f", "g h"] * 2)
+    rewards = results["rewards"]
+    assert results["failed_rewards"] == sum(map(math.isnan, rewards))
+    assert {reward for reward in rewards if not math.isnan(reward)} <= {1.0}
+
+    def always(prompts, completions):
+        import time
+
+        time.sleep(1000)
+
+    stuck = make_config(rewards=[{"source": always, "options": {"workers": 2, "timeout": 0.3}}])
+    with pytest.raises(RewardFailure, match="timeout; no answer within"):
+        PPOTrainer(stuck).ppo_step(["a b", "c d"])
+
+
+# --- what is left behind ---
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+@pytest.mark.parametrize("act", ["leave", "leave and hang"])
+@pytest.mark.skipif(not LINUX, reason="needs a subreaper")
+def test_daemons_end_with_their_worker(grader, act, namespaces):
+    with WorkerProcess("grader:act", memory_mb=None, namespaces=namespaces) as worker:
+        worker.start()
+        with contextlib.suppress(WorkerFailure):
+            worker.call(None, act, timeout=1.0)
+            wait_for(1)
+    wait_for(0, seconds=0.5)
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+@pytest.mark.skipif(not LINUX, reason="needs a subreaper")
+def test_nothing_is_left_after_the_trainer_was_killed(grader, tmp_path, namespaces):
+    mark = f"proxima-{namespaces}-{os.getpid()}"
+    (tmp_path / "grader.py").write_text(GRADER.replace("proxima-left-behind", mark))
+    (tmp_path / "trainer.py").write_text(
+        "import threading, time\n"
+        "from proxima.rewards.worker_process import WorkerProcess\n"
+        f"workers = [WorkerProcess('grader:act', memory_mb=None, namespaces={namespaces}) for _ in range(2)]\n"
+        "for worker in workers:\n"
+        "    worker.start()\n"
+        "    threading.Thread(target=worker.call, args=(None, 'leave and hang'), kwargs={'timeout': 1000}).start()\n"
+        "print('started', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    source = str(Path(proxima.__file__).parents[1])
+    trainer = subprocess.Popen(
+        [sys.executable, "trainer.py"], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": source}
+    )
+    assert trainer.stdout is not None
+    try:
+        assert trainer.stdout.readline() == b"started\n"
+        wait_for(2, mark)
+    finally:
+        trainer.kill()
+        trainer.wait()
+        trainer.stdout.close()
+    wait_for(0, mark, SLACK)
+    wait_for(0, f'"trainer": {trainer.pid}', SLACK)

@@ -1,0 +1,149 @@
+"""A bundle is what was written, byte for byte, or it is refused; and a stranger's file can do nothing but be
+refused."""
+
+import json
+import random
+import struct
+
+import pytest
+import torch
+
+from proxima.runs import bundle_bytes, read_bundle
+from proxima.runs.step_bundle import FACTS, LARGEST_BUNDLE
+from tests.tools.replay_recipe import BUNDLE
+
+CONTENT = BUNDLE.read_bytes()
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content: bytes):
+        path = tmp_path / "bundle.safetensors"
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def bundle():
+    return read_bundle(BUNDLE)
+
+
+def header(content=CONTENT):
+    size = struct.unpack("<Q", content[:8])[0]
+    return 8 + size, json.loads(content[8 : 8 + size])
+
+
+def test_what_is_written_is_read(bundle, write):
+    again = read_bundle(write(bundle_bytes(bundle.facts, bundle.tensors)))
+    assert again.facts == bundle.facts
+    assert again.tensors.keys() == bundle.tensors.keys()
+    assert all(torch.equal(again.tensors[name], each) for name, each in bundle.tensors.items())
+    assert len(CONTENT) < 100_000
+    assert bundle.size == len(CONTENT)
+
+
+def test_any_altered_byte_of_a_tensor_is_found_and_the_tensor_is_named(write):
+    start, entries = header()
+    chance = random.Random(0)
+    for name, entry in entries.items():
+        if name != "__metadata__" and entry["data_offsets"][0] < entry["data_offsets"][1]:
+            place = start + chance.randrange(*entry["data_offsets"])
+            altered = bytearray(CONTENT)
+            altered[place] ^= 1 << chance.randrange(8)
+            with pytest.raises(ValueError, match="checksum") as error:
+                read_bundle(write(bytes(altered)))
+            assert repr(name) in str(error.value)
+
+
+def test_any_altered_byte_of_the_header_is_found(write):
+    start, _ = header()
+    chance = random.Random(1)
+    places = {*range(16), *range(start - 16, start), *(chance.randrange(start) for _ in range(300))}
+    for place in sorted(places):
+        altered = bytearray(CONTENT)
+        altered[place] ^= 1 << chance.randrange(8)
+        with pytest.raises(ValueError, match="no bundle, or a damaged one"):
+            read_bundle(write(bytes(altered)))
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 9, 100, len(CONTENT) // 2, len(CONTENT) - 1])
+def test_a_file_that_ends_too_early_is_refused(write, size):
+    with pytest.raises(ValueError, match="no bundle, or a damaged one"):
+        read_bundle(write(CONTENT[:size]))
+
+
+def test_bytes_after_the_end_are_refused(write):
+    with pytest.raises(ValueError, match="no bundle, or a damaged one"):
+        read_bundle(write(CONTENT + b"x"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        struct.pack("<Q", 2**63) + b"{}",
+        struct.pack("<Q", 2) + b"{}",
+        struct.pack("<Q", 6) + b"[1, 2]",
+        struct.pack("<Q", 100_000) + b"[" * 100_000,
+        struct.pack("<Q", 10) + b'{"a":' + b"9" * 5,
+        b"\x80\x04\x95" + b"pickle" * 10,
+    ],
+    ids=["huge header", "empty", "list", "deep", "cut", "pickle"],
+)
+def test_other_files_are_refused(write, content):
+    with pytest.raises(ValueError, match="no bundle, or a damaged one"):
+        read_bundle(write(content))
+
+
+def test_no_file_a_folder_and_a_pipe_are_refused(tmp_path):
+    import os
+
+    with pytest.raises(ValueError, match="there is no bundle"):
+        read_bundle(tmp_path / "none")
+    with pytest.raises(ValueError, match="it is a folder"):
+        read_bundle(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe"):
+        read_bundle(tmp_path / "pipe")
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(LARGEST_BUNDLE + 1)  # a hole: it takes no space
+    with pytest.raises(ValueError, match="it has 4,294,967,297 bytes"):
+        read_bundle(path)
+
+
+def test_a_sealed_file_with_other_shapes_or_types_is_refused(bundle, write):
+    def refused(what, **tensors):
+        changed = {**bundle.tensors, **{name.replace("__", "/"): each for name, each in tensors.items()}}
+        kept = {name: each for name, each in changed.items() if each is not None}
+        with pytest.raises(ValueError, match=what):
+            read_bundle(write(bundle_bytes(bundle.facts, kept)))
+
+    mask = bundle.tensors["tokens/mask"]
+    refused("tokens/mask' is missing", tokens__mask=None)
+    refused("does not fit the others", tokens__mask=mask[:, :-1])
+    refused("none that a step has", tokens__mask=mask.to(torch.int64))
+    refused("none that a step has", anything=mask.clone())
+    refused("none that a step has", before=torch.zeros(2))
+    refused("names sequences that it does not have", rows=torch.tensor([0, 1, 2, 99]))
+    refused("names sequences that it does not have", rows=torch.tensor([-1, 1, 2, 3]))
+    refused("does not fit the others", rows=torch.arange(99))
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_sealed_file_with_other_facts_is_refused(bundle, write, name):
+    for value in (None, 1.5, [[]]):
+        with pytest.raises(ValueError, match=name):
+            read_bundle(write(bundle_bytes({**bundle.facts, name: value}, bundle.tensors)))
+
+
+def test_a_newer_format_is_told_by_its_version(bundle, write, monkeypatch):
+    monkeypatch.setattr("proxima.runs.step_bundle.FORMAT", 2)
+    content = bundle_bytes({**bundle.facts, "proxima": "9.9"}, bundle.tensors)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"format 2, made by proxima '9.9'; this version reads 1"):
+        read_bundle(write(content))
