@@ -257,7 +257,9 @@ def test_only_large_networks_on_a_gpu_are_compiled(
 ):
     asked = []
     monkeypatch.setattr(
-        backbone, "Decoder", lambda network, compiled: asked.append(compiled) or SimpleNamespace()
+        backbone,
+        "Decoder",
+        lambda network, compiled: asked.append(compiled) or SimpleNamespace(graphed_passes=SimpleNamespace()),
     )
     monkeypatch.setattr(Backbone, "device", torch.device(device))
     monkeypatch.setattr(functions, "COMPILED_FROM", compiled_from)

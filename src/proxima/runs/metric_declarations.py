@@ -801,7 +801,7 @@ METRICS = [
         meaning="Responses whose reward failed. They are left out of the update.",
         healthy="0.",
         otherwise="The reason is in log.txt. For an endpoint, raise its `timeout` or `retries` "
-        "(docs/rewards.md). A share that grows may be a policy that hides in time-outs. Above the fraction "
+        "(docs/rewards.md); a share that grows may be a policy that hides in time-outs. Above the fraction "
         "`max_reward_failures` the run stops and saves its weights.",
     ),
     Metric(
