@@ -39,6 +39,19 @@ def fails_on_the_second(prompts: list[str], texts: list[str]) -> list[float]:
     return count_e(prompts, texts)
 
 
+class SomeFail:
+    """Raises in about a third of its episodes, whoever asks."""
+
+    def reset(self, seed: int) -> str:
+        self.fails = seed % 3 == 0
+        return f" level {seed % 7}:"
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        if self.fails:
+            raise RuntimeError("no luck")
+        return " more", len(text.encode()) / 10, False
+
+
 CASES: dict[str, dict[str, Any]] = {
     # settings of the config; `prompts` is the number per step
     "lora": {},
@@ -98,6 +111,19 @@ CASES: dict[str, dict[str, Any]] = {
         "shard_base": True,
         "objective": "cispo",
         "loss_weighting": "horizon",
+    },
+    "episodes": {"environment": "tests.environments.games:Parity", "max_turns": 3, "discount": "turn"},
+    "episodes-sharded": {
+        "environment": "tests.environments.games:Gym",
+        "max_turns": 3,
+        "prompts": 3,
+        "shard_base": True,
+    },
+    "episode-failures": {
+        "environment": "tests.processes_runs:SomeFail",
+        "max_reward_failures": 0.9,
+        "max_turns": 2,
+        "step_seconds": 20.0,
     },
     "top-p": {"top_k": 0, "top_p": 0.8},
     "all-tokens": {"top_k": 0, "top_p": 1.0, "buffer_sampling": "length_balanced"},

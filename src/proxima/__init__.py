@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from proxima.base_setup import BaseSetup
     from proxima.config import PPOConfig, RewardSpec
     from proxima.core.pairs import SAPairs
+    from proxima.environments import Step
     from proxima.evaluator import Evaluator
     from proxima.experience_buffer import ExperienceBuffer
     from proxima.models import PolicyModel, RewardModel, SFTModel, ValueModel

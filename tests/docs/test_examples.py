@@ -162,6 +162,7 @@ def test_none_is_forgotten():
         *(f"tldr_real/{name}.yaml" for name in ("ppo", "reward", "sft")),
     }
     others = {"qwen3_tldr.yaml", "reward_server.yaml", "cluster/slurm.sh", "cluster/kubernetes.yaml"}
+    others |= {"calculator.py", "calculator.yaml", "chain_sum.py"}
     assert {names(path) for path in EXAMPLES if not runs(path)} == with_smollm2 | others
 
 

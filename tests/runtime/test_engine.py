@@ -258,8 +258,11 @@ def test_only_large_networks_on_a_gpu_are_compiled(
     tiny, monkeypatch, device, wanted, compiled_from, compiled
 ):
     asked = []
-    decoder = SimpleNamespace(graphed_passes=SimpleNamespace())
-    monkeypatch.setattr(backbone, "Decoder", lambda network, compiled: asked.append(compiled) or decoder)
+    monkeypatch.setattr(
+        backbone,
+        "Decoder",
+        lambda network, compiled: asked.append(compiled) or SimpleNamespace(graphed_passes=SimpleNamespace()),
+    )
     monkeypatch.setattr(Backbone, "device", torch.device(device))
     monkeypatch.setattr(functions, "COMPILED_FROM", compiled_from)
     made = Backbone(AutoModelForCausalLM.from_pretrained(tiny))

@@ -38,6 +38,9 @@ SECTIONS = {
     ONLY_FINETUNING: "`proxima sft` and `proxima reward` know these beside those above that name them.",
 }
 EXAMPLES: dict[str, dict[str, Any]] = {
+    "environment": {"environment": ["my_game:Game"]},
+    "tools": {"tools": ["my_tools:add"]},
+    "discount": {"environment": ["my_game:Game"], "discount": "turn"},
     "sft_adapter": {"sft_adapter": "runs/sft"},
     "rewards": {
         "rewards": [

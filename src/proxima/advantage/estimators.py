@@ -47,6 +47,7 @@ def estimate(
     lam_alpha: float = 0.0,
     value_lam: float | None = None,
     parts: GAEParts | None = None,
+    by_turns: bool = False,
 ) -> Credit:
     """Advantages that are not whitened, and what the value model learns.
 
@@ -55,8 +56,9 @@ def estimate(
         lam_alpha: above 0, lambda grows with a response's length, and `lam` is not used.
         value_lam: lambda of the value model's target, 1 for the reward-to-go; None: the policy's.
         parts: what GAE is computed by, where a part was replaced.
+        by_turns: gamma and lambda act at the ends of turns alone.
     """
-    return ESTIMATORS[name](outcome, Terms(gamma, lam, lam_alpha, value_lam, parts or GAEParts()))
+    return ESTIMATORS[name](outcome, Terms(gamma, lam, lam_alpha, value_lam, parts or GAEParts(), by_turns))
 
 
 def add_credit(pairs: AnyPairs, credit: Credit) -> AnyPairs:

@@ -5,19 +5,24 @@ discounted reward-to-go for a `value_lam` of 1, and A_t + V(s_t) with its own la
 `lam_alpha` the policy's lambda grows with the length l of a response (Yue et al. 2025, VAPO):
 
     lambda = clamp(1 - 1 / (lam_alpha * l), 0, 1)
+
+In an episode of several turns, gamma and lambda act at every token, or, by turns, at the last token of each
+turn alone: the tokens of a turn are then one action, and 1 takes the place of both between them.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from proxima.advantage.gae_advantage import GAEAdvantage
 from proxima.advantage.outcome import Credit, Outcome
 from proxima.advantage.return_calculator import ReturnCalculator
 from proxima.advantage.td_error import TDError
-from proxima.core.pairs import rejoin
+from proxima.core.ops import turn_ends
+from proxima.core.pairs import SAPairs, rejoin
 
 
 class GAEParts(NamedTuple):
@@ -36,6 +41,7 @@ class Terms(NamedTuple):
     lam_alpha: float = 0.0  # above 0: the length-adaptive lambda, instead of `lam`
     value_lam: float | None = None  # lambda of the value model's target; None: the policy's
     parts: GAEParts = GAEParts()
+    by_turns: bool = False  # gamma and lambda act at the ends of turns alone
 
 
 def adaptive_lam(mask: Tensor, lam_alpha: float) -> Tensor:
@@ -43,18 +49,30 @@ def adaptive_lam(mask: Tensor, lam_alpha: float) -> Tensor:
     return (1 - 1 / (lam_alpha * mask.sum(1).clamp(min=1))).clamp(0, 1)
 
 
+def at_turn_ends(factor: float | Tensor, pairs: SAPairs) -> Tensor:
+    """A factor, one for all or one for each row (B,), as (B, R): 1 but for the last token of each turn."""
+    reward = pairs.column("reward")
+    given = factor.unsqueeze(1).to(reward) if isinstance(factor, Tensor) else reward.new_tensor(factor)
+    return torch.where(turn_ends(pairs.mask), given, reward.new_ones(()))
+
+
 def gae(outcome: Outcome, terms: Terms) -> Credit:
-    gamma, value_lam, parts = terms.gamma, terms.value_lam, terms.parts
-    pairs = outcome.as_pairs(gamma)
+    parts = terms.parts
+    pairs = outcome.as_pairs(terms.gamma)
+    gamma: float | Tensor = terms.gamma
     lam = adaptive_lam(pairs.mask, terms.lam_alpha) if terms.lam_alpha > 0 else terms.lam
+    value_lam: float | Tensor | None = terms.value_lam
+    if terms.by_turns:
+        gamma, lam = at_turn_ends(gamma, pairs), at_turn_ends(lam, pairs)
     errors = parts.td_error.compute_td_errors(pairs, gamma)
     found = rejoin(parts.gae_advantage.compute_gae_advantages(errors, gamma, lam), pairs)
     advantages = found.column("advantage")
     if value_lam is None:
         targets = advantages + found.column("value")
-    elif value_lam == 1:
+    elif terms.value_lam == 1:
         targets = rejoin(parts.return_calculator.add_reward_to_go(found, gamma), pairs).column("return")
     else:
+        value_lam = at_turn_ends(value_lam, pairs) if terms.by_turns else value_lam
         other = rejoin(parts.gae_advantage.compute_gae_advantages(found, gamma, value_lam), pairs)
         targets = other.column("advantage") + found.column("value")
     return Credit(advantages, targets, found.columns.get("td_error"))

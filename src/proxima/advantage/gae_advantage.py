@@ -13,10 +13,13 @@ from proxima.core.pairs import PairsLike, SAPairs, as_pairs
 class GAEAdvantage:
     """Adds `advantage` to state-action pairs (and `td_error`, where it is not there yet)."""
 
-    def compute_gae_advantages(self, sa_pairs: PairsLike, gamma: float, lam: float | Tensor) -> SAPairs:
+    def compute_gae_advantages(
+        self, sa_pairs: PairsLike, gamma: float | Tensor, lam: float | Tensor
+    ) -> SAPairs:
         """
         Args:
-            lam: one for all sequences, or one for each (B,).
+            gamma: one for all tokens, or one for each (B, R).
+            lam: one for all sequences, one for each (B,), or, as gamma, one for each token.
         """
         pairs = as_pairs(sa_pairs)
         if "td_error" not in pairs.columns:

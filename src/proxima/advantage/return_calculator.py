@@ -12,12 +12,13 @@ def discounted_sum(x: Tensor, mask: Tensor, discount: float | Tensor) -> Tensor:
     """y_t = x_t + discount * y_{t+1} along each row, where t + 1 is the next real token. (B, R) -> (B, R).
 
     Args:
-        discount: one for all rows, or one for each (B,).
+        discount: one for all rows, one for each (B,), or one for each token (B, R).
     """
     total = x.new_zeros(x.shape[0])
     sums = []
     for position in reversed(range(x.shape[1])):
-        total = torch.where(mask[:, position], x[:, position] + discount * total, total)
+        factor = discount[:, position] if isinstance(discount, Tensor) and discount.dim() == 2 else discount
+        total = torch.where(mask[:, position], x[:, position] + factor * total, total)
         sums.append(total)
     return torch.stack(sums[::-1], 1)
 
@@ -25,6 +26,6 @@ def discounted_sum(x: Tensor, mask: Tensor, discount: float | Tensor) -> Tensor:
 class ReturnCalculator:
     """Adds `return` to state-action pairs."""
 
-    def add_reward_to_go(self, sa_pairs: PairsLike, gamma: float) -> SAPairs:
+    def add_reward_to_go(self, sa_pairs: PairsLike, gamma: float | Tensor) -> SAPairs:
         pairs = as_pairs(sa_pairs)
         return pairs.with_columns(**{"return": discounted_sum(pairs.column("reward"), pairs.mask, gamma)})

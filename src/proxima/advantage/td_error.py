@@ -12,8 +12,8 @@ from torch import Tensor
 from proxima.core.pairs import PairsLike, SAPairs, as_pairs
 
 
-def td_errors(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float) -> Tensor:
-    """(B, R) -> (B, R)."""
+def td_errors(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float | Tensor) -> Tensor:
+    """(B, R) -> (B, R); gamma one for all tokens, or one for each (B, R)."""
     values = torch.where(mask, values, values.new_zeros(()))
     width = mask.shape[1]
     places = torch.where(mask, torch.arange(width, device=mask.device), width)
@@ -26,7 +26,7 @@ def td_errors(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float) -> Te
 class TDError:
     """Adds `td_error` to state-action pairs."""
 
-    def compute_td_errors(self, sa_pairs: PairsLike, gamma: float) -> SAPairs:
+    def compute_td_errors(self, sa_pairs: PairsLike, gamma: float | Tensor) -> SAPairs:
         pairs = as_pairs(sa_pairs)
         return pairs.with_columns(
             td_error=td_errors(pairs.column("reward"), pairs.column("value"), pairs.mask, gamma)

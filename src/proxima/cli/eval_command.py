@@ -37,6 +37,10 @@ class Eval(Command):
     judges: tuple[RewardSpec, ...] = ()
     """Who else says which of two answers is better: any reward, or a function or URL that compares
     (docs/evaluate.md); by default the run's own judges."""
+    environment: tuple[RewardSpec, ...] = ()
+    """The run's environment, which is only used where it is named here; so are its `--tools`."""
+    tools: tuple[RewardSpec, ...] = ()
+    """The run's tools."""
     limit: int = 0
     """Use only the first `limit` prompts; 0 = all."""
     best_of: int = setting(0, at_least=0, at_most=1024)
@@ -53,7 +57,8 @@ class Eval(Command):
         from proxima.data import read_prompts
         from proxima.evaluator import evaluate_run, run_config
 
-        given = {name: value for name, value in (("rewards", self.rewards), ("judges", self.judges)) if value}
+        named = ("rewards", "judges", "environment", "tools")
+        given = {name: value for name in named if (value := getattr(self, name))}
         config = run_config(self.folder, **given, trust_remote_code=self.trust_remote_code)
         prompts = read_prompts(
             self.data, load_tokenizer(config.model_name, config.trust_remote_code), self.limit

@@ -77,7 +77,7 @@ class Train(Command):
         from proxima.base_setup import load_tokenizer
         from proxima.data import open_rows, read_prompts
 
-        if not self.ppo.rewards:
+        if not self.ppo.rewards and not self.ppo.environment:
             raise ValueError(
                 "no reward is configured; give --rewards module:function, a reward model's folder, a Hub "
                 "id, a URL or a "

@@ -55,6 +55,13 @@ def check_credit(config: PPOConfig) -> None:
             f"missing_eos_penalty is part of a cut response's score, which cut_responses "
             f"{config.cut_responses} does not use: set one of them to its default"
         )
+    if config.discount == "turn" and not (config.has_episodes and config.has_critic):
+        why = (
+            "there are none without environment or tools"
+            if config.has_critic
+            else f"{name} does not discount"
+        )
+        raise ValueError(f"discount turn acts between turns, and {why}: leave discount out")
     if config.objective == "dis" and config.importance_mode != "truncate":
         raise ValueError(
             "objective dis takes its ratio to the policy that sampled, and importance weights would count it "

@@ -11,7 +11,14 @@ from typing import Literal, Self
 from proxima.config.credit_checks import WITHOUT_CRITIC, check_credit, idle_credit
 from proxima.config.presets import preset_values
 from proxima.config.reward_spec import RewardSpec
-from proxima.config.setting_checks import check_folder_name, check_labels, check_trackers, check_urls
+from proxima.config.setting_checks import (
+    check_environment,
+    check_folder_name,
+    check_labels,
+    check_tools,
+    check_trackers,
+    check_urls,
+)
 from proxima.config.setting_declaration import setting
 from proxima.config.settings_base import Settings, read_yaml, settings_class
 
@@ -76,6 +83,20 @@ class PPOConfig(Settings):
     rewards: tuple[RewardSpec, ...] = setting((), check=check_labels, values="names must differ")
     """Rewards to add up: ready-made names, `module:function`, URLs, reward-model folders or Hub ids; see
     docs/rewards.md."""
+    environment: tuple[RewardSpec, ...] = setting((), check=check_environment, values="one class, or none")
+    """What answers the policy, turn by turn, and rewards it: `module:Class` with `reset()` and `step(text)`,
+    or with methods that are tools; see docs/environments.md. Empty: a response is one turn."""
+    tools: tuple[RewardSpec, ...] = setting((), check=check_tools, values="names must differ")
+    """Functions that the policy may call, each `module:function` with typed arguments and a docstring; what
+    they return is read in the next turn."""
+    max_turns: int = setting(8, at_least=1)
+    """Most turns of the policy in an episode, each of up to `max_new_tokens`; a longer one is cut there."""
+    max_episode_tokens: int = setting(0, at_least=0)
+    """Most tokens in an episode after its prompt, what it reads included; an episode that needs more is cut.
+    0 = `max_turns` * (`max_new_tokens` + 32)."""
+    step_seconds: float = setting(0.0, at_least=0, at_most=86400, changes_results=False)
+    """Above 0, each episode's environment and tools run in a process of their own, which is killed where one
+    call takes longer than this; the episode is left out. 0 = in this process, without a limit."""
     device: str = setting("auto", not_empty=True, changes_results=False, defines_experiment=False)
     """`auto` = cuda where there is one, else mps (Apple; docs/apple.md), else cpu; or any torch device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto")
@@ -193,6 +214,9 @@ class PPOConfig(Settings):
     lam_alpha: float = setting(0.0, at_least=0)
     """Length-adaptive lambda of the policy, instead of `lam`: 1 - 1 / (lam_alpha * tokens of the response),
     at least 0 (VAPO: 0.05, for answers of thousands of tokens; SAO: 1.5); 0 = off."""
+    discount: Literal["token", "turn"] = setting("token")
+    """Where `gamma` and `lam` act in an episode: at every token of the policy, or, `turn`, only between its
+    turns, as if each were one action."""
     cut_responses: Literal["terminal", "bootstrap", "leave_out"] = setting("terminal")
     """What a response without EOS, cut at `max_new_tokens`, counts as: `terminal`, finished, with its score;
     `bootstrap`, unfinished, with the value after its last token in place of its sequence score; `leave_out`,
@@ -339,6 +363,11 @@ class PPOConfig(Settings):
             raise ValueError(
                 "overlap needs engine_urls: vLLM in this process samples or trains, it cannot do both at once"
             )
+        if self.has_episodes and self.engine == "vllm":
+            raise ValueError(
+                "environment and tools are sampled by the package's own engine, which can stop at a turn's "
+                "end; vLLM is not supported there: set engine to auto"
+            )
         if self.record_steps and self.not_recordable:
             raise ValueError(self.not_recordable)
         check_credit(self)
@@ -356,6 +385,11 @@ class PPOConfig(Settings):
         return cls.from_dict(preset_values(name) | settings)
 
     @property
+    def has_episodes(self) -> bool:
+        """Whether a response may have several turns."""
+        return bool(self.environment or self.tools)
+
+    @property
     def not_recordable(self) -> str:
         """Why no step can be recorded with these settings, and what to do; empty where it can."""
         if self.lora_r == 0:
@@ -364,7 +398,10 @@ class PPOConfig(Settings):
                 "all weights and their optimiser, several times the model; set lora_r above 0 or "
                 "record_steps to 0"
             )
-        return "record_steps does not work with shard_base; leave one of them out" if self.shard_base else ""
+        for other, given in (("environment or tools", self.has_episodes), ("shard_base", self.shard_base)):
+            if given:
+                return f"record_steps does not work with {other}; leave one of them out"
+        return ""
 
     @property
     def has_critic(self) -> bool:

@@ -27,6 +27,25 @@ def check_labels(name: str, specs: Sequence[RewardSpec]) -> None:
         raise ValueError(f"{name} have the same name: {sorted(doubled)}; give each a name of its own")
 
 
+def check_environment(name: str, specs: Sequence[RewardSpec]) -> None:
+    if len(specs) > 1:
+        raise ValueError(f"{name} is one class, got {len(specs)}: {', '.join(spec.label for spec in specs)}")
+    _check_code(name, "Class", specs)
+
+
+def check_tools(name: str, specs: Sequence[RewardSpec]) -> None:
+    check_labels(name, specs)
+    _check_code(name, "function", specs)
+    if idle := [spec.label for spec in specs if spec.options or spec.weight != 1]:
+        raise ValueError(f"{name}: {idle[0]} has a weight or options, which tools do not take")
+
+
+def _check_code(name: str, kind: str, specs: Sequence[RewardSpec]) -> None:
+    for spec in specs:
+        if not spec.is_function:
+            raise ValueError(f"{name}: {spec.source!r} is not module:{kind}")
+
+
 def check_trackers(name: str, trackers: Sequence[str]) -> None:
     for tracker in trackers:
         if tracker not in TRACKERS:

@@ -31,7 +31,8 @@ def check_trust(source: str | Path, config: PPOConfig, given: Container[str]) ->
 def trusted_flags(config: PPOConfig, given: Container[str] = ()) -> list[str]:
     """What the command line must say to use functions and servers that these settings name."""
     flags: list[str] = []
-    for name, specs in (("rewards", config.rewards), ("judges", config.judges)):
+    for name in ("rewards", "judges", "environment", "tools"):
+        specs = getattr(config, name)
         if name not in given and any(spec.runs_code or spec.is_http for spec in specs):
             flags += [f"--{name}", *(spec.to_text() for spec in specs)]
     return flags

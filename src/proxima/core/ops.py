@@ -75,6 +75,11 @@ def last_real(mask: Tensor) -> Tensor:
     return mask & (mask.flip(1).cumsum(1).flip(1) == 1)
 
 
+def turn_ends(mask: Tensor) -> Tensor:
+    """Bool (B, R), True at the last real token before each hole, and at each row's last real token."""
+    return mask & ~torch.nn.functional.pad(mask[:, 1:], (0, 1))
+
+
 def place_rewards(rewards: Sequence[object] | Tensor, mask: Tensor, like: Tensor) -> Tensor:
     """Rewards as (B, R): a sequence's one number on its last real token, or a row of numbers, one per token.
 

@@ -35,6 +35,12 @@ class Sampling:
     eos_ids: tuple[int, ...]
     seed: int
     step: int
+    max_episode_tokens: int = 0
+
+    @property
+    def width(self) -> int:
+        """Most tokens after a prompt: of one turn, or of an episode."""
+        return self.max_episode_tokens or self.max_new_tokens
 
 
 def mix(x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from proxima.core.chat_turns import Turn
+from proxima.core.episode import Episode
 from proxima.core.token_text import text_prefixes
 from proxima.core.tokenizer import Tokenizer
 
@@ -102,7 +103,7 @@ class Tokens:
     prompt_mask: Tensor  # (B, P) bool
     response_ids: Tensor  # (B, R) int64
     mask: Tensor  # (B, R) bool, True = response token that the policy chose (EOS included)
-    ended: Tensor  # (B,) bool, True = the last real token is an EOS
+    ended: Tensor  # (B,) bool, True = the last real token is an EOS; of an episode, that it is done
     truncated: Tensor  # (B,) bool, True = the prompt was cut on the left to fit the context
     keys: Tensor  # (B,) int64, the sequence's identity: its sample and its place in a shuffle follow from it
     tokenizer: Tokenizer  # decodes the ids
@@ -111,6 +112,7 @@ class Tokens:
     observed: Tensor | None = (
         None  # (B, R) bool, response tokens that it did not choose; None = there are none
     )
+    episodes: list[Episode] | None = None  # B, where an environment or tools answered
 
     @cached_property
     def prompt_sizes(self) -> Tensor:
@@ -184,6 +186,7 @@ class Tokens:
             if chosen.sampled_logprobs is None
             else chosen.sampled_logprobs[:, :responses],
             observed=None if chosen.observed is None else chosen.observed[:, :responses],
+            episodes=None if self.episodes is None else [self.episodes[row] for row in rows.tolist()],
         )
         decoded = {special: [texts[row] for row in rows.tolist()] for special, texts in self._decoded.items()}
         selected.__dict__.update(prompt_sizes=prompt_sizes, sizes=sizes, _decoded=decoded)
@@ -209,6 +212,9 @@ class Tokens:
             kept=KeptSet.cat(sets, responses) if sets else None,
             sampled_logprobs=_cat_sampled(parts, responses),
             observed=_cat_observed(parts, responses),
+            episodes=None
+            if any(part.episodes is None for part in parts)
+            else [episode for part in parts for episode in part.episodes or ()],
             tokenizer=parts[0].tokenizer,
         )
 

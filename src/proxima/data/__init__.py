@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from proxima.data.chat_templates import Skip
+    from proxima.data.chat_templates import ChatTemplate, Skip
     from proxima.data.column_forms import flag_of, prompt_of
     from proxima.data.data_check import DataReport, check
     from proxima.data.data_sources import open_rows

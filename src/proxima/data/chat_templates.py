@@ -26,8 +26,12 @@ class ChatTemplate:
     """Renders messages with the template of a model's tokenizer; without one it says what is missing when
     first used."""
 
-    def __init__(self, tokenizer: Tokenizer | None = None):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer | None = None, tools: list[Record] | None = None):
+        """
+        Args:
+            tools: schemas of the tools that a prompt names.
+        """
+        self._tokenizer, self._tools = tokenizer, tools or None
         self._bos = ""
         if tokenizer is not None and (bos := getattr(tokenizer, "bos_token", None)):
             self._bos = bos if tokenizer.bos_token_id in added_ids(tokenizer).before else ""
@@ -65,7 +69,9 @@ class ChatTemplate:
                 "use a chat model's, or data with `prompt` as text"
             )
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
+            text = self._tokenizer.apply_chat_template(
+                messages, tools=self._tools, tokenize=False, add_generation_prompt=asks
+            )
         except Exception as error:  # the template is a program that came with the model
             raise Skip(f"refused by the chat template ({error})") from None
         return text.removeprefix(self._bos)

@@ -44,6 +44,7 @@ DECIDES_ANSWERS = (
     "max_new_tokens",
     "seed",
 )
+OF_EPISODES = ("environment", "tools", "max_turns", "max_episode_tokens")
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,8 @@ class HeldOut:
         self.reference: Answers | None = None
         trainer.judges.check(self.prompts)
         settings = trainer.config.to_dict()
-        stamp = json.dumps([fingerprint, *(settings[name] for name in DECIDES_ANSWERS)], default=repr)
+        names = DECIDES_ANSWERS + (OF_EPISODES if trainer.config.has_episodes else ())
+        stamp = json.dumps([fingerprint, *(settings[name] for name in names)], default=repr)
         self.stamp = hashlib.sha256(stamp.encode()).hexdigest()
 
     def __call__(self) -> dict[str, float]:

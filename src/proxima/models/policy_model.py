@@ -7,9 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from proxima.core.sampling import Sampling, choose, hash_words, token_logprobs, truncate
+from proxima.core.episode import Conversation
+from proxima.core.sampling import Sampling, choose, fold, hash_words, token_logprobs, truncate
 from proxima.core.types import KeptSet, Tokens
 from proxima.models.base_model import BaseModel
+from proxima.models.reference_episodes import sample_episodes
 from proxima.models.weight_files import adapter_tensors
 
 
@@ -37,29 +39,45 @@ class PolicyModel(BaseModel):
         return known and not any(own[name].any() for name in up)
 
     @torch.no_grad()
-    def generate(self, prompts: Tokens, sampling: Sampling) -> Tokens:
-        """Sample one response per prompt, until its first EOS or `max_new_tokens`.
+    def generate(
+        self, prompts: Tokens, sampling: Sampling, conversation: Conversation | None = None
+    ) -> Tokens:
+        """Sample one response per prompt, until its first EOS or `max_new_tokens`; or, where something
+        answers, one episode of such turns.
 
         Args:
             prompts: the prompts are read; the responses are replaced.
         """
         if self.backbone.generation is not None:
-            return self.backbone.generation.generate(prompts, sampling, self.adapter)
+            return self.backbone.generation.generate(prompts, sampling, self.adapter, conversation)
+        if conversation is not None:
+            return sample_episodes(self.generate_reference, prompts, sampling, conversation)
         return self.generate_reference(prompts, sampling)
 
     @torch.no_grad()
-    def generate_reference(self, prompts: Tokens, sampling: Sampling) -> Tokens:
-        """The same on the reference path (`transformers`' forward pass and cache), for any architecture."""
+    def generate_reference(
+        self, prompts: Tokens, sampling: Sampling, starts: Tensor | None = None, limits: Tensor | None = None
+    ) -> Tokens:
+        """The same on the reference path (`transformers`' forward pass and cache), for any architecture.
+
+        Args:
+            starts: (B,) columns in which the responses begin, where they continue episodes.
+            limits: (B,) columns before which they must end.
+        """
+        starts = torch.zeros_like(prompts.keys) if starts is None else starts
+        limits = starts + sampling.max_new_tokens if limits is None else limits
         if self.backbone.passes.decoding != "grouped":
-            return self._sample(prompts, sampling)
+            return self._sample(prompts, sampling, starts, limits)
         sizes = prompts.prompt_sizes
         groups = [(sizes == size).nonzero().flatten() for size in sizes.unique()]
-        sampled = Tokens.cat([self._sample(prompts.select(rows), sampling) for rows in groups])
-        return sampled.select(torch.cat(groups).argsort())
+        parts = [self._sample(prompts.select(rows), sampling, starts[rows], limits[rows]) for rows in groups]
+        return Tokens.cat(parts).select(torch.cat(groups).argsort())
 
-    def _sample(self, prompts: Tokens, sampling: Sampling) -> Tokens:
+    def _sample(self, prompts: Tokens, sampling: Sampling, starts: Tensor, limits: Tensor) -> Tokens:
         eos = torch.tensor(sampling.eos_ids, device=self.device, dtype=torch.long)
         running = torch.ones(len(prompts.prompts), dtype=torch.bool, device=self.device)
+        ended = ~running
+        lanes = hash_words(prompts.keys, sampling.seed, sampling.step)
         chosen: list[Tensor] = []
         real: list[Tensor] = []
         kept: list[KeptSet | None] = []
@@ -72,15 +90,14 @@ class PolicyModel(BaseModel):
             for position in range(sampling.max_new_tokens):
                 scaled = logits.float() / sampling.temperature
                 kept_here = truncate(scaled, sampling.top_k, sampling.top_p)
-                token = choose(
-                    scaled, kept_here, hash_words(prompts.keys, sampling.seed, sampling.step, position)
-                )
+                token = choose(scaled, kept_here, fold(lanes, starts + position))
                 chosen.append(token)
                 real.append(running)
                 kept.append(kept_here)
                 logprobs.append(token_logprobs(scaled.unsqueeze(1), token.unsqueeze(1), kept_here, 1.0))
-                running = running & ~torch.isin(token, eos)
-                if position + 1 == sampling.max_new_tokens or not running.any():
+                ended = ended | (running & torch.isin(token, eos))
+                running = running & ~ended & (starts + position + 1 < limits)
+                if not running.any():
                     break
                 logits = steps.send(token)
         mask = torch.stack(real, 1)  # (B, R): True up to and including the first EOS
@@ -88,7 +105,7 @@ class PolicyModel(BaseModel):
             prompts,
             response_ids=torch.stack(chosen, 1).masked_fill(~mask, 0),
             mask=mask,
-            ended=~running,
+            ended=ended,
             kept=_stack_positions(kept),
             sampled_logprobs=torch.cat(logprobs, 1).masked_fill(~mask, 0),
         )

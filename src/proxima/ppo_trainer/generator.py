@@ -18,8 +18,10 @@ from proxima.config import PPOConfig
 from proxima.core.pairs import TokenPairs
 from proxima.core.sampling import include_sampled, kept_shape, truncate
 from proxima.core.tokenizer import Tokenizer
-from proxima.core.types import KeptSet, Rollout, TokenColumns, Tokens, pad_to
+from proxima.core.types import KeptSet, Prompt, Rollout, TokenColumns, Tokens, pad_to
+from proxima.environments import Environment, EpisodeRunner, max_response_tokens
 from proxima.models import PolicyModel, Sampling, by_chunks, unpack
+from proxima.ppo_trainer.environment_seeds import environment_seeds
 from proxima.ppo_trainer.process_shares import join_tokens, own_share
 from proxima.ppo_trainer.prompt_tokens import tokenize, without_responses
 from proxima.ppo_trainer.stopwatch import Stopwatch
@@ -50,6 +52,7 @@ class SequenceGenerator:
         self.models, self.tokenizer, self.config = models, tokenizer, config
         self.attributor = TokenAttributor(tokenizer)
         self.rollouts = VllmRollouts(models, config) if config.engine == "vllm" else None
+        self.environment = Environment(config, tokenizer) if config.has_episodes else None
         self.policy_lag = 0  # updates between the policy that the last sample came from and the one of now
         self._prefetch: Prefetch | None = None
 
@@ -135,6 +138,7 @@ class SequenceGenerator:
             eos_ids=self.models.eos_ids,
             seed=settings.seed,
             step=step,
+            max_episode_tokens=max_response_tokens(settings) if settings.has_episodes else 0,
         )
 
     def sample(self, prompts: Prompts, step: int = 0, reference: bool = False) -> Tokens:
@@ -145,11 +149,50 @@ class SequenceGenerator:
         policy, sft, processes = self.models.policy, self.models.sft, self.models.processes
         model = PolicyModel(sft.backbone, sft.adapter) if reference else policy
         tokens, sampling = self.read_prompts(prompts), self._sampling(step)
-        own = own_share(tokens, processes)
-        sampled = model.generate(own, sampling) if len(own.prompts) else own
+        if self.environment is not None:
+            tokens, sampled = self._sample_episodes(self.environment, model, tokens, sampling)
+        else:
+            own = own_share(tokens, processes)
+            sampled = model.generate(own, sampling) if len(own.prompts) else own
         if model.backbone is not policy.backbone:
             model.backbone.release_generation()
         return join_tokens(tokens, sampled, processes) if processes.is_distributed else sampled
+
+    def _sample_episodes(
+        self, environment: Environment, model: PolicyModel, tokens: Tokens, sampling: Sampling
+    ) -> tuple[Tokens, Tokens]:
+        """The prompts as the environments opened them, and this process's episodes."""
+        processes, context = self.models.processes, self.models.context_length
+        own = own_share(tokens, processes)
+        seeds = environment_seeds(tokens, sampling, self.config.num_generations)[
+            processes.rows(len(tokens.prompts))
+        ]
+        room = None if context is None else context - max_response_tokens(self.config)
+        runner = EpisodeRunner(environment, own.prompts, seeds.tolist(), room)
+        try:
+            tokens = self._opened(tokens, runner.prompts)
+            own = own_share(tokens, processes)
+            if not len(own.prompts):
+                return tokens, own
+            sampled = model.generate(own, sampling, runner)
+            episodes = runner.episodes
+        finally:
+            runner.close()
+        ended = torch.tensor([episode.done for episode in episodes], device=sampled.mask.device)
+        return tokens, replace(sampled, ended=ended, episodes=episodes)
+
+    def _opened(self, tokens: Tokens, own: list[str]) -> Tokens:
+        """The batch with the prompts of all processes; a sequence stays what it is, so it keeps its key."""
+        plain = [(str(prompt), list(getattr(prompt, "turns", ()))) for prompt in own]
+        parts = self.models.processes.all_gather_object(plain)
+        given = [each for part in parts for each in part]
+        if all(text == str(old) for (text, _), old in zip(given, tokens.prompts, strict=True)):
+            return tokens
+        opened = [
+            Prompt(text, getattr(old, "columns", None), turns)
+            for (text, turns), old in zip(given, tokens.prompts, strict=True)
+        ]
+        return replace(self.read_prompts(opened), keys=tokens.keys)
 
     def _begin(self, prompts: Prompts, step: int) -> Prefetch:
         assert self.rollouts is not None
@@ -173,8 +216,14 @@ class SequenceGenerator:
     def tokenize(self, prompts: Sequence[str], first: int = 0) -> tuple[list[str], list[list[int]], Tensor]:
         """Prompts with their ids, and which were cut to fit (B,), as `prompt_tokens.tokenize` gives them."""
         config = self.config
-        given = (self.tokenizer, self.models.context_length, config.max_new_tokens, config.truncate_prompts)
-        return tokenize(prompts, *given, first)
+        given = (
+            self.tokenizer,
+            self.models.context_length,
+            max_response_tokens(config),
+            config.truncate_prompts,
+        )
+        limit = "max_episode_tokens" if config.has_episodes else "max_new_tokens"
+        return tokenize(prompts, *given, first, limit)
 
     def read_prompts(self, prompts: Prompts, seen: dict[bytes, int] | None = None) -> Tokens:
         """Prompts as left-padded ids on the device, still without responses; what was read before stays as it

@@ -173,7 +173,9 @@ class ModelTrainer:
     def _policy_backward(self, batch: TokenPairs) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gradients of this process's share; numbers to add up and numbers of which the largest counts."""
         total, nothing = batch.mask.sum(), torch.zeros((), device=batch.mask.device)
-        counted = token_weights(self.config.loss_weighting, batch.mask.sum(1), self.config.max_new_tokens)
+        config = self.config
+        horizon = config.max_new_tokens * (config.max_turns if config.has_episodes else 1)
+        counted = token_weights(config.loss_weighting, batch.mask.sum(1), horizon)
         if counted.rows is not None:
             batch = batch.with_columns(loss_weight=counted.rows.unsqueeze(1).expand(batch.mask.shape))
         sums = dict.fromkeys(("policy_loss", "approx_kl", "clip_fraction"), nothing)

@@ -26,6 +26,7 @@ from proxima.config import PPOConfig
 from proxima.core.json_record import Record
 from proxima.core.ops import place_rewards
 from proxima.core.pairs import TokenPairs, rejoin
+from proxima.environments import check_environments
 from proxima.evaluator import Evaluator, HeldOut, Judges, check_judges
 from proxima.experience_buffer import ExperienceBuffer
 from proxima.ppo_trainer.batch_plan import BatchPlan, fingerprint
@@ -63,6 +64,7 @@ class PPOTrainer:
             warnings.warn(f"{what}; {remedy}", stacklevel=2)
         check_rewards(config)
         check_judges(config)
+        check_environments(config)
         setup = BaseSetup(config)
         self.tokenizer, self.models = setup.tokenizer, setup.models
         workers = (self.models, self.tokenizer, config)
@@ -204,7 +206,8 @@ class PPOTrainer:
         outcome = Outcome.of_pairs(pairs, self._placed(rewards, pairs), after)
         value_lam = None if config.value_target == "lambda_return" else config.value_lam
         given = (config.gamma, config.lam, config.lam_alpha, value_lam)
-        return add_credit(pairs, estimate(self.estimator, outcome, *given, parts))
+        by_turns = config.discount == "turn"
+        return add_credit(pairs, estimate(self.estimator, outcome, *given, parts, by_turns))
 
     def train(
         self,
@@ -255,6 +258,8 @@ class PPOTrainer:
         """Refuse prompts that no step could read; errors count them from `first`."""
         self.generator.tokenize(prompts, first)
         self.reward_computer.check_columns(prompts, first)
+        if self.generator.environment is not None:
+            self.generator.environment.check(prompts, first)
 
     def save(self, folder: str | Path) -> Path:
         """Write `policy/` and `value/` (adapters in PEFT's format, heads) and the tokenizer; each folder

@@ -5,11 +5,12 @@ In: a batch that all know. Out: this process's rows; and the whole batch from al
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor
 
+from proxima.core.episode import Episode
 from proxima.core.types import KeptSet, Tokens, pad_to
 from proxima.runtime.distributed import Processes
 
@@ -37,6 +38,8 @@ def join_tokens(prompts: Tokens, own: Tokens, processes: Processes) -> Tokens:
         0 if own.kept is None or own.kept.bits is None else own.kept.bits.shape[2]
     )
     sampled = processes.all_reduce_max(int(own.sampled_logprobs is not None))
+    observed = processes.all_reduce_max(int(own.observed is not None))
+    episodes = processes.all_gather_object([asdict(each) for each in own.episodes or ()])
 
     def joined(
         column: Tensor | None, fill: int = 0, *shape: int, dtype: torch.dtype = torch.float32
@@ -59,4 +62,6 @@ def join_tokens(prompts: Tokens, own: Tokens, processes: Processes) -> Tokens:
         ended=processes.all_gather(own.ended, total),
         kept=kept,
         sampled_logprobs=joined(own.sampled_logprobs) if sampled else None,
+        observed=joined(own.observed, dtype=torch.bool) if observed else None,
+        episodes=[Episode(**each) for part in episodes for each in part] if observed else None,
     )

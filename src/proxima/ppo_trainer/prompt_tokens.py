@@ -38,6 +38,7 @@ def tokenize(
     max_new_tokens: int,
     may_cut: bool,
     first: int = 0,
+    limit: str = "max_new_tokens",
 ) -> tuple[list[str], list[list[int]], Tensor]:
     """Prompts with their ids, and which were cut to fit (B,). Refuses what would spoil the rollout.
 
@@ -45,6 +46,7 @@ def tokenize(
         context: most tokens that the model can read; None = any number.
         may_cut: cut prompts that are too long on the left, after BOS, instead of refusing them.
         first: number of the first prompt, where these are a part of a set; errors count from it.
+        limit: the setting that `max_new_tokens` comes from, for errors.
     """
     prompts = check_prompts(prompts, first)
     rows, before = encode_prompts(tokenizer, prompts), added_ids(tokenizer).before
@@ -56,7 +58,7 @@ def tokenize(
     room = context - max_new_tokens
     if room < len(before) + 1:
         raise ValueError(
-            f"max_new_tokens ({max_new_tokens}) leaves no room for a prompt in the model's context of "
+            f"{limit} ({max_new_tokens}) leaves no room for a prompt in the model's context of "
             f"{context} tokens"
         )
     for i, row in enumerate(rows):
@@ -64,7 +66,7 @@ def tokenize(
             continue
         if not may_cut:
             raise ValueError(
-                f"prompt {first + i} has {len(row)} tokens; with max_new_tokens ({max_new_tokens}) the "
+                f"prompt {first + i} has {len(row)} tokens; with {limit} ({max_new_tokens}) the "
                 f"context of {context} "
                 f"leaves {room}. Shorten it, or set truncate_prompts"
             )

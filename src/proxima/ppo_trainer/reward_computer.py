@@ -25,6 +25,7 @@ from proxima.core.ops import place_rewards
 from proxima.core.pairs import TokenPairs
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens, pad_to
+from proxima.environments import EnvironmentReward
 from proxima.models import ScoreUnit
 from proxima.ppo_trainer.process_shares import own_share
 from proxima.reward_kl import shape_scores
@@ -111,10 +112,11 @@ class RewardComputer:
         self.models, self.tokenizer, self.config = models, tokenizer, config
         self.last_failure = ""
         self.units: dict[str, ScoreUnit] = {}  # of rewards whose own scale is arbitrary, by name
-        self.rewards = [
+        self.rewards: list[tuple[RewardSpec, RewardSource]] = [
             (spec, open_reward(spec, models.reward, tokenizer, config, models.micro_batches))
             for spec in config.rewards
         ]
+        self.rewards += [(spec, EnvironmentReward()) for spec in config.environment]
         if not self.rewards:
             warnings.warn(
                 "no reward is configured: scores come from an untrained head and mean nothing; set `rewards`",

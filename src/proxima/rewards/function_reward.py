@@ -110,13 +110,17 @@ def _by_position(spec: RewardSpec, parameters: list[inspect.Parameter]) -> tuple
     return ("prompts", "completions"), names[:2]
 
 
-def load_function(source: str) -> Callable[..., object]:
-    """`module:function`, imported from the Python path or the current folder."""
+def load_function(source: str, what: str = "reward") -> Callable[..., object]:
+    """`module:function`, imported from the Python path or the current folder.
+
+    Args:
+        what: it is, for the errors.
+    """
     module_name, _, function_name = source.partition(":")
     if module_name.endswith(".py"):
         name = Path(module_name).stem
         raise ValueError(
-            f"the reward {source!r} names a file; write {name}:{function_name}, and run where {name}.py lies"
+            f"the {what} {source!r} names a file; write {name}:{function_name}, and run where {name}.py lies"
         )
     here = str(Path.cwd())
     sys.path.insert(0, here)
@@ -125,10 +129,10 @@ def load_function(source: str) -> Callable[..., object]:
     except (Exception, SystemExit) as error:  # a user's module may raise anything when it is imported
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"cannot load the reward {source!r}: {reason}; give module:function, from the current folder too"
+            f"cannot load the {what} {source!r}: {reason}; give module:function, from the current folder too"
         ) from error
     finally:
         sys.path.remove(here)
     if not callable(function):
-        raise ValueError(f"the reward {source!r} is a {type(function).__name__}, not a function")
+        raise ValueError(f"the {what} {source!r} is a {type(function).__name__}, not a function")
     return function

@@ -308,6 +308,37 @@ METRICS = [
         "`eos_rate`.",
     ),
     Metric(
+        "episode_turns",
+        title="Turns per episode",
+        unit="turns",
+        group="responses",
+        chart="Turns per episode",
+        meaning="Mean number of the policy's turns in an episode (docs/environments.md).",
+        healthy="It falls where fewer turns are enough, and stays below `max_turns`.",
+        otherwise="At 1 with a low `eos_rate`: episodes are cut, because what they read does not fit. Raise "
+        "`max_episode_tokens`.",
+    ),
+    Metric(
+        "observed_tokens",
+        title="Tokens read per episode",
+        unit="tokens",
+        group="responses",
+        meaning="Mean number of tokens that an environment or tools wrote into an episode; nothing is "
+        "trained on them.",
+        healthy="Small beside `max_episode_tokens`.",
+        otherwise="Large: observations are most of what is computed. Shorten them.",
+    ),
+    Metric(
+        "malformed_calls",
+        title="Malformed tool calls",
+        unit="calls",
+        group="responses",
+        meaning="Tool calls of a step that could not be read, named no tool, or raised; the policy reads the "
+        "error.",
+        healthy="It falls to a few.",
+        otherwise="Rising: look at the samples, and at what the tool raises.",
+    ),
+    Metric(
         "validation/response_length",
         title="Held-out response length",
         unit="tokens",
@@ -770,7 +801,7 @@ METRICS = [
         meaning="Responses whose reward failed. They are left out of the update.",
         healthy="0.",
         otherwise="The reason is in log.txt. For an endpoint, raise its `timeout` or `retries` "
-        "(docs/rewards.md). A share that grows may be a policy that hides in time-outs. Above the fraction "
+        "(docs/rewards.md); a share that grows may be a policy that hides in time-outs. Above the fraction "
         "`max_reward_failures` the run stops and saves its weights.",
     ),
     Metric(

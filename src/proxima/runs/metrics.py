@@ -12,8 +12,9 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from proxima.core.ops import explained_variance, masked_mean
+from proxima.core.ops import explained_variance, masked_mean, turn_ends
 from proxima.core.pairs import SAPairs, TokenPairs
+from proxima.core.types import Tokens
 from proxima.runs.value_calibration import value_calibration
 
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
@@ -46,7 +47,18 @@ def rollout_metrics(pairs: TokenPairs) -> dict[str, float]:
         "truncated_prompts": tokens.truncated.sum(),
         "tokens": mask.sum(),
     }
-    return {name: float(value) for name, value in numbers.items()}
+    return {name: float(value) for name, value in {**numbers, **_episode_metrics(tokens)}.items()}
+
+
+def _episode_metrics(tokens: Tokens) -> dict[str, Tensor | float]:
+    """Nothing where a response is one turn."""
+    if tokens.episodes is None or tokens.observed is None:
+        return {}
+    return {
+        "episode_turns": turn_ends(tokens.mask).sum() / len(tokens.mask),
+        "observed_tokens": tokens.observed.sum() / len(tokens.mask),
+        "malformed_calls": sum(episode.malformed for episode in tokens.episodes),
+    }
 
 
 def sampling_gap(pairs: TokenPairs) -> Tensor | float:

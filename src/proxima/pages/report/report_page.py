@@ -171,16 +171,16 @@ def pairs(rows: Sequence[Pair], score: str = "reward") -> str:
 
 
 def _pair(row: Pair, score: str) -> str:
-    def answer(text: str) -> str:
-        if row.turns:
-            return turns([{"role": "assistant", "text": text}])
+    def answer(text: str, said: Sequence[Turn]) -> str:
+        if row.turns or said:
+            return turns(said or [{"role": "assistant", "text": text}])
         return f'<p class="told" dir="auto">{escape(cut_text(text))}</p>'
 
     sides = "".join(
-        f'<div class="{side}"><h3>{side} {_score(value, score)}</h3>{answer(text)}</div>'
-        for side, text, value in (
-            ("before", row.before, row.before_score),
-            ("after", row.after, row.after_score),
+        f'<div class="{side}"><h3>{side} {_score(value, score)}</h3>{answer(text, said)}</div>'
+        for side, text, said, value in (
+            ("before", row.before, row.before_turns, row.before_score),
+            ("after", row.after, row.after_turns, row.after_score),
         )
     )
     prompt = f'<p class="prompt told" dir="auto">{escape(cut_text(row.prompt))}</p>'

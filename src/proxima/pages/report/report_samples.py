@@ -28,6 +28,8 @@ class Pair:
     before_score: float | None
     after_score: float | None
     turns: list[Turn] = field(default_factory=list)
+    before_turns: list[Turn] = field(default_factory=list)  # of an episode
+    after_turns: list[Turn] = field(default_factory=list)
     """The prompt as a conversation; none where it is plain text."""
 
 
@@ -94,7 +96,10 @@ def before_and_after(run: Run) -> tuple[str, list[Pair]]:
         )
         answers = {sample["prompt"]: sample for sample in new}
         rows = [
-            Pair(a["prompt"], a["text"], b["text"], a["reward"], b["reward"], a.get("turns", []))
+            Pair(
+                *(a["prompt"], a["text"], b["text"], a["reward"], b["reward"], a.get("turns", [])),
+                *(a.get("replies", []), b.get("replies", [])),
+            )
             for a in old
             if (b := answers.get(a["prompt"])) is not None
         ]

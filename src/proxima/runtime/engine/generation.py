@@ -5,6 +5,10 @@ works on fixed buffers only, so on a GPU it is captured as a CUDA graph, one for
 `BUCKETS`. The slot of a finished sequence goes to the next waiting prompt (continuous batching); when none
 waits, running sequences are compacted into fewer slots. What a sequence samples does not depend on its slot,
 so none of this changes the results.
+
+With a `Conversation` a response has several turns. A turn that ends leaves its slot; when its reply has come,
+the episode waits for a slot again, with a longer prefix. The noise follows from the column, so neither slots
+nor the time that replies take change what is sampled.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from proxima.core.episode import Conversation
 from proxima.core.sampling import (
     Sampling,
     choose,
@@ -24,6 +29,7 @@ from proxima.core.sampling import (
     token_logprobs,
     truncate,
 )
+from proxima.core.transcript import Transcript
 from proxima.core.types import Tokens
 from proxima.runtime.engine.attention_rules import ruled_cached_attention
 from proxima.runtime.engine.decode_clock import StepTimer
@@ -48,10 +54,31 @@ class GenerationBatch:
     """The prompts and buffers of one `generate` call."""
 
     prompts: Tokens
+    sizes: list[int]  # tokens of each prompt
     sampling: Sampling
     lanes: Tensor  # (B, 2) hash of seed, step and sequence
     slots: Slots
     outputs: Outputs
+    transcript: Transcript | None  # None where a response is one turn
+
+    def size(self, row: int) -> int:
+        """Tokens to prefill before the row's next turn."""
+        return self.sizes[row] + (0 if self.transcript is None else len(self.transcript.ids[row]))
+
+    def end_turns(self, rows: list[int]) -> None:
+        """Hand over the turns of these rows, which have left their slots."""
+        if self.transcript is None or not rows:
+            return
+        first = self.transcript.starts(rows)
+        last = self.transcript.limits(first).tolist()
+        ids = self.outputs.ids[torch.tensor(rows, device=first.device)].tolist()
+        for row, begin, end, sampled in zip(rows, first.tolist(), last, ids, strict=True):
+            self.transcript.end_turn(row, sampled[begin:end])
+
+    def collect(self) -> Tokens:
+        if self.transcript is None:
+            return self.outputs.collect(self.prompts)
+        return self.outputs.collect_episodes(self.prompts, self.transcript)
 
 
 class Generation:
@@ -74,32 +101,46 @@ class Generation:
         self._pick: Callable[..., Drawn] = torch.compile(pick, dynamic=True) if decoder.compiled else pick
 
     @torch.no_grad()
-    def generate(self, prompts: Tokens, sampling: Sampling, adapter: str | None) -> Tokens:
-        """One response per prompt, until its first EOS or `max_new_tokens`."""
-        batch = self._prepare(prompts, sampling, adapter)
-        slots = batch.slots
+    def generate(
+        self,
+        prompts: Tokens,
+        sampling: Sampling,
+        adapter: str | None,
+        conversation: Conversation | None = None,
+    ) -> Tokens:
+        """One response per prompt, until its first EOS or `max_new_tokens`; or, where something answers, one
+        episode of such turns."""
+        batch = self._prepare(prompts, sampling, adapter, conversation)
+        slots, transcript = batch.slots, batch.transcript
         unused_row = len(prompts.prompts)
         slots.reset(unused_row)
-        sizes = prompts.prompt_sizes.tolist()
-        waiting = list(range(len(sizes)))
-        used = self._bucket(min(len(sizes), slots.count))
+        waiting = list(range(unused_row))
+        used = self._bucket(min(unused_row, slots.count))
         free = list(range(min(used, slots.count)))
+        inside: set[int] = set()  # rows of episodes that have a slot
         left = 0  # steps until the newest sequence has reached max_new_tokens
         while True:
             if waiting and free:
                 taken = waiting[: len(free)]
                 waiting = waiting[len(free) :]
-                for group in cut([sizes[row] for row in taken], PREFILL_TOKENS):
+                for group in cut([batch.size(row) for row in taken], PREFILL_TOKENS):
                     self._prefill(batch, [taken[i] for i in group], free[: len(group)])
                     free = free[len(group) :]
                 left = sampling.max_new_tokens - 1
+                inside.update(taken)
             with self.clock.lap(min(STRIDE, left) if self.on_gpu else 1) as steps:
                 for _ in range(steps):
                     self._step(batch, used)
             left -= steps
             alive = slots.running[:used].nonzero().flatten().tolist()
+            if transcript is not None:
+                running = set(slots.rows[:used][slots.running[:used]].tolist())
+                batch.end_turns(sorted(inside - running))
+                inside = running
+                waiting += transcript.take_replies(wait=not alive and not waiting)
+                used = max(used, self._bucket(min(len(alive) + len(waiting), slots.count)))
             if not alive and not waiting:
-                return batch.outputs.collect(prompts)
+                return batch.collect()
             if waiting:
                 idle = sorted(set(range(used)) - set(alive))
                 free = idle if len(idle) >= REFILL * used or not alive else []
@@ -115,10 +156,12 @@ class Generation:
             return count
         return next((size for size in BUCKETS if size >= count), count)
 
-    def _prepare(self, prompts: Tokens, sampling: Sampling, adapter: str | None) -> GenerationBatch:
+    def _prepare(
+        self, prompts: Tokens, sampling: Sampling, adapter: str | None, conversation: Conversation | None
+    ) -> GenerationBatch:
         """Make the buffers large enough, reset the outputs, load the adapter's current weights."""
         count, device = len(prompts.prompts), prompts.keys.device
-        need = int(prompts.prompt_sizes.max()) + sampling.max_new_tokens
+        need = int(prompts.prompt_sizes.max()) + sampling.width
         slots, outputs = self._slots, self._outputs
         capacity = self._bucket(min(count, self.max_slots))
         if slots is None or slots.count < capacity or slots.size < need or slots.tokens.device != device:
@@ -138,19 +181,25 @@ class Generation:
         outputs.reset()
         self.decoder.load(adapter)
         lanes = hash_words(prompts.keys, sampling.seed, sampling.step)
-        return GenerationBatch(prompts, sampling, lanes, slots, outputs)
+        transcript = None if conversation is None else Transcript(prompts, sampling, conversation)
+        sizes = prompts.prompt_sizes.tolist()
+        return GenerationBatch(prompts, sizes, sampling, lanes, slots, outputs, transcript)
 
     # --- steps ---
 
     def _prefill(self, batch: GenerationBatch, rows: list[int], where: list[int]) -> None:
-        """Prefill these prompts into these slots and sample their first tokens."""
-        prompts, slots = batch.prompts, batch.slots
+        """Prefill these rows into these slots and sample the first tokens of their turns."""
+        prompts, slots, transcript = batch.prompts, batch.slots, batch.transcript
         device = prompts.keys.device
-        chosen, places = torch.tensor(rows), torch.tensor(where)
-        lengths = prompts.prompt_sizes[chosen]
-        layout = pack(lengths, None, prompts.prompt_ids.shape[1], device, read_last=True)
-        ids = prompts.prompt_ids[chosen.to(device)]
-        slot = places.to(device)
+        row, slot = torch.tensor(rows).to(device), torch.tensor(where).to(device)
+        lengths = torch.tensor([batch.size(each) for each in rows])
+        if transcript is None:
+            ids, start = prompts.prompt_ids[row], torch.zeros_like(row)
+            limits = torch.full_like(row, batch.sampling.max_new_tokens)
+        else:
+            ids, start = transcript.prefixes(rows)[0], transcript.starts(rows)
+            limits = transcript.limits(start)
+        layout = pack(lengths, None, ids.shape[1], device, read_last=True)
         place = slots.base[slot][layout.rows] + layout.positions
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -161,11 +210,9 @@ class Generation:
         states = self.decoder.run(
             ids.flatten()[layout.source], layout, self._no_loras, attend, read=layout.read
         )
-        start = torch.zeros(len(rows), dtype=torch.long, device=device)
-        row = chosen.to(device)
         running = torch.ones(len(rows), dtype=torch.bool, device=device)
-        drawn, going = self._draw(batch, states, batch.lanes[row], row, start, running)
-        values = (drawn, lengths.to(device).int(), start + 1, row, batch.lanes[row], going)
+        drawn, going = self._draw(batch, states, batch.lanes[row], row, start, running, limits)
+        values = (drawn, lengths.to(device).int(), start + 1, row, batch.lanes[row], going, limits)
         for buffer, value in zip(slots.per_slot(), values, strict=True):
             buffer[slot] = value
 
@@ -184,10 +231,11 @@ class Generation:
         slots, sampling, fast = batch.slots, batch.sampling, self._few_rows
         states = self._states(slots, n) if fast is None else fast(n)
         columns, running = slots.columns[:n], slots.running[:n]
-        if fast is not None and batch.outputs.kept is None:
+        if fast is not None and batch.outputs.kept is None and batch.transcript is None:
             fast.sample_and_advance(states, batch.outputs, sampling.temperature, sampling.max_new_tokens)
             return
-        drawn, going = self._draw(batch, states, slots.lanes[:n], slots.rows[:n], columns, running)
+        given = (slots.lanes[:n], slots.rows[:n], columns, running, slots.limits[:n])
+        drawn, going = self._draw(batch, states, *given)
         slots.tokens[:n].copy_(drawn)
         slots.lengths[:n].add_(running.int())
         columns.add_(running.long())
@@ -222,6 +270,7 @@ class Generation:
         rows: Tensor,
         columns: Tensor,
         running: Tensor,
+        limits: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Samples the next tokens (n,) and writes them to the outputs; also which sequences continue."""
         sampling = batch.sampling
@@ -232,7 +281,7 @@ class Generation:
             drawn: Drawn = (*fast.sample(*given), None)
         else:
             drawn = (pick if fast else self._pick)(*given, sampling.top_k, sampling.top_p)
-        return drawn[0], batch.outputs.write(drawn, rows, columns, running, sampling.max_new_tokens)
+        return drawn[0], batch.outputs.write(drawn, rows, columns, running, limits)
 
     def _capture(self, batch: GenerationBatch, n: int) -> torch.cuda.CUDAGraph:
         """Capture a step; the state that warming up changes is restored."""

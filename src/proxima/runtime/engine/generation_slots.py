@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.sampling import Sampling, kept_shape
+from proxima.core.transcript import Transcript
 from proxima.core.types import KeptSet, Tokens
 from proxima.runtime.engine.decoder import Decoder
 
@@ -29,6 +30,7 @@ class Slots:
     rows: Tensor  # (C,) row of the batch
     lanes: Tensor  # (C, 2) hash of seed, step and sequence
     running: Tensor  # (C,) bool
+    limits: Tensor  # (C,) column before which its turn must end
     keys: list[Tensor]  # per layer: (C, S, Hkv, D)
     values: list[Tensor]
     starts: Tensor  # (2, C + 1) int32
@@ -43,7 +45,7 @@ class Slots:
         return self.keys[0].shape[1]
 
     def per_slot(self) -> list[Tensor]:
-        return [self.tokens, self.lengths, self.columns, self.rows, self.lanes, self.running]
+        return [self.tokens, self.lengths, self.columns, self.rows, self.lanes, self.running, self.limits]
 
     def reset(self, unused_row: int) -> None:
         """Empty all slots. `unused_row` is the output row that is never read."""
@@ -68,7 +70,7 @@ def new_slots(count: int, size: int, decoder: Decoder, device: torch.device) -> 
             for _ in decoder.blocks
         ]
 
-    longs = [torch.zeros(count, dtype=torch.long, device=device) for _ in range(3)]
+    longs = [torch.zeros(count, dtype=torch.long, device=device) for _ in range(4)]
     places = torch.arange(count + 1, device=device, dtype=torch.int32)
     return Slots(
         tokens=longs[0],
@@ -77,6 +79,7 @@ def new_slots(count: int, size: int, decoder: Decoder, device: torch.device) -> 
         rows=longs[2],
         lanes=torch.zeros(count, 2, dtype=torch.long, device=device),
         running=torch.zeros(count, dtype=torch.bool, device=device),
+        limits=longs[3],
         keys=cache(),
         values=cache(),
         starts=torch.stack([places, places * size]),
@@ -105,7 +108,7 @@ class Outputs:
         for part in self.parts():
             part.fill_(-1 if part.dtype == torch.int32 else 0)
 
-    def write(self, drawn: Drawn, rows: Tensor, columns: Tensor, running: Tensor, limit: int) -> Tensor:
+    def write(self, drawn: Drawn, rows: Tensor, columns: Tensor, running: Tensor, limits: Tensor) -> Tensor:
         """Write what was sampled for running sequences; returns which of them continue."""
         token, logprob, kept = drawn
         responses = self.ids.shape[1]
@@ -117,7 +120,20 @@ class Outputs:
             for buffer, part in ((self.kept.ids, kept.ids), (self.kept.bits, kept.bits)):
                 if buffer is not None and part is not None:
                     buffer.flatten(0, 1).index_copy_(0, place, part.squeeze(1))
-        return running & ~(token.unsqueeze(1) == self.eos).any(1) & (columns + 1 < limit)
+        return running & ~(token.unsqueeze(1) == self.eos).any(1) & (columns + 1 < limits)
+
+    def collect_episodes(self, prompts: Tokens, transcript: Transcript) -> Tokens:
+        """The batch with its episodes, trimmed to the longest."""
+        ids, chosen, observed = transcript.responses()
+        count, width = chosen.shape
+        return replace(
+            prompts,
+            response_ids=ids,
+            mask=chosen,
+            observed=observed,
+            kept=None if self.kept is None else self.kept.map(lambda part: part[:count, :width].clone()),
+            sampled_logprobs=self.logprobs[:count, :width].masked_fill(~chosen, 0),
+        )
 
     def collect(self, prompts: Tokens) -> Tokens:
         """The batch with its responses, trimmed to the longest."""
@@ -138,7 +154,7 @@ class Outputs:
 
 
 def new_outputs(count: int, sampling: Sampling, vocabulary: int, device: torch.device) -> Outputs:
-    shape = (count + 1, sampling.max_new_tokens)
+    shape = (count + 1, sampling.width)
     kept = None
     if (kept_set := kept_shape(sampling.top_k, sampling.top_p, vocabulary)) is not None:
         size, dtype = kept_set

@@ -27,11 +27,12 @@ SHORT = 0.1
 
 
 def check_rewards_given(config: PPOConfig) -> Finding:
-    if not config.rewards:
+    given = (*config.rewards, *config.environment)
+    if not given:
         return fail(
             "reward", "no reward is configured, so nothing would be learned", "set rewards (docs/rewards.md)"
         )
-    return ok("reward", ", ".join(f"{spec.weight:g} x {spec.label}" for spec in config.rewards))
+    return ok("reward", ", ".join(f"{spec.weight:g} x {spec.label}" for spec in given))
 
 
 def check_learning_rates(config: PPOConfig) -> Finding:

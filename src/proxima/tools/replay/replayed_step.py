@@ -175,6 +175,7 @@ def recorded_tokens(bundle: Bundle, trainer: PPOTrainer) -> Tokens:
         prompts=prompts,
         tokenizer=trainer.tokenizer,
         kept=KeptSet(**kept) if named and not by_scoring else None,
+        episodes=None,
         **own,
     )
     _check_tokens(tokens, trainer, bundle)

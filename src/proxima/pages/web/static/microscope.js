@@ -71,9 +71,10 @@ export function drawMicroscope(place, given) {
     const spans = sample.tokens.map((token, index) => {
       const span = element("span", { className: "scope-token", tabIndex: index ? -1 : 0, text: visible(token) || "◌" });
       span.dataset.index = index;
+      if (isRead(sample, index)) span.classList.add("scope-read");
       return span;
     });
-    text.append(...spans);
+    text.append(...inTurns(sample, spans));
     text.setAttribute("role", "group");
     text.setAttribute("aria-label", "Tokens; arrow keys move between them");
     text.addEventListener("pointerover", (event) => at(event, (index) => show(index, number)));
@@ -92,7 +93,7 @@ export function drawMicroscope(place, given) {
       element("summary", { text: "Prompt" }), ...(sample.turns?.length ? [showPrompt(sample)] : []));
     const raw = element("div", { text: visible(sample.prompt ?? "", 4000) });
     prompt.append(sample.turns?.length ? element("details", {}, element("summary", { text: "As the model reads it" }), raw) : raw);
-    const answer = sample.turns?.length ? showTurn("assistant", text) : text;
+    const answer = sample.turns?.length && !spans.some((_, index) => isRead(sample, index)) ? showTurn("assistant", text) : text;
     const panel = element("section", { className: "scope-side" }, heading, prompt, answer, facts);
     return { sample, spans, facts, panel };
   }
@@ -128,7 +129,7 @@ export function drawMicroscope(place, given) {
       }
       const name = element("p", { className: "scope-name" },
         element("code", { text: visible(JSON.stringify(sample.tokens[index]), 80) }),
-        element("span", { text: ` token ${index + 1} of ${spans.length}${sample.ids ? ` · id ${sample.ids[index]}` : ""}` }));
+        element("span", { text: ` token ${index + 1} of ${spans.length}${sample.ids ? ` · id ${sample.ids[index]}` : ""}${isRead(sample, index) ? " · read, not chosen" : ""}` }));
       const list = element("dl", {}, ...Object.entries(sample.columns).map(([key, values]) => {
         const cell = element("div", { className: key === column ? "scope-chosen" : "", title: meaning(key).text },
           element("dt", { text: meaning(key).name }), element("dd", { text: formatNumber(values[index], 6) }));
@@ -154,6 +155,21 @@ export function drawMicroscope(place, given) {
 function at(event, act) {
   const index = event.target.dataset?.index;
   if (index !== undefined) act(Number(index));
+}
+
+// Whether a token was read and not chosen: an environment wrote it, and it has no log-probability.
+const isRead = (sample, index) => sample.columns.logprob?.[index] === null;
+
+// Tokens as they are, or, where some were read, as the turns of an episode.
+function inTurns(sample, spans) {
+  if (!spans.some((_, index) => isRead(sample, index))) return spans;
+  const turns = [];
+  spans.forEach((span, index) => {
+    const read = isRead(sample, index);
+    if (!index || read !== isRead(sample, index - 1)) turns.push({ role: read ? "environment" : "assistant", spans: [] });
+    turns.at(-1).spans.push(span);
+  });
+  return turns.map((turn) => showTurn(turn.role, element("div", {}, ...turn.spans)));
 }
 
 function focus(spans, index) {

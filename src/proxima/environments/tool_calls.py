@@ -1,0 +1,165 @@
+"""Tool calls in the text of a turn, in the three formats that most chat templates write.
+
+    hermes    <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
+    llama3    {"name": "add", "parameters": {"a": 1}}
+    qwen_xml  <tool_call><function=add><parameter=a>1</parameter></function></tool_call>
+
+Which one a template writes is found by rendering a call. Without a template it is hermes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from proxima.core.json_record import Record
+from proxima.core.tokenizer import Tokenizer
+
+Schema = Record
+"""A tool as `transformers.utils.get_json_schema` describes it."""
+
+PROBE: Schema = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "Probe.",
+        "parameters": {
+            "type": "object",
+            "properties": {"probe_key": {"type": "string", "description": "Probe."}},
+            "required": ["probe_key"],
+        },
+    },
+}
+QUESTION = "proxima-question-71c3"
+BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*)</function>\s*", re.DOTALL)
+PARAMETER = re.compile(r"<parameter=([^>\s]+)>(.*?)</parameter>", re.DOTALL)
+
+
+class Call(NamedTuple):
+    name: str
+    arguments: Record
+
+
+class MalformedCall(ValueError):  # noqa: N818
+    """A turn that means to call a tool, and in which no call can be read."""
+
+
+def read_hermes(text: str, schemas: Mapping[str, Schema]) -> list[Call]:
+    return [_from_json(block, "arguments") for block in _blocks(text)]
+
+
+def read_llama3(text: str, schemas: Mapping[str, Schema]) -> list[Call]:
+    bare = text.strip().removeprefix("<|python_tag|>").strip()
+    return [_from_json(bare, "parameters")] if re.match(r'\{\s*"', bare) else []
+
+
+def read_qwen_xml(text: str, schemas: Mapping[str, Schema]) -> list[Call]:
+    return [_from_xml(block, schemas) for block in _blocks(text)]
+
+
+FORMATS: dict[str, Callable[[str, Mapping[str, Schema]], list[Call]]] = {
+    "hermes": read_hermes,
+    "llama3": read_llama3,
+    "qwen_xml": read_qwen_xml,
+}
+
+
+def read_calls(name: str, text: str, schemas: Mapping[str, Schema]) -> list[Call]:
+    """The calls in a turn, in order; none where it is an answer.
+
+    Args:
+        name: of the format.
+        schemas: of the tools, by name.
+    """
+    calls = FORMATS[name](text, schemas)
+    for call in calls:
+        if call.name not in schemas:
+            raise MalformedCall(f"there is no tool {call.name[:60]!r}; the tools are {', '.join(schemas)}")
+    return calls
+
+
+def find_format(tokenizer: Tokenizer) -> str:
+    """The format that the tokenizer's chat template writes; a ValueError where it is none of these."""
+    if not tokenizer.chat_template:
+        return "hermes"
+    made = {"name": "probe_tool", "arguments": {"probe_key": "probe_value"}}
+    messages = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": made}]},
+    ]
+    whose = f"the chat template of {tokenizer.name_or_path!r}"
+    try:
+        text = tokenizer.apply_chat_template(messages, tools=[PROBE], tokenize=False)
+    except Exception as error:  # the template is a program that came with the model
+        raise ValueError(f"{whose} refuses tool calls ({' '.join(str(error).split())[:100]})") from None
+    written = text.rpartition(QUESTION)[2]
+    if "probe_value" not in written:
+        raise ValueError(f"{whose} drops tool calls; use a model whose template writes them")
+    schemas, begins = {"probe_tool": PROBE}, written.find("{")
+    for name, part in (
+        ("qwen_xml", written),
+        ("hermes", written),
+        ("llama3", _json_part(written[begins:]) if begins >= 0 else ""),
+    ):
+        try:
+            if read_calls(name, part, schemas) == [Call("probe_tool", {"probe_key": "probe_value"})]:
+                return name
+        except MalformedCall:
+            continue
+    raise ValueError(
+        f"{whose} writes tool calls in a form that is not read here (read are {', '.join(FORMATS)}); it "
+        f"begins {' '.join(written.split())[:80]!r}"
+    )
+
+
+def _json_part(text: str) -> str:
+    """The JSON value at the beginning of a text; empty where there is none."""
+    try:
+        return text[: json.JSONDecoder().raw_decode(text)[1]]
+    except ValueError:
+        return ""
+
+
+def _blocks(text: str) -> list[str]:
+    blocks = BLOCK.findall(text)
+    if text.count("<tool_call>") != len(blocks):
+        raise MalformedCall("<tool_call> has no </tool_call>")
+    return blocks
+
+
+def _from_json(text: str, key: str) -> Call:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise MalformedCall("the call is not JSON") from None
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise MalformedCall("the call has no name")
+    arguments = value.get(key, {})
+    if not isinstance(arguments, dict):
+        raise MalformedCall(f"{key!r} of the call is not an object")
+    return Call(value["name"], arguments)
+
+
+def _from_xml(text: str, schemas: Mapping[str, Schema]) -> Call:
+    found = FUNCTION.fullmatch(text)
+    if found is None:
+        raise MalformedCall("the call is not <function=NAME>...</function>")
+    known = schemas.get(found[1], PROBE)["function"]["parameters"].get("properties", {})
+    arguments = {
+        name: _typed(value.strip("\n"), known.get(name, {}).get("type"))
+        for name, value in PARAMETER.findall(found[2])
+    }
+    return Call(found[1], arguments)
+
+
+def _typed(text: str, kind: object) -> object:
+    """A value that is not meant as text is read as JSON where it is."""
+    if kind == "string":
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -1,0 +1,144 @@
+"""Environments and tools for tests. They lie in a module, so that worker processes can import them."""
+
+import os
+import random
+import sys
+import time
+
+from proxima import Step
+
+
+class Parity:
+    """Asks for a text of even length, three times; the answer shows what was said."""
+
+    def reset(self, seed):
+        self.random = random.Random(seed)
+        self.turns = 0
+
+    def step(self, text):
+        self.turns += 1
+        shown, malus = self.random.randint(10, 99), self.random.random()
+        return Step(f" [{shown}]", 1.0 if len(text) % 2 == 0 else -0.25 * malus, self.turns == 3)
+
+
+class Slow(Parity):
+    """The same, but each answer takes another time, whatever the seed is."""
+
+    def step(self, text):
+        time.sleep(random.SystemRandom().random() / 20)
+        return super().step(text)
+
+
+class Gym:
+    """As gymnasium has them: five values, and `reset` with information."""
+
+    def reset(self, *, seed=None, options=None):
+        self.left = 2
+        return " start:", {"seed": seed}
+
+    def step(self, action):
+        self.left -= 1
+        return f" {self.left} left", 0.5, False, self.left == 0, {}
+
+
+class Counter:
+    """As TRL has them: public methods are tools, and the reward is an attribute."""
+
+    def __init__(self, first: int = 0):
+        self.first = first
+
+    def reset(self, **columns):
+        self.count = self.first
+        self.reward = 0.0
+        return " Count to two."
+
+    def add(self, number: int) -> int:
+        """
+        Adds to the count.
+
+        Args:
+            number: How much to add.
+        """
+        self.count += number
+        self.reward = float(self.count == 2)
+        return self.count
+
+
+class Graded(Counter):
+    def get_reward(self):
+        return 10.0 * self.count
+
+
+def multiply(left: int, right: int) -> int:
+    """
+    Multiplies two numbers.
+
+    Args:
+        left: The first number.
+        right: The second number.
+    """
+    return left * right
+
+
+def hang(seconds: float) -> str:
+    """
+    Waits.
+
+    Args:
+        seconds: How long.
+    """
+    time.sleep(seconds)
+    return "awake"
+
+
+class Faulty(Parity):
+    """One fault per episode, by the name in the column `fault`; none where it is empty."""
+
+    def reset(self, seed, fault=""):
+        super().reset(seed)
+        self.fault = fault
+        if fault == "reset raises":
+            raise RuntimeError("no such level")
+        if fault == "reset returns a number":
+            return 7
+        if fault == "reset returns too much":
+            return "x" * 10_000_000
+        if fault == "reset returns more than fits":
+            return "word " * 400
+        return None
+
+    def step(self, text):
+        step = super().step(text)
+        if self.fault in RETURNED:
+            return RETURNED[self.fault]
+        if self.fault == "raises":
+            raise KeyError("lost")
+        if self.fault == "exits":
+            sys.exit(3)
+        if self.fault == "kills itself":
+            os._exit(3)
+        if self.fault == "hangs":
+            time.sleep(60)
+        return step
+
+
+RETURNED = {
+    "returns None": None,
+    "returns a pair": ("text", 1.0),
+    "observes a number": Step(3, 1.0),
+    "observes half a character": Step("\ud800", 1.0),
+    "rewards a list": Step("text", [1.0]),
+    "observes nothing": Step(None, 1.0),
+    "observes an empty text": Step("", 1.0),
+    "observes too much": Step("x" * 10_000_000, 1.0),
+    "nan": Step("text", float("nan")),
+    "infinite": Step("text", float("inf")),
+    "a text as reward": Step("text", "1"),
+    "a number as done": Step("text", 1.0, 1),
+    "never ends": Step(" again", 0.0),
+}
+FAULTS = [
+    *("reset raises", "reset returns a number", "reset returns too much", "reset returns more than fits"),
+    *("raises", "exits"),
+    *(name for name in RETURNED if name != "never ends"),
+]

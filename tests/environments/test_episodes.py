@@ -1,0 +1,461 @@
+"""Episodes through the whole pipeline: the tokens that were sampled are the tokens that are trained on."""
+
+import dataclasses
+from dataclasses import replace
+
+import pytest
+import torch
+
+from proxima import Step
+from proxima.core.types import Prompt
+from proxima.pages.report import write_report
+from proxima.ppo_trainer import PPOTrainer
+from proxima.runs import Run
+from tests.environments.games import FAULTS, Counter, Faulty, Graded, Gym, Parity, Slow
+from tests.helpers import LOGPROB_ROUNDING, Crash, crash_at, difference, shake, weights
+
+EOS = tuple(range(0, 200, 5))  # turns of several lengths
+
+
+def make_trainer(make_config, **settings) -> PPOTrainer:
+    given = {"environment": Parity, "rewards": (), "max_turns": 4, "max_new_tokens": 4, "top_k": 20}
+    trainer = shake(PPOTrainer(make_config(**{**given, **settings})))
+    trainer.models.eos_ids = EOS
+    return trainer
+
+
+def rollout(trainer, prompts, step=0):
+    return trainer.generator.generate_sequences([*prompts, *prompts], step)[0]
+
+
+def cells(tokens):
+    """What was sampled and read, without padding."""
+    return [
+        (ids, real[: len(ids)]) for ids, real in zip(tokens.response_rows, tokens.mask.tolist(), strict=True)
+    ]
+
+
+# --- tokens
+
+
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+def test_ids_are_the_same_in_engine_scorer_and_update(make_config, prompts, engine):
+    """Three turns, top-k on: the ratio of the first minibatch is exactly 1."""
+    trainer = make_trainer(make_config, engine=engine)
+    seen = []
+    plain = trainer.models.policy.response_hidden
+
+    def watch(tokens):
+        seen.append(tokens.input_ids[tokens.input_mask].tolist())
+        return plain(tokens)
+
+    trainer.models.policy.response_hidden = watch
+    results = trainer.ppo_step([*prompts, *prompts])
+    tokens = results["sa_pairs"].tokens
+    assert results["first_ratio_error"] == 0
+    assert results["sampling_gap"] <= LOGPROB_ROUNDING
+    assert results["episode_turns"] == 3
+    assert results["eos_rate"] == 1
+    assert len(seen) > 2  # the scoring pass, then the minibatches
+    assert sorted(seen[0]) == sorted(tokens.input_ids[tokens.input_mask].tolist())
+
+
+def test_both_engines_sample_the_same_episodes(make_config, prompts):
+    found = [rollout(make_trainer(make_config, engine=engine), prompts) for engine in ("auto", "plain")]
+    assert cells(found[0].tokens) == cells(found[1].tokens)
+    torch.testing.assert_close(
+        found[0].column("logprob_policy"), found[1].column("logprob_policy"), rtol=0, atol=LOGPROB_ROUNDING
+    )
+    kept = [pairs.tokens.kept.ids.sort(-1).values for pairs in found]
+    assert torch.equal(kept[0], kept[1])
+
+
+def test_observations_stand_where_they_were_read_and_are_not_acted(make_config, prompts):
+    tokens = rollout(make_trainer(make_config), prompts).tokens
+    encode = tokens.tokenizer
+    for ids, acted in cells(tokens):
+        read = [token for token, own in zip(ids, acted, strict=True) if not own]
+        text = encode.decode(read)
+        assert len(text) == 2 * len(" [12]")
+        assert text[:2] == " ["
+        assert acted[0]
+        assert acted[-1]
+    assert not tokens.sampled_logprobs[~tokens.mask].any()
+    assert (tokens.kept.ids[~tokens.mask] == -1).all()
+
+
+def test_a_tokenisation_that_no_tokenizer_writes_survives(make_config, prompts):
+    """Bytes that are no text are sampled all the time here; what is trained on are these very ids."""
+    trainer = make_trainer(make_config, top_k=0, top_p=1.0)
+    tokens = rollout(trainer, prompts).tokens
+    again = [
+        trainer.tokenizer(text, add_special_tokens=False)["input_ids"] for text in tokens.texts(special=True)
+    ]
+    assert again != tokens.response_rows  # decoding and encoding loses them
+    trained = trainer.ppo_step([*prompts, *prompts])["sa_pairs"].tokens
+    assert cells(trained) == cells(tokens)
+
+
+def test_what_is_sampled_depends_neither_on_slots_nor_on_how_long_answers_take(make_config, prompts):
+    expected = cells(rollout(make_trainer(make_config), prompts).tokens)
+    for slots in (1, 3, 8):
+        trainer = make_trainer(make_config, environment=Slow, step_seconds=20.0)
+        trainer.models.policy.backbone.generation.max_slots = slots
+        assert cells(rollout(trainer, prompts).tokens) == expected
+
+
+def test_a_group_meets_one_environment_and_other_prompts_another(make_config, prompts):
+    trainer = make_trainer(
+        make_config,
+        num_generations=4,
+        adv_estimator="rloo",
+        whiten_advantages=False,
+        value_learning_rate=1e-4,
+        max_turns=2,
+    )
+    tokens = trainer.ppo_step(["same", "same", "other"])["sa_pairs"].tokens
+    read = [
+        tokens.tokenizer.decode([t for t, own in zip(ids, acted, strict=True) if not own])
+        for ids, acted in cells(tokens)
+    ]
+    assert [len({*read[start : start + 4]}) for start in (0, 4, 8)] == [1, 1, 1]
+    assert len({*read}) == 3
+
+
+# --- the update
+
+
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+def test_the_gradient_is_that_of_a_plain_pass_over_the_policys_own_tokens(make_config, prompts, engine):
+    trainer = make_trainer(make_config, engine=engine, top_k=0, top_p=1.0)
+    pairs = rollout(trainer, prompts)
+    advantages = torch.randn(pairs.mask.shape, generator=torch.Generator().manual_seed(0))
+    returns = torch.randn(pairs.mask.shape, generator=torch.Generator().manual_seed(1))
+    pairs = pairs.with_columns(advantage=advantages, **{"return": returns})
+    policy, value, tokens = trainer.models.policy, trainer.models.value, pairs.tokens
+    trainer.model_trainer._policy_backward(pairs)
+    ours = [parameter.grad.clone() for parameter in policy.parameters()]
+    trainer.model_trainer._value_backward(pairs)
+    of_value = [parameter.grad.clone() for parameter in value.parameters()]
+    total = tokens.mask.sum()
+    trainer.model_trainer.policy_optimizer.zero_grad()
+    trainer.model_trainer.value_optimizer.zero_grad()
+    for row in range(len(tokens.prompts)):
+        ids, own = tokens.input_ids[row][tokens.input_mask[row]], tokens.mask[row]
+        places = int(tokens.prompt_mask[row].sum()) + own.nonzero().flatten()
+        with policy.training(), policy.active():
+            logprobs = policy.backbone.network(ids[None]).logits[0].float().log_softmax(-1)
+            chosen = logprobs[places - 1, ids[places]]
+            (-(chosen * advantages[row][own]).sum() / total).backward()
+        scored = pairs.column("logprob_policy")[row][own]
+        assert float((chosen.detach() - scored).abs().max()) <= LOGPROB_ROUNDING
+        with value.training(), value.active():
+            states = value.backbone.network(ids[None], output_hidden_states=True).hidden_states[-1][0]
+            errors = value.head_values(states[places - 1]) - returns[row][own]
+            ((errors**2).sum() / total).backward()
+    for role, found in ((policy, ours), (value, of_value)):
+        assert max(float(gradient.abs().max()) for gradient in found) > 1e-3
+        for parameter, gradient in zip(role.parameters(), found, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_rewards_stand_on_the_last_token_of_their_turns(make_config, prompts):
+    trainer = make_trainer(make_config, kl_coef=0.0, whiten_advantages=False)
+    results = trainer.ppo_step(prompts)
+    pairs = results["sa_pairs"]
+    for row, (ids, acted) in enumerate(cells(pairs.tokens)):
+        ends = [i for i, own in enumerate(acted) if own and (i + 1 == len(acted) or not acted[i + 1])]
+        assert len(ends) == 3
+        placed = pairs.column("reward")[row]
+        assert placed[ends].tolist() == pytest.approx(pairs.tokens.episodes[row].rewards, rel=1e-6)
+        assert float(placed.abs().sum()) == pytest.approx(float(placed[ends].abs().sum()))
+        assert results["rewards"][row] == pytest.approx(sum(pairs.tokens.episodes[row].rewards))
+        assert len(ids) == len(acted)
+
+
+def test_rewards_add_up_with_weights_and_other_rewards(make_config, prompts):
+    def ten(prompts, completions):
+        return [10.0] * len(prompts)
+
+    trainer = make_trainer(make_config, environment=["2*tests.environments.games:Parity"], rewards=(ten,))
+    results = trainer.ppo_step(prompts)
+    own = [sum(episode.rewards) for episode in results["sa_pairs"].tokens.episodes]
+    assert results["rewards_by_name"]["Parity"] == pytest.approx(own)
+    assert results["rewards"] == pytest.approx([10 + 2 * reward for reward in own])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"environment": Gym},
+        {"max_turns": 2},
+        {"max_new_tokens": 3},
+        {"max_episode_tokens": 12},
+        {"discount": "turn"},
+        {"tools": ["tests.environments.games:multiply"]},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_the_settings_of_episodes_change_the_outcome(make_config, prompts, settings):
+    found = []
+    for given in ({}, settings):
+        trainer = make_trainer(make_config, **given)
+        for prompt in (prompts, prompts):
+            trainer.ppo_step(prompt)
+        found.append(weights(trainer))
+    if "tools" in settings:  # without a chat template they change nothing until they are called
+        assert difference(*found) == 0
+    else:
+        assert difference(*found) > 1e-7
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"engine": "vllm"}, "vLLM is not supported there"),
+        ({"record_steps": 1}, "record_steps does not work with environment or tools"),
+        ({"environment": [Parity, Gym]}, "environment is one class, got 2: Parity, Gym"),
+        ({"environment": "ends_with_eos"}, "environment: 'ends_with_eos' is not module:Class"),
+        ({"environment": "no_such_module:Game"}, "cannot load the environment 'no_such_module:Game'"),
+        ({"environment": dataclasses.replace}, "is not a class"),
+        ({"environment": ["tests.environments.games:Counter,size=3"]}, "size"),
+        ({"environment": Step}, "Step"),
+        ({"environment": (), "discount": "turn"}, "there are none without environment or tools"),
+        ({"tools": [lambda x: x]}, "needs a type for each argument"),
+        ({"tools": ["tests.environments.games:multiply,left=2"]}, "tools do not take"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_words(make_config, settings, words):
+    with pytest.raises(ValueError, match=words):
+        make_trainer(make_config, **settings)
+
+
+# --- environments of other libraries
+
+
+def test_gymnasiums_five_values_and_a_reset_with_information(make_config, prompts):
+    results = make_trainer(make_config, environment=Gym).ppo_step(prompts)
+    tokens = results["sa_pairs"].tokens
+    assert [str(prompt) for prompt in tokens.prompts] == [f"{prompt} start:" for prompt in prompts]
+    assert results["rewards"] == [1.0] * len(prompts)
+    assert results["eos_rate"] == 0  # truncated is not terminated
+    assert results["episode_turns"] == 2
+
+
+def scripted(trainer, *turns):
+    """The policy writes these turns, one after the other."""
+    encode = trainer.tokenizer
+    ids = [encode(turn, add_special_tokens=False)["input_ids"] + [encode.eos_token_id] for turn in turns]
+    trainer.models.eos_ids = (encode.eos_token_id,)
+
+    def generate(prompts, sampling, conversation):
+        return write_turns(prompts, sampling, conversation, ids)
+
+    trainer.models.policy.generate = generate
+    return trainer
+
+
+def write_turns(prompts, sampling, conversation, ids):
+    from proxima.core.transcript import Transcript
+
+    transcript = Transcript(prompts, sampling, conversation)
+    rows, turn = list(range(len(prompts.prompts))), 0
+    while rows:
+        for row in rows:
+            transcript.end_turn(row, ids[turn])
+        rows, turn = transcript.take_replies(wait=True), turn + 1
+    response_ids, chosen, observed = transcript.responses()
+    return replace(prompts, response_ids=response_ids, mask=chosen, observed=observed)
+
+
+CALL = '<tool_call>{"name": "add", "arguments": {"number": 2}}</tool_call>'
+
+
+@pytest.mark.parametrize("seconds", [0.0, 20.0])
+@pytest.mark.parametrize(("environment", "reward"), [(Counter, 1.0), (Graded, 20.0)])
+def test_methods_are_tools_as_in_trl(make_config, environment, reward, seconds):
+    trainer = make_trainer(
+        make_config,
+        environment=environment,
+        max_new_tokens=80,
+        top_k=0,
+        top_p=1.0,
+        max_turns=3,
+        step_seconds=seconds,
+        max_episode_tokens=200,
+    )
+    results = scripted(trainer, CALL, "done").ppo_step(["Please."])
+    tokens = results["sa_pairs"].tokens
+    assert [str(prompt) for prompt in tokens.prompts] == ["Please. Count to two."]
+    assert tokens.texts() == [f"{CALL}2done"]
+    assert results["rewards"] == [reward]
+    assert results["eos_rate"] == 1
+
+
+def test_calls_that_cannot_be_made_are_read_as_errors(make_config):
+    broken = [
+        ("<tool_call>{}</tool_call>", "error: the call has no name"),
+        (
+            '<tool_call>{"name": "subtract"}</tool_call>',
+            "error: there is no tool 'subtract'; the tools are add",
+        ),
+        (
+            CALL.replace('"number": 2', '"much": 2'),
+            "error: TypeError: Counter.add() got an unexpected keyword",
+        ),
+        (CALL.replace("2", '"two"'), "error: TypeError: unsupported operand"),
+        ("<tool_call>{", "error: <tool_call> has no </tool_call>"),
+        (CALL.replace('"number": 2', '"method": 2, "self": 3'), "error: TypeError"),
+    ]
+    for call, words in broken:
+        trainer = make_trainer(
+            make_config, environment=Counter, max_new_tokens=90, max_episode_tokens=230, top_k=0, top_p=1.0
+        )
+        results = scripted(trainer, call, "done").ppo_step(["x"])
+        assert words in results["generated_texts"][0]
+        assert results["malformed_calls"] == 1
+        assert results["rewards"] == [0.0]
+
+
+def test_no_argument_of_a_call_reaches_the_trainer(make_config):
+    """Names that the trainer's own calls use, too."""
+    call = CALL.replace('"number": 2', '"timeout": 600')
+    trainer = make_trainer(
+        make_config,
+        environment=Counter,
+        max_new_tokens=90,
+        max_episode_tokens=230,
+        step_seconds=20.0,
+        top_k=0,
+        top_p=1.0,
+    )
+    results = scripted(trainer, call, "done").ppo_step(["x"])
+    assert "error: an argument cannot be called 'timeout' here" in results["generated_texts"][0]
+
+
+def test_a_tool_that_hangs_is_read_as_an_error(make_config):
+    call = '<tool_call>{"name": "hang", "arguments": {"seconds": 60}}</tool_call>'
+    trainer = make_trainer(
+        make_config,
+        environment=(),
+        tools=["tests.environments.games:hang"],
+        rewards=("ends_with_eos",),
+        step_seconds=0.5,
+        max_new_tokens=80,
+        max_episode_tokens=200,
+        top_k=0,
+        top_p=1.0,
+    )
+    results = scripted(trainer, call, "done").ppo_step(["x"])
+    assert "error: timeout: no answer within 0.5 s" in results["generated_texts"][0]
+    assert results["failed_rewards"] == 0
+
+
+# --- limits and faults
+
+
+def test_an_episode_that_never_ends_is_cut(make_config, prompts):
+    rows = [Prompt(prompt, {"fault": "never ends"}) for prompt in prompts]
+    results = make_trainer(make_config, environment=Faulty, max_turns=3).ppo_step(rows)
+    assert results["episode_turns"] == 3
+    assert results["eos_rate"] == 0
+    assert results["failed_rewards"] == 0
+
+
+def test_the_last_token_of_an_episode_may_be_any(make_config, prompts):
+    """Whatever the limit on tokens is, turns and observations never pass it."""
+    for limit in range(4, 26):
+        tokens = rollout(make_trainer(make_config, max_episode_tokens=limit), prompts).tokens
+        assert int(tokens.sizes.max()) <= limit
+        assert (tokens.mask.sum(1) > 0).all()
+
+
+def test_the_value_after_a_cut_episode_is_read_after_its_observation(make_config, prompts):
+    settings = {"environment": Faulty, "max_turns": 2, "cut_responses": "bootstrap"}
+    rows = [Prompt(prompt, {"fault": "never ends"}) for prompt in prompts]
+    trainer = make_trainer(make_config, **settings)
+    tokens = trainer.ppo_step(rows)["sa_pairs"].tokens
+    assert all(text.endswith(" again") for text in tokens.texts())
+    assert make_trainer(make_config, **{**settings, "cut_responses": "terminal"}).ppo_step(rows)[
+        "generated_texts"
+    ] == [text.removesuffix(" again") for text in tokens.texts()]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_costs_its_own_episode_and_says_why(make_config, prompts, fault, caplog):
+    rows = [Prompt(prompt, {"fault": fault if i == 1 else ""}) for i, prompt in enumerate(prompts)]
+    healthy = make_trainer(make_config, environment=Faulty).ppo_step(
+        [Prompt(p, {"fault": ""}) for p in prompts]
+    )
+    caplog.clear()
+    results = make_trainer(make_config, environment=Faulty).ppo_step(rows)
+    assert results["failed_rewards"] == 1
+    assert results["trained_rows"] == [0, 2, 3]
+    assert [results["rewards"][i] for i in (0, 2, 3)] == [healthy["rewards"][i] for i in (0, 2, 3)]
+    lines = [record.getMessage() for record in caplog.records if "failed for 1 of 4" in record.getMessage()]
+    assert len(lines) == 1
+    assert "\n" not in lines[0]
+    assert len(lines[0]) < 500
+    assert "Faulty: " in lines[0]
+
+
+@pytest.mark.parametrize("fault", ["kills itself", "hangs"])
+def test_a_process_that_dies_or_hangs_costs_one_episode(make_config, prompts, fault):
+    rows = [Prompt(prompt, {"fault": fault if i == 2 else ""}) for i, prompt in enumerate(prompts)]
+    results = make_trainer(make_config, environment=Faulty, step_seconds=2.0).ppo_step(rows)
+    assert results["trained_rows"] == [0, 1, 3]
+    own = make_trainer(make_config, environment=Faulty).ppo_step([Prompt(p, {"fault": ""}) for p in prompts])
+    assert [results["rewards"][i] for i in (0, 1, 3)] == [own["rewards"][i] for i in (0, 1, 3)]
+
+
+def test_a_column_that_reset_needs_is_asked_for(make_config, prompts):
+    class Needs(Parity):
+        def reset(self, level):
+            pass
+
+    trainer = make_trainer(make_config, environment=Needs)
+    with pytest.raises(
+        ValueError, match="reset of the environment asks for 'level', but the columns of prompt 0"
+    ):
+        trainer.train(prompts)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(280)
+def test_of_a_thousand_episodes_only_the_faulty_are_lost(make_config):
+    faults = [*FAULTS, *[""] * len(FAULTS)]
+    rows = [Prompt(f"episode {i}", {"fault": faults[i * 7 % len(faults)]}) for i in range(1000)]
+    trainer = make_trainer(make_config, environment=Faulty, max_reward_failures=1.0)
+    lost = []
+    for start in range(0, 1000, 250):
+        results = trainer.ppo_step(rows[start : start + 250])
+        trained = set(results["trained_rows"])
+        lost += [start + row for row in range(250) if row not in trained]
+    assert lost == [i for i, row in enumerate(rows) if row.columns["fault"]]
+
+
+# --- resuming
+
+
+def test_a_killed_run_resumes_to_the_same_bits(make_config, prompts):
+    settings = {"batch_size": 4, "checkpoint_every": 1, "run_name": "killed", "max_turns": 2}
+    whole = make_trainer(make_config, **{**settings, "run_name": "whole"})
+    whole.train(prompts * 3)
+    killed = crash_at(make_trainer(make_config, **settings), 2)
+    with pytest.raises(Crash):
+        killed.train(prompts * 3)
+    resumed = make_trainer(make_config, **settings)
+    resumed.train(prompts * 3, resume=True)
+    assert difference(weights(whole), weights(resumed)) == 0
+
+
+def test_held_out_prompts_are_played_and_records_show_the_turns(make_config, prompts):
+    trainer = make_trainer(make_config, batch_size=4, run_name="played", max_turns=2)
+    results = trainer.train(prompts, validation_prompts=prompts[:2])
+    assert 0 <= results.start["validation/reward"] <= 2
+    run = Run(results.run_folder)
+    for record in run.tokens(1):
+        assert [turn["role"] for turn in record["replies"]] == ["assistant", "environment", "assistant"]
+        assert "".join(turn["text"] for turn in record["replies"]) == "".join(record["tokens"])
+    page = write_report(run)
+    assert "environment" in page.read_text(encoding="utf-8")
