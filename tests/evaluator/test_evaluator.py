@@ -218,7 +218,10 @@ def test_what_is_logged_is_what_the_glossary_defines(run):
         "validation/custom/*",
         "equal_groups",
         "reward_spread",
-    }  # users' own; groups; ensembles
+        "episode_turns",
+        "observed_tokens",
+        "malformed_calls",
+    }  # users' own; groups; ensembles; episodes
     families = {
         known
         for known in GLOSSARY

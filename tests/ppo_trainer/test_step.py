@@ -138,8 +138,8 @@ def test_what_a_sequence_samples_depends_on_nothing_but_itself(make_config, prom
 def test_a_response_ends_with_its_first_eos_which_is_scored_and_trained_on(make_config):
     trainer = PPOTrainer(make_config(max_new_tokens=12, temperature=5.0, top_k=0, top_p=1.0))
     seen = []
-    trainer.models.reward.token_scores = lambda tokens: (
-        seen.append(tokens) or torch.zeros(len(tokens.prompts))
+    trainer.models.reward.token_members = lambda tokens: (
+        seen.append(tokens) or torch.zeros(len(tokens.prompts), 1)
     )
     own = TrainedReward(trainer.models.reward, trainer.tokenizer, trainer.models.micro_batches)
     trainer.reward_computer.rewards = [(trainer.config.rewards[0], own)]
