@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from proxima import Step
+from proxima.config import RewardSpec
 from proxima.core.types import Prompt
 from proxima.pages.report import write_report
 from proxima.ppo_trainer import PPOTrainer
+from proxima.rewards import Samples
 from proxima.runs import Run
 from tests.environments.games import FAULTS, Counter, Faulty, Graded, Gym, Parity, Slow
 from tests.helpers import LOGPROB_ROUNDING, Crash, crash_at, difference, shake, weights
@@ -182,6 +184,15 @@ def test_rewards_add_up_with_weights_and_other_rewards(make_config, prompts):
     own = [sum(episode.rewards) for episode in results["sa_pairs"].tokens.episodes]
     assert results["rewards_by_name"]["Parity"] == pytest.approx(own)
     assert results["rewards"] == pytest.approx([10 + 2 * reward for reward in own])
+
+
+def test_a_judge_that_scores_is_not_given_the_environments_rewards(make_config, prompts):
+    def one(prompts, completions):
+        return [1.0] * len(prompts)
+
+    trainer = make_trainer(make_config, environment=Gym, judges=[RewardSpec(one)], discount="turn")
+    samples = Samples.of_tokens(rollout(trainer, prompts).tokens)
+    assert trainer.judges.score(samples) == {"one": [1.0] * len(samples)}
 
 
 @pytest.mark.parametrize(

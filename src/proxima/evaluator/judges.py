@@ -75,13 +75,18 @@ def check_judges(config: PPOConfig) -> None:
     """Everything that can be wrong with the judges and needs no model to be seen, before any is loaded."""
     for spec in config.judges:
         if open_pair_judge(spec) is None:
-            check_rewards(replace(config, rewards=(as_reward(spec),), judges=()))
+            check_rewards(_alone(config, as_reward(spec)))
 
 
 def _scorer(spec: RewardSpec, models: ModelSet, tokenizer: Tokenizer, config: PPOConfig) -> RewardComputer:
-    alone = replace(config, rewards=(spec,), judges=())
+    alone = _alone(config, spec)
     source = spec.source
     if isinstance(source, str) and has_head(source) and source != models.reward.source:
         with forked_random_state(models.device):
             models = replace(models, reward=load_reward(alone, models.sft.backbone, f"judge {spec.label}"))
     return RewardComputer(models, tokenizer, alone)
+
+
+def _alone(config: PPOConfig, judge: RewardSpec) -> PPOConfig:
+    """The settings with this judge as the one reward: an environment's rewards are none of its own."""
+    return replace(config, rewards=(judge,), judges=(), environment=(), tools=(), discount="token")

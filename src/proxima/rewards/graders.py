@@ -149,6 +149,7 @@ BOXED = re.compile(r"\\boxed\s*\{\s*(?:\\text\s*\{)?\s*" + LETTER + r"\s*\}")
 SAID = re.compile(
     r"\b(?i:answer|choice|option)\b(?:\s+is)?\s*[:=]?\s*\**\s*(?:\(([A-Za-z])\)|([A-Z]))(?![A-Za-z])"
 )  # a small letter without brackets may be the word "a"
+SPACE = re.compile(r"\s+")
 ALONE = re.compile(r"\A\s*\**" + LETTER + r"\s*[.:,]?\**\s*(?:\Z|(?<=[.):,*])\s|\n)")
 
 
@@ -156,12 +157,17 @@ def chosen_letter(completion: str) -> str:
     """The letter that an answer chooses: in the last \\boxed{}, after the last "answer is", or alone at its
     start; empty where it chooses none."""
     tagged = ANSWER_TAG.findall(completion)
-    text = tagged[-1] if tagged else completion
+    text = SPACE.sub(_one_space, tagged[-1] if tagged else completion)
     for pattern in (BOXED, SAID):
         if found := pattern.findall(text):
             return "".join(found[-1]).upper()
     alone = ALONE.match(text)
     return alone[1].upper() if alone else ""
+
+
+def _one_space(found: re.Match[str]) -> str:
+    """Long runs would take the patterns cubic time, in the trainer's own process."""
+    return "\n" if "\n" in found[0] else " "
 
 
 def complain_choice(reference: object) -> str:
