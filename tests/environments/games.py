@@ -80,6 +80,33 @@ def multiply(left: int, right: int) -> int:
     return left * right
 
 
+def repeat(count: int) -> str:
+    """
+    Writes a letter.
+
+    Args:
+        count: How often.
+    """
+    return "x" * count
+
+
+def echo(text: str) -> str:
+    """
+    Says it again.
+
+    Args:
+        text: What to say.
+    """
+    return text
+
+
+def half() -> str:
+    """
+    Says half of a character pair.
+    """
+    return "a\ud800b"
+
+
 def hang(seconds: float) -> str:
     """
     Waits.

@@ -1,6 +1,7 @@
 """Episodes through the whole pipeline: the tokens that were sampled are the tokens that are trained on."""
 
 import dataclasses
+import json
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from proxima import Step
 from proxima.config import RewardSpec
+from proxima.core.errors import RewardFailure
 from proxima.core.types import Prompt
 from proxima.pages.report import write_report
 from proxima.ppo_trainer import PPOTrainer
@@ -253,10 +255,11 @@ def test_gymnasiums_five_values_and_a_reset_with_information(make_config, prompt
     assert results["episode_turns"] == 2
 
 
-def scripted(trainer, *turns):
+def scripted(trainer, *turns, eos=True):
     """The policy writes these turns, one after the other."""
     encode = trainer.tokenizer
-    ids = [encode(turn, add_special_tokens=False)["input_ids"] + [encode.eos_token_id] for turn in turns]
+    end = [encode.eos_token_id] if eos else []
+    ids = [encode(turn, add_special_tokens=False)["input_ids"] + end for turn in turns]
     trainer.models.eos_ids = (encode.eos_token_id,)
 
     def generate(prompts, sampling, conversation):
@@ -342,6 +345,47 @@ def test_no_argument_of_a_call_reaches_the_trainer(make_config):
     )
     results = scripted(trainer, call, "done").ppo_step(["x"])
     assert "error: an argument cannot be called 'timeout' here" in results["generated_texts"][0]
+
+
+def with_tool(make_config, name, **settings):
+    """A trainer with this tool and no environment."""
+    given = {"environment": (), "rewards": ("ends_with_eos",), "max_new_tokens": 120}
+    given |= {"max_episode_tokens": 230, "top_k": 0, "top_p": 1.0}
+    return make_trainer(make_config, tools=[f"tests.environments.games:{name}"], **{**given, **settings})
+
+
+def call_of(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def test_episodes_that_fail_beside_tools_alone_are_left_out(make_config, caplog):
+    trainer = scripted(with_tool(make_config, "repeat"), call_of("repeat", count=300_000), "done")
+    with pytest.raises(RewardFailure, match="tools: the tool repeat returned 300,000 characters"):
+        trainer.ppo_step(["x"])
+    assert "1 of 1 episodes failed: tools: the tool repeat" in caplog.text
+
+
+def test_a_verifier_grades_what_the_policy_said_last(make_config):
+    """Not the words of a tool, which may hold the reference."""
+    asked = call_of("echo", text="The answer is B. ")
+    for last, reward in (("B", 1.0), ("The answer is A", 0.0), ("It is so", 0.0)):
+        trainer = scripted(with_tool(make_config, "echo", rewards=("choice",)), asked, last)
+        results = trainer.ppo_step([Prompt("x", {"answer": "B"})])
+        assert results["generated_texts"] == [f"{asked}The answer is B. {last}"]
+        assert results["rewards"] == [reward]
+
+
+def test_an_answer_after_tools_that_was_cut_is_not_done(make_config):
+    for eos in (True, False):
+        trainer = scripted(with_tool(make_config, "echo"), call_of("echo", text="y"), "done", eos=eos)
+        assert trainer.ppo_step(["x"])["eos_rate"] == eos
+
+
+def test_half_a_character_out_of_a_tool_is_read_as_a_question_mark(make_config):
+    trainer = scripted(with_tool(make_config, "half"), call_of("half"), "done")
+    results = trainer.ppo_step(["x"])
+    assert results["generated_texts"] == [f"{call_of('half')}a?bdone"]
+    assert results["failed_rewards"] == 0
 
 
 def test_a_tool_that_hangs_is_read_as_an_error(make_config):

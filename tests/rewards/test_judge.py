@@ -1,7 +1,9 @@
 """A language model as a judge: the request's form, what an answer cannot do, replies, retries, cache, keys."""
 
+import contextlib
 import json
 import math
+import sqlite3
 import threading
 
 import pytest
@@ -188,6 +190,44 @@ def test_a_cache_that_cannot_be_used_is_left_alone(tmp_path, kind, caplog):
     assert cache.get("a") is None
     assert not elsewhere.exists()
     assert "asked anew" in caplog.text
+
+
+def database(folder, *statements):
+    with contextlib.closing(sqlite3.connect(folder / CACHE_FILE)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE VIEW judged AS WITH RECURSIVE n(key, number) AS (SELECT 'b', 1.0 UNION ALL SELECT key, number "
+        "FROM n) SELECT * FROM n",
+        "CREATE TABLE judged (key TEXT PRIMARY KEY, number REAL DEFAULT 7)",
+        "CREATE TABLE other (key TEXT)",
+    ],
+    ids=["endless view", "other columns", "another table"],
+)
+def test_a_database_that_is_no_cache_is_left_alone(tmp_path, statement, caplog):
+    database(tmp_path, statement)
+    cache = JudgeCache(tmp_path)
+    assert cache.get("a") is None
+    cache.put("a", 3.0)
+    assert cache.get("a") is None
+    assert "it holds something else" in caplog.text
+
+
+def test_a_kept_number_that_no_judge_could_say_is_asked_for_anew(serve, tmp_path):
+    server = serve(lambda handler, request, number: answer(handler, reply('{"score": 4}')))
+    first = judge(server)
+    first.keep_in(tmp_path)
+    first(samples("a"))
+    database(tmp_path, "UPDATE judged SET number = 1e6")
+    again = judge(server)
+    again.keep_in(tmp_path)
+    assert again(samples("a")).sequence == [4.0]
+    assert len(server.requests) == 2
 
 
 def test_two_answers_are_compared_in_both_orders(serve):

@@ -309,6 +309,33 @@ def test_code_of_the_policy_reaches_no_network_and_writes_only_in_its_folder(
     assert list(target.iterdir()) == []
 
 
+FORGES = """
+import glob, os, time
+
+def f(x):
+    for path in glob.glob("/proc/[0-9]*/fd/*"):
+        try:
+            if not path.startswith(f"/proc/{os.getpid()}/"):
+                pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+                os.write(pipe, b'{"id": 2, "value": 1.0}\\n')
+        except OSError:
+            pass
+    time.sleep(1)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("with_bubblewrap", [True, False])
+def test_a_program_cannot_write_its_own_grade(monkeypatch, with_bubblewrap):
+    """The pipe of the replies is open in no process that it can see."""
+    if with_bubblewrap and not worker_process.bubblewrap():
+        pytest.skip("bubblewrap is not installed, or may not work here")
+    if not with_bubblewrap:
+        monkeypatch.setattr(worker_process, "bubblewrap", lambda: None)
+    with WorkerProcess("proxima.rewards.code_tests:grade", memory_mb=1024, sandbox=True) as worker:
+        assert worker.call(None, FORGES, "assert f(1) == 2", timeout=20) == 0.0
+
+
 # --- reasoning-gym ---
 
 

@@ -176,6 +176,15 @@ def test_a_closure_goes_by_value_and_what_cannot_is_refused_in_words():
         WorkerPool(lambda x: next(unsendable))
 
 
+def test_an_empty_entry_of_the_path_is_the_trainers_folder_not_the_workers(grader, monkeypatch):
+    """In the worker's own folder the policy's code may write modules."""
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    with WorkerProcess(lambda: __import__("sys").path, memory_mb=None, sandbox=True) as worker:
+        path = worker.call(None, timeout=20)
+    assert path[0] == os.getcwd()
+    assert "" not in path
+
+
 def test_large_arguments_do_not_block_on_a_worker_that_does_not_read(grader):
     with WorkerProcess("grader:act", memory_mb=None) as worker:
         worker.start()

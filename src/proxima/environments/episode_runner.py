@@ -48,14 +48,20 @@ class EpisodeRunner:
     """A `Conversation` with an environment and tools."""
 
     def __init__(
-        self, environment: Environment, prompts: Sequence[str], seeds: Sequence[int], room: int | None
+        self,
+        environment: Environment,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        room: int | None,
+        eos_ids: Sequence[int],
     ):
         """
         Args:
             seeds: of the environments, one per prompt.
             room: most tokens of a prompt; None = any number.
+            eos_ids: with which a turn ends that was not cut.
         """
-        self.environment, self.room = environment, room
+        self.environment, self.room, self.eos_ids = environment, room, eos_ids
         config = environment.config
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE) if config.step_seconds else None
         self._coming: set[Future[Reply]] = set()
@@ -128,7 +134,7 @@ class EpisodeRunner:
             return Reply(row, [], False)
         try:
             text = self.environment.tokenizer.decode(ids, skip_special_tokens=True)
-            answered = self._respond(running, text)
+            answered = self._respond(running, text, is_cut=not ids or ids[-1] not in self.eos_ids)
             read = self._read(running, answered, ids)
             left = max_response_tokens(config) - running.tokens
             goes_on = (
@@ -150,9 +156,9 @@ class EpisodeRunner:
         shown = not answered.done and config.cut_responses == "bootstrap" and len(read) <= left
         return Reply(row, read if shown else [], False)
 
-    def _respond(self, running: _Running, text: str) -> Answered:
+    def _respond(self, running: _Running, text: str, is_cut: bool) -> Answered:
         """By the tools that the turn calls, else by the environment's step; a turn without either is the
-        last."""
+        last, and the episode is cut where it was."""
         environment = self.environment
         if environment.schemas:
             try:
@@ -166,7 +172,7 @@ class EpisodeRunner:
         if environment.has_step:
             assert running.host is not None
             return read_step(running.host.call("step", text))
-        return Answered([], 0.0, True)
+        return Answered([], 0.0, done=not is_cut, cut=is_cut)
 
     def _use(self, running: _Running, name: str, arguments: Record) -> str:
         """What a tool returns, or raises, as text; but where an environment is gone, the episode is lost."""
@@ -226,4 +232,5 @@ def _in_words(error: Exception) -> str:
 
 
 def _result(name: str, content: str) -> Message:
-    return {"role": "tool", "name": name, "content": content}
+    """Half of a character pair, which no tokenizer takes, is read as a question mark."""
+    return {"role": "tool", "name": name, "content": content.encode(errors="replace").decode()}

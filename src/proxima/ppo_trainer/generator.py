@@ -168,7 +168,7 @@ class SequenceGenerator:
             processes.rows(len(tokens.prompts))
         ]
         room = None if context is None else context - max_response_tokens(self.config)
-        runner = EpisodeRunner(environment, own.prompts, seeds.tolist(), room)
+        runner = EpisodeRunner(environment, own.prompts, seeds.tolist(), room, sampling.eos_ids)
         try:
             tokens = self._opened(tokens, runner.prompts)
             own = own_share(tokens, processes)

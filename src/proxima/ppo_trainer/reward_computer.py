@@ -314,12 +314,22 @@ class RewardComputer:
             sequence += spec.weight * torch.tensor(outcome.sequence, dtype=torch.float64)
             for row, numbers in outcome.token.items():
                 token[row, : len(numbers)] += spec.weight * torch.tensor(numbers, dtype=torch.float64)
+        sequence[self._failed_episodes(samples)] = torch.nan
         per_token = any(outcome.token for _, outcome in outcomes)
         spread = torch.full_like(sequence, torch.nan) if self.has_spread else None
         for _, outcome in outcomes:
             if outcome.spread is not None:
                 spread = torch.tensor(outcome.spread, dtype=torch.float64)
         return Scores(sequence, token if per_token else None, by_name, spread)
+
+    def _failed_episodes(self, samples: Samples) -> list[int]:
+        """Rows that are left out whatever their rewards say: what they hold is not what was meant."""
+        episodes = (samples.tokens and samples.tokens.episodes) or []
+        rows = [row for row, episode in enumerate(episodes) if episode.failure]
+        if rows and self.config.tools and not self.config.environment:  # whose reward reports it itself
+            self.last_failure = f"tools: {episodes[rows[-1]].failure}"
+            log.warning("%d of %d episodes failed: %s", len(rows), len(samples), self.last_failure)
+        return rows
 
     def _in_unit(self, name: str, outcome: RewardOutcome) -> RewardOutcome:
         if name not in self.units:

@@ -88,7 +88,8 @@ class ChatReward(EndpointReward):
 
     async def _request(self, client: httpx.AsyncClient, part: Samples) -> RewardOutcome:
         key = self._key(part)
-        if (known := self.cache.get(key)) is not None:
+        known = self.cache.get(key)
+        if known is not None and known in self.allowed.values():
             return RewardOutcome([known], {})
         outcome = await super()._request(client, part)
         if not outcome.failures:

@@ -14,7 +14,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 CACHE_FILE = "judge_cache.sqlite"
-TABLE = "CREATE TABLE IF NOT EXISTS judged (key TEXT PRIMARY KEY, number REAL)"
+TABLE = "judged (key TEXT PRIMARY KEY, number REAL)"
 WAIT_SECONDS = 30.0  # for another process that writes
 
 
@@ -43,9 +43,10 @@ class JudgeCache:
             if self._connection is None:
                 # all calls come from the one thread of `run_async`, whichever thread made this object
                 self._connection = sqlite3.connect(self.path, timeout=WAIT_SECONDS, check_same_thread=False)
-                self._connection.execute(
-                    "CREATE TABLE IF NOT EXISTS judged (key TEXT PRIMARY KEY, number REAL)"
-                )
+                self._connection.execute(f"CREATE TABLE IF NOT EXISTS {TABLE}")
+                found = self._connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+                if found.fetchmany(2) != [(f"CREATE TABLE {TABLE}",)]:
+                    raise sqlite3.DatabaseError("it holds something else")  # such as a view, which may hang
             with self._connection:
                 return self._connection.execute(statement, values).fetchall()
         except sqlite3.Error as error:

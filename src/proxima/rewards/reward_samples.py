@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -48,6 +49,20 @@ class Samples:
     @property
     def lengths(self) -> list[int]:
         return [len(row) for row in self.completion_ids]
+
+    @cached_property
+    def answers(self) -> list[str]:
+        """What the policy said last: the completion; of an episode, its last turn without what was read."""
+        if self.tokens is None or self.tokens.observed is None:
+            return self.completions
+        decode, found = self.tokens.tokenizer.decode, list[str]()
+        for ids, chosen in zip(self.completion_ids, self.tokens.mask.tolist(), strict=True):
+            stop = max((place + 1 for place in range(len(ids)) if chosen[place]), default=0)
+            start = stop
+            while start and chosen[start - 1]:
+                start -= 1
+            found.append(decode(ids[start:stop], skip_special_tokens=True))
+        return found
 
     @property
     def full_texts(self) -> list[str]:

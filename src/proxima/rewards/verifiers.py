@@ -97,7 +97,7 @@ class VerifierReward:
 
     def __call__(self, samples: Samples) -> RewardOutcome:
         references = [self._reference(prompt) for prompt in samples.prompts]
-        replies = _run(self._grade, list(zip(samples.completions, references, strict=True)))
+        replies = _run(self._grade, list(zip(samples.answers, references, strict=True)))
         failures = [reply for reply in replies if isinstance(reply, WorkerFailure)]
         scores = [self._score(reply) for reply in replies]
         return RewardOutcome(scores, {}, summarize(failures))

@@ -35,7 +35,7 @@ SIGNAL_CODE = 128  # a process that died by signal n exits with this + n, as in 
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x10000000, 0x20000000, 0x40000000
 CLONE_NEWIPC = 0x08000000
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
 MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE = 442, -100, 0x8000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
@@ -393,6 +393,8 @@ def main() -> NoReturn:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     child = _fork(first if protections["processes"] else work)
     os.close(replies)
+    if sandbox:
+        _prctl(PR_SET_DUMPABLE, 0)  # under bubblewrap the policy's code sees this process, but not its pipes
     code = watch(child, requests, limits["trainer"])
     if protections["processes"]:  # the kernel kills the whole namespace
         _kill(child)

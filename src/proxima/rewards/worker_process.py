@@ -268,7 +268,8 @@ def _bubble_command(path: str, scratch: str, network: bool) -> list[str]:
     return [
         *(path, "--unshare-all", *(["--share-net"] if network else []), "--ro-bind", "/", "/"),
         *("--dev", "/dev", "--proc", "/proc", "--size", size, "--tmpfs", scratch, "--chdir", scratch),
-        *("--cap-drop", "ALL", "--new-session"),
+        # without a first process of its own, which would hold the pipe of the replies
+        *("--cap-drop", "ALL", "--new-session", "--as-pid-1"),
     ]
 
 
@@ -298,7 +299,8 @@ def pickled(target: Callable[..., object]) -> bytes | str:
 
 
 def _setup(target: str | bytes | Callable[..., object], made_with: RecordView | None) -> Record:
-    path = [str(Path.cwd()), *sys.path] if isinstance(target, str) else sys.path
+    here = str(Path.cwd())  # "" would be the worker's own folder, in which the policy's code may write
+    path = [here] * isinstance(target, str) + [each or here for each in sys.path]
     if callable(target):
         target = pickled(target)
     by_value = isinstance(target, bytes)
