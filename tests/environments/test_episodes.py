@@ -11,8 +11,12 @@ from proxima import Step
 from proxima.config import RewardSpec
 from proxima.core.errors import RewardFailure
 from proxima.core.types import Prompt
+from proxima.evaluator.diversity import distinct
+from proxima.evaluator.finished_run import best_of_rows
+from proxima.evaluator.held_out import HeldOut, reference_answers
 from proxima.pages.report import write_report
-from proxima.ppo_trainer import PPOTrainer
+from proxima.ppo_trainer import PPOTrainer, SequenceGenerator, best_samples
+from proxima.ppo_trainer.token_records import sample_row
 from proxima.rewards import Samples
 from proxima.runs import Run
 from tests.environments.games import FAULTS, Counter, Faulty, Graded, Gym, Parity, Slow
@@ -118,12 +122,77 @@ def test_a_group_meets_one_environment_and_other_prompts_another(make_config, pr
         max_turns=2,
     )
     tokens = trainer.ppo_step(["same", "same", "other"])["sa_pairs"].tokens
-    read = [
+    read = read_texts(tokens)
+    assert [len({*read[start : start + 4]}) for start in (0, 4, 8)] == [1, 1, 1]
+    assert len({*read}) == 3
+
+
+def read_texts(tokens):
+    return [
         tokens.tokenizer.decode([t for t, own in zip(ids, acted, strict=True) if not own])
         for ids, acted in cells(tokens)
     ]
-    assert [len({*read[start : start + 4]}) for start in (0, 4, 8)] == [1, 1, 1]
-    assert len({*read}) == 3
+
+
+def test_in_an_evaluation_equal_prompts_meet_environments_of_their_own(make_config):
+    trainer = make_trainer(make_config, max_turns=2, num_generations=4)
+    assert len({*read_texts(trainer.generator.sample(["same"] * 4, 0))}) == 1
+    assert len({*read_texts(trainer.generator.sample(["same"] * 4, -1))}) > 1
+
+
+def test_the_samples_that_a_best_is_chosen_of_meet_one_environment(make_config, monkeypatch):
+    seen = []
+    plain = SequenceGenerator.sample
+
+    def watch(self, *args, **named):
+        seen.append(read_texts(tokens := plain(self, *args, **named)))
+        return tokens
+
+    monkeypatch.setattr(SequenceGenerator, "sample", watch)
+    trainer = make_trainer(make_config, max_turns=2, batch_size=4, engine="plain")
+    best_of_rows(trainer, ["one", "one", "other"], 3)  # batches of 4 are no multiple of 3
+    best_samples(trainer.models, trainer.tokenizer, trainer.config, ["one", "other"], 3)
+    rows = [text for batch in seen for text in batch]
+    groups = [{*rows[start : start + 3]} for start in range(0, len(rows), 3)]
+    assert [len(group) for group in groups] == [1] * 5
+    assert groups[0] != groups[1] != groups[2]
+
+
+def test_what_was_read_is_no_part_of_what_is_measured_of_responses(make_config, prompts):
+    """Nor of answers to compare, whose prompts are those that `reset` opened."""
+    seen = []
+
+    def pair(prompts, ours, theirs):
+        seen.extend(prompts)
+        return [0.5] * len(prompts)
+
+    trainer = make_trainer(make_config, environment=Gym, judges=[RewardSpec(pair)], token_samples=2)
+    tokens = trainer.generator.sample(prompts, -1)
+    own = [[tokens.tokenizer.decode(turn) for turn in turns_in(*each)] for each in cells(tokens)]
+    plain = Samples.of_tokens(tokens).turns
+    assert [len(turns) for turns in plain] == [2] * len(prompts)
+    assert plain == own
+    held_out = HeldOut(trainer, prompts)
+    measured = held_out()
+    assert measured["distinct_1"] == distinct(["\n".join(turns) for turns in own], 1)
+    lengths = tokens.mask.sum(1).tolist()
+    assert measured["response_length"] == sum(lengths) / len(lengths)
+    assert [sample_row(record)["length"] for record in held_out.records] == lengths[:2]
+    reference = reference_answers(trainer, prompts)
+    theirs = trainer.generator.sample(prompts, -1, reference=True)
+    assert reference.measured["response_length"] == int(theirs.mask.sum()) / len(prompts)
+    assert {*map(str, seen)} <= {f"{prompt} start:" for prompt in prompts}
+    assert seen
+
+
+def turns_in(ids, acted):
+    turns = [[]]
+    for token, own in zip(ids, acted, strict=True):
+        if own:
+            turns[-1].append(token)
+        elif turns[-1]:
+            turns.append([])
+    return [turn for turn in turns if turn]
 
 
 # --- the update

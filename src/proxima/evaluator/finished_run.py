@@ -90,7 +90,7 @@ def evaluate_run(
         raise RewardFailure(
             f"all rewards failed, nothing was judged; the last reason: {trainer.reward_computer.last_failure}"
         )
-    rates = win_rates(trainer, prompts, policy, reference)
+    rates = win_rates(trainer, policy, reference)
     rows = zip(prompts, reference.texts, scores[0], policy.texts, scores[1], strict=True)
     results = {
         "step": Run(run).last().get("step"),
@@ -118,7 +118,7 @@ def _beside(trainer: PPOTrainer, prompts: Sequence[str], best_of: int) -> Record
 def best_of_rows(trainer: PPOTrainer, prompts: Sequence[str], most: int) -> list[Record]:
     """For n = 1, 2, 4, ... `most`: `n`, the bound of its `kl`, the mean `reward` of the best of n samples of
     the reference, and the mean score that each judge gives it."""
-    drawn = reference_answers(trainer, [prompt for prompt in prompts for _ in range(most)])
+    drawn = reference_answers(trainer, [prompt for prompt in prompts for _ in range(most)], group=most)
 
     def groups(values: Sequence[float]) -> list[list[tuple[float, float]]]:
         pairs = list(zip(drawn.scores[OWN], values, strict=True))

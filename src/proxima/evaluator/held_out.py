@@ -51,6 +51,7 @@ OF_EPISODES = ("environment", "tools", "max_turns", "max_episode_tokens")
 class Answers:
     """One answer per prompt, and what they are worth."""
 
+    prompts: list[str]  # as they were answered: an environment may have opened them
     texts: list[str]
     scores: dict[str, list[float]]  # by judge, the run's own rewards under `OWN`; nan where one failed
     measured: dict[str, float]  # by the names of the glossary
@@ -78,14 +79,18 @@ def answer(trainer: PPOTrainer, prompts: Sequence[str], followed: int = 0) -> An
     return collected.answers(sums, records)
 
 
-def reference_answers(trainer: PPOTrainer, prompts: Sequence[str]) -> Answers:
-    """Answers of the frozen reference with the same noise, however far the policy has gone."""
+def reference_answers(trainer: PPOTrainer, prompts: Sequence[str], group: int = 1) -> Answers:
+    """Answers of the frozen reference with the same noise, however far the policy has gone.
+
+    Args:
+        group: equal prompts, one after the other, that meet the same environment.
+    """
     collected = _Collected(trainer)
     sizes = ends = 0
-    for batch in _batches(trainer, prompts):
-        tokens = trainer.generator.sample(batch, VALIDATION_STEP, reference=True)
+    for batch in _batches(trainer, prompts, group):
+        tokens = trainer.generator.sample(batch, VALIDATION_STEP, reference=True, group=group)
         collected.add(tokens)
-        sizes += int(tokens.sizes.sum())
+        sizes += int(tokens.mask.sum())
         ends += int(tokens.ended.sum())
     return collected.answers({"response_length": sizes / len(prompts), "eos_rate": ends / len(prompts)}, [])
 
@@ -97,6 +102,7 @@ class _Collected:
         self.trainer = trainer
         self.prompts: list[str] = []
         self.texts: list[str] = []
+        self.own_texts: list[str] = []  # without what an environment or a tool said
         self.own: list[Scores] = []
         self.judged: dict[str, list[float]] = {}
 
@@ -106,6 +112,7 @@ class _Collected:
         judged = self.trainer.models.processes.on_main(lambda: self.trainer.judges.score(samples))
         self.prompts += samples.prompts
         self.texts += samples.completions
+        self.own_texts += ["\n".join(turns) for turns in samples.turns]
         self.own.append(scores)
         for name, column in judged.items():
             self.judged.setdefault(name, []).extend(column)
@@ -114,16 +121,17 @@ class _Collected:
     def answers(self, measured: Mapping[str, float], records: list[Record]) -> Answers:
         total = torch.cat([item.total for item in self.own])
         by_name = {name: torch.cat([item.by_name[name] for item in self.own]) for name in self.own[0].by_name}
-        varied = {f"distinct_{size}": distinct(self.texts, size) for size in (1, 2)} | {
-            "repetition": repetition(self.texts),
-            "common_opening": common_opening(self.texts),
-            "copying": copying(self.prompts, self.texts),
+        varied = {f"distinct_{size}": distinct(self.own_texts, size) for size in (1, 2)} | {
+            "repetition": repetition(self.own_texts),
+            "common_opening": common_opening(self.own_texts),
+            "copying": copying(self.prompts, self.own_texts),
         }
         numbers = {**score_metrics(total, by_name), **measured, **varied}
-        return Answers(self.texts, {OWN: total.tolist(), **self.judged}, numbers, records)
+        scores = {OWN: total.tolist(), **self.judged}
+        return Answers(self.prompts, self.texts, scores, numbers, records)
 
 
-def _batches(trainer: PPOTrainer, prompts: Sequence[str]) -> Iterator[Tokens]:
+def _batches(trainer: PPOTrainer, prompts: Sequence[str], group: int = 1) -> Iterator[Tokens]:
     """Of the run's own size; more at once where the fast engine samples, which needs few passes for many
     prompts.
 
@@ -132,18 +140,17 @@ def _batches(trainer: PPOTrainer, prompts: Sequence[str]) -> Iterator[Tokens]:
     seen: dict[bytes, int] = {}
     fast = trainer.models.policy.backbone.generation is not None
     size = max(trainer.config.batch_size, FAST_BATCH if fast else 1)
+    size = max(group, size - size % group)
     for start in range(0, len(prompts), size):
         part = [prompts[i] for i in range(start, min(start + size, len(prompts)))]
         yield trainer.generator.read_prompts(part, seen)
 
 
-def win_rates(
-    trainer: PPOTrainer, prompts: Sequence[str], ours: Answers, theirs: Answers
-) -> dict[str, dict[str, float]]:
+def win_rates(trainer: PPOTrainer, ours: Answers, theirs: Answers) -> dict[str, dict[str, float]]:
     """By judge, the run's own rewards under `OWN`: rate, low, high and the number of prompts it rests on."""
     texts, scores = (ours.texts, theirs.texts), (ours.scores, theirs.scores)
     judged = trainer.models.processes.on_main(
-        lambda: list(compare_answers(trainer.judges.comparing, prompts, texts, scores))
+        lambda: list(compare_answers(trainer.judges.comparing, ours.prompts, texts, scores))
     )
     return {name: share_won(preferences, trainer.config.seed) for name, preferences in judged}
 
@@ -184,7 +191,7 @@ class HeldOut:
         named = dict(zip(("reward", "reward_low", "reward_high"), numbers, strict=True))
         known = [score for score in self.reference.scores[OWN] if not math.isnan(score)]
         named["reference_reward"] = fmean(known) if known else math.nan
-        for name, rate in win_rates(self.trainer, self.prompts, answers, self.reference).items():
+        for name, rate in win_rates(self.trainer, answers, self.reference).items():
             by = f"/{name}" if name else ""
             named |= {
                 f"win_rate{by}": rate["rate"],
@@ -212,7 +219,9 @@ class HeldOut:
         answers anew."""
         scores = _each(state["scores"], lambda score: math.nan if score is None else score)
         self.reference = (
-            Answers(list(state["texts"]), scores, {}, []) if state["stamp"] == self.stamp else None
+            Answers(self.prompts, list(state["texts"]), scores, {}, [])
+            if state["stamp"] == self.stamp
+            else None
         )
 
 

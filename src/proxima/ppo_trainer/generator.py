@@ -141,16 +141,24 @@ class SequenceGenerator:
             max_episode_tokens=max_response_tokens(settings) if settings.has_episodes else 0,
         )
 
-    def sample(self, prompts: Prompts, step: int = 0, reference: bool = False) -> Tokens:
-        """One response per prompt, not scored; by the reference instead of the policy where asked."""
+    def sample(
+        self, prompts: Prompts, step: int = 0, reference: bool = False, group: int | None = None
+    ) -> Tokens:
+        """One response per prompt, not scored; by the reference instead of the policy where asked.
+
+        Args:
+            group: equal prompts, one after the other, that meet the same environment; by default those that a
+                step trains on, and none in an evaluation.
+        """
         evaluates = step < 0  # with the reference's noise
+        group = group or (1 if evaluates else self.config.num_generations)
         if self.rollouts is not None and not reference and not evaluates:
             return self._sample_on_vllm(prompts, step)
         policy, sft, processes = self.models.policy, self.models.sft, self.models.processes
         model = PolicyModel(sft.backbone, sft.adapter) if reference else policy
         tokens, sampling = self.read_prompts(prompts), self._sampling(step)
         if self.environment is not None:
-            tokens, sampled = self._sample_episodes(self.environment, model, tokens, sampling)
+            tokens, sampled = self._sample_episodes(self.environment, model, tokens, sampling, group)
         else:
             own = own_share(tokens, processes)
             sampled = model.generate(own, sampling) if len(own.prompts) else own
@@ -159,14 +167,12 @@ class SequenceGenerator:
         return join_tokens(tokens, sampled, processes) if processes.is_distributed else sampled
 
     def _sample_episodes(
-        self, environment: Environment, model: PolicyModel, tokens: Tokens, sampling: Sampling
+        self, environment: Environment, model: PolicyModel, tokens: Tokens, sampling: Sampling, group: int
     ) -> tuple[Tokens, Tokens]:
         """The prompts as the environments opened them, and this process's episodes."""
         processes, context = self.models.processes, self.models.context_length
         own = own_share(tokens, processes)
-        seeds = environment_seeds(tokens, sampling, self.config.num_generations)[
-            processes.rows(len(tokens.prompts))
-        ]
+        seeds = environment_seeds(tokens, sampling, group)[processes.rows(len(tokens.prompts))]
         room = None if context is None else context - max_response_tokens(self.config)
         runner = EpisodeRunner(environment, own.prompts, seeds.tolist(), room, sampling.eos_ids)
         try:

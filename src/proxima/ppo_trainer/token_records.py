@@ -121,8 +121,8 @@ def sample_row(record: Record) -> Record:
     """A record as a line of the small table."""
     names = ("kind", "prompt", "turns", "text", "reward", "rewards", "ended")
     shown = {name: record[name] for name in names if name in record}
-    kl = math.fsum(number for number in record["columns"]["kl"] if not math.isnan(number))
-    return {**shown, "length": len(record["ids"]), "kl": rounded(kl)}
+    kl = [number for number in record["columns"]["kl"] if not math.isnan(number)]  # of its own tokens
+    return {**shown, "length": len(kl), "kl": rounded(math.fsum(kl))}
 
 
 def rounded(number: float) -> float | int:

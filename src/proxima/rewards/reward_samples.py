@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import TypeAlias
 
 import torch
@@ -51,18 +52,21 @@ class Samples:
         return [len(row) for row in self.completion_ids]
 
     @cached_property
-    def answers(self) -> list[str]:
-        """What the policy said last: the completion; of an episode, its last turn without what was read."""
+    def turns(self) -> list[list[str]]:
+        """What the policy itself said: the completion; in an episode its turns, without what it read."""
         if self.tokens is None or self.tokens.observed is None:
-            return self.completions
-        decode, found = self.tokens.tokenizer.decode, list[str]()
+            return [[completion] for completion in self.completions]
+        decode, found = self.tokens.tokenizer.decode, list[list[str]]()
         for ids, chosen in zip(self.completion_ids, self.tokens.mask.tolist(), strict=True):
-            stop = max((place + 1 for place in range(len(ids)) if chosen[place]), default=0)
-            start = stop
-            while start and chosen[start - 1]:
-                start -= 1
-            found.append(decode(ids[start:stop], skip_special_tokens=True))
+            runs = groupby(zip(ids, chosen, strict=False), key=lambda each: each[1])  # `chosen` is padded
+            turns = [[token for token, _ in run] for own, run in runs if own]
+            found.append([decode(turn, skip_special_tokens=True) for turn in turns])
         return found
+
+    @property
+    def answers(self) -> list[str]:
+        """What the policy said last."""
+        return [turns[-1] if turns else "" for turns in self.turns]
 
     @property
     def full_texts(self) -> list[str]:
