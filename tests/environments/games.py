@@ -21,6 +21,19 @@ class Parity:
         return Step(f" [{shown}]", 1.0 if len(text) % 2 == 0 else -0.25 * malus, self.turns == 3)
 
 
+class Closed(Parity):
+    """Notes in a file that it was closed."""
+
+    def reset(self, seed, folder):
+        super().reset(seed)
+        self.folder = folder
+
+    def close(self):
+        with open(os.path.join(self.folder, "closed"), "a", encoding="utf-8") as file:
+            file.write("closed\n")
+        raise RuntimeError("closed badly")
+
+
 class Slow(Parity):
     """The same, but each answer takes another time, whatever the seed is."""
 
@@ -105,6 +118,17 @@ def half() -> str:
     Says half of a character pair.
     """
     return "a\ud800b"
+
+
+def after(timeout: int, method: str) -> str:
+    """
+    Says its arguments, whose names the trainer's own calls use too.
+
+    Args:
+        timeout: A number.
+        method: A text.
+    """
+    return f"{timeout} {method}"
 
 
 def hang(seconds: float) -> str:

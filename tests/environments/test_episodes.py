@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from proxima import Step
 from proxima.config import RewardSpec
 from proxima.core.errors import RewardFailure
 from proxima.core.types import Prompt
+from proxima.environments import EpisodeRunner, episode_runner
 from proxima.evaluator.diversity import distinct
 from proxima.evaluator.finished_run import best_of_rows
 from proxima.evaluator.held_out import HeldOut, reference_answers
@@ -19,7 +21,7 @@ from proxima.ppo_trainer import PPOTrainer, SequenceGenerator, best_samples
 from proxima.ppo_trainer.token_records import sample_row
 from proxima.rewards import Samples
 from proxima.runs import Run
-from tests.environments.games import FAULTS, Counter, Faulty, Graded, Gym, Parity, Slow
+from tests.environments.games import FAULTS, Closed, Counter, Faulty, Graded, Gym, Parity, Slow
 from tests.helpers import LOGPROB_ROUNDING, Crash, crash_at, difference, shake, weights
 
 EOS = tuple(range(0, 200, 5))  # turns of several lengths
@@ -413,7 +415,41 @@ def test_no_argument_of_a_call_reaches_the_trainer(make_config):
         top_p=1.0,
     )
     results = scripted(trainer, call, "done").ppo_step(["x"])
-    assert "error: an argument cannot be called 'timeout' here" in results["generated_texts"][0]
+    assert "unexpected keyword argument 'timeout'" in results["generated_texts"][0]
+
+
+def test_an_argument_of_a_tool_may_have_any_name(make_config):
+    for seconds in (0.0, 20.0):
+        trainer = with_tool(make_config, "after", step_seconds=seconds)
+        call = call_of("after", timeout=3, method="m")
+        results = scripted(trainer, call, "done").ppo_step(["x"])
+        assert results["generated_texts"] == [f"{call}3 mdone"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 20.0])
+def test_an_environment_is_closed_once_after_each_episode(make_config, prompts, tmp_path, seconds):
+    """What its `close` raises costs nothing."""
+    rows = [Prompt(prompt, {"folder": str(tmp_path)}) for prompt in prompts]
+    results = make_trainer(make_config, environment=Closed, step_seconds=seconds).ppo_step(rows)
+    assert results["failed_rewards"] == 0
+    assert (tmp_path / "closed").read_text() == "closed\n" * len(prompts)
+
+
+@pytest.mark.timeout(120)
+def test_closing_waits_for_no_turn(make_config, prompts, monkeypatch):
+    """After Ctrl-C: neither for the one that is being answered, nor for those behind it."""
+    monkeypatch.setattr(episode_runner, "MOST_AT_ONCE", 1)
+    config = make_config(environment=Faulty, rewards=(), step_seconds=10.0)
+    environment = make_trainer(make_config, environment=Faulty, step_seconds=10.0).generator.environment
+    rows = [Prompt(prompt, {"fault": "hangs"}) for prompt in prompts[:3]]
+    runner = EpisodeRunner(environment, rows, [1, 2, 3], None, EOS)
+    for row in range(3):
+        runner.finish_turn(row, [1, 2])
+    time.sleep(0.5)
+    began = time.monotonic()
+    runner.close()
+    assert time.monotonic() - began < config.step_seconds / 2
+    assert not any(running.host.worker.alive for running in runner.running)
 
 
 def with_tool(make_config, name, **settings):

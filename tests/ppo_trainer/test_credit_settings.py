@@ -128,6 +128,9 @@ def test_settings_that_contradict_each_other_are_refused_in_one_line(settings, s
     assert "\n" not in str(caught.value)
 
 
+GAME = {"environment": "my_game:Game"}
+
+
 @pytest.mark.parametrize(
     ("settings", "idle"),
     [
@@ -138,6 +141,9 @@ def test_settings_that_contradict_each_other_are_refused_in_one_line(settings, s
         ({"importance_low": 0.9, "importance_mode": "mask"}, []),
         ({"kl_loss": "k3"}, ["kl_loss"]),
         ({"kl_loss": "k3", "kl_loss_coef": 0.1}, []),
+        ({**GAME, "normalize_rewards": True, "clip_rewards": 2.0}, ["normalize_rewards", "clip_rewards"]),
+        ({**GAME, "normalize_rewards": True, "rewards": ("ends_with_eos",)}, []),
+        ({**GAME, "clip_rewards": 2.0, "missing_eos_penalty": 1.0}, []),
     ],
 )
 def test_settings_without_effect_are_named(settings, idle):

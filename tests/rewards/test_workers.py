@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -254,6 +255,37 @@ def test_a_failed_sample_is_tried_again_as_often_as_configured(tmp_path, monkeyp
     for reward in (once, twice):
         reward.pool.close()
     sys.modules.pop("flaky", None)
+
+
+@pytest.mark.timeout(60)
+def test_after_ctrl_c_nothing_is_tried_again_and_the_pool_works_on(tmp_path, monkeypatch):
+    (tmp_path / "noted.py").write_text(
+        "import time\n"
+        "def grade(text):\n"
+        "    with open('tries', 'a') as file:\n"
+        "        file.write(text + '\\n')\n"
+        "    time.sleep(60 if text == 'hang' else 0)\n"
+        "    return 1.0\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    pool = WorkerPool("noted:grade", workers=2, timeout=30.0, retries=3)
+    assert pool.map([(["a"], {}), (["b"], {})]) == [1.0, 1.0]
+
+    def interrupt():
+        while "hang" not in (tmp_path / "tries").read_text():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = threading.active_count()
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        pool.map([(["hang"], {})])
+    while threading.active_count() > before:
+        time.sleep(0.05)
+    assert pool.map([(["c"], {}), (["d"], {})]) == [1.0, 1.0]
+    assert (tmp_path / "tries").read_text().split().count("hang") == 1
+    pool.close()
+    sys.modules.pop("noted", None)
 
 
 def test_a_worker_that_cannot_load_its_function_is_tried_once_not_for_every_sample(tmp_path, monkeypatch):

@@ -432,6 +432,11 @@ class PPOConfig(Settings):
         if self.kl_loss != "exact" and self.kl_loss_coef == 0:
             what = f"kl_loss {self.kl_loss} has no effect while kl_loss_coef is 0"
             found["kl_loss"] = what, "set kl_loss_coef, for example to 0.05, or leave kl_loss out"
+        if self.environment and not self.rewards and not self.missing_eos_penalty:
+            for name in ("normalize_rewards", "clip_rewards"):
+                if getattr(self, name):
+                    what = f"{name} has no effect: it is for scores of whole responses, not of turns"
+                    found[name] = what, f"leave {name} out, or scale the rewards in the environment"
         if self.buffer_overflow == "drop_oldest":
             what = (
                 "buffer_overflow drop_oldest acts as error: a PPO step holds one rollout, and nothing "

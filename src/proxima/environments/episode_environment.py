@@ -125,10 +125,11 @@ class Environment:
         return {name: self._host(specs[name], function) for name, function in self.tools.items()}
 
     def _host(self, spec: RewardSpec, target: Callable[..., object]) -> Host:
+        closes = inspect.isclass(target) and callable(getattr(target, "close", None))
         if self.config.step_seconds:
             given = spec.source if isinstance(spec.source, str) else target
-            return WorkerHost(given, spec.options, self.config.step_seconds)
-        return LocalHost(target, spec.options)
+            return WorkerHost(given, spec.options, self.config.step_seconds, closes)
+        return LocalHost(target, spec.options, closes)
 
     def _reset_parameters(self) -> list[inspect.Parameter]:
         if not self.has_reset:

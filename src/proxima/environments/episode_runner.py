@@ -38,10 +38,17 @@ class _Running:
     episode: Episode = field(default_factory=Episode)
     tokens: int = 0  # after the prompt
 
+    @property
+    def hosts(self) -> list[Host]:
+        return [*([] if self.host is None else [self.host]), *self.tools.values()]
+
+    def cancel(self) -> None:
+        for host in self.hosts:
+            host.cancel()
+
     def close(self) -> None:
-        for host in (self.host, *self.tools.values()):
-            if host is not None:
-                host.close()
+        for host in self.hosts:
+            host.close()
 
 
 class EpisodeRunner:
@@ -77,6 +84,12 @@ class EpisodeRunner:
         return [running.episode for running in self.running]
 
     def close(self) -> None:
+        """Calls that still run, after Ctrl-C, are given up."""
+        waiting = [future for future in self._coming if not future.cancel()]
+        if waiting:
+            for running in self.running:
+                running.cancel()
+            wait(waiting)
         self._map(_Running.close, self.running)
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)

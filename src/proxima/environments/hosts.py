@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Protocol
@@ -30,14 +31,22 @@ class Host(Protocol):
     def call(self, method: str | None, /, *args: object, **named: object) -> object:
         """What a method returns, or, for None, the function; a `HostFailure` where it does not."""
 
-    def close(self) -> None: ...
+    def cancel(self) -> None:
+        """Make a call that waits in another thread fail soon."""
+
+    def close(self) -> None:
+        """Let go of the object, after its own `close` where it has one; what that raises is passed over."""
 
 
 class LocalHost:
     """In this process: for code that is trusted to return."""
 
-    def __init__(self, target: Callable[..., object], options: RecordView):
-        self.target, self.options = target, options
+    def __init__(self, target: Callable[..., object], options: RecordView, closes: bool = False):
+        """
+        Args:
+            closes: whether the object has a method `close`.
+        """
+        self.target, self.options, self.closes = target, options, closes
         self.made: object = None
 
     def call(self, method: str | None, /, *args: object, **named: object) -> object:
@@ -51,30 +60,47 @@ class LocalHost:
             words = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
             raise HostFailure(words[:LONGEST_REASON], raised=True) from None
 
+    def cancel(self) -> None:
+        """No other thread waits for this process."""
+
     def close(self) -> None:
+        if self.closes and self.made is not None:
+            with contextlib.suppress(HostFailure):
+                self.call("close")
         self.made = None
 
 
 class WorkerHost:
     """In a process of its own, with a limit on the seconds of each call."""
 
-    def __init__(self, target: str | Callable[..., object], options: RecordView, seconds: float):
-        self.target, self.options, self.seconds = target, options, seconds
+    def __init__(
+        self, target: str | Callable[..., object], options: RecordView, seconds: float, closes: bool = False
+    ):
+        """
+        Args:
+            closes: whether the object has a method `close`.
+        """
+        self.target, self.options, self.seconds, self.closes = target, options, seconds, closes
         self.worker: WorkerProcess | None = None
 
     def call(self, method: str | None, /, *args: object, **named: object) -> object:
-        if "timeout" in named:  # an argument of `WorkerProcess.call` itself
-            raise HostFailure("an argument cannot be called 'timeout' here", raised=True)
         try:
             if self.worker is None or not self.worker.alive:
                 self.worker = WorkerProcess(self.target, memory_mb=None, made_with=self.options)
-            return self.worker.call(method, *args, timeout=self.seconds, **named)
+            return self.worker.request(method, args, named, self.seconds)
         except OSError as error:
             raise HostFailure(f"no process could be started: {error}", raised=False) from None
         except WorkerFailure as failure:
             words = failure.message if failure.kind == "raised" else f"{failure.kind}: {failure.message}"
             raise HostFailure(words[:LONGEST_REASON], failure.kind == "raised") from None
 
-    def close(self) -> None:
+    def cancel(self) -> None:
         if self.worker is not None:
+            self.worker.cancel()
+
+    def close(self) -> None:
+        if self.worker is not None and self.worker.alive:
+            if self.closes:
+                with contextlib.suppress(HostFailure):
+                    self.call("close")
             self.worker.close()

@@ -86,7 +86,12 @@ def _hide() -> None:
 
 def _prints(given: str, wanted: str) -> bool:
     """Whether the program, run with this input, prints this output; space at the ends of lines is ignored."""
-    ran = subprocess.run([*PYTHON, "program.py"], input=given, capture_output=True, text=True, check=False)
+    try:
+        ran = subprocess.run(
+            [*PYTHON, "program.py"], input=given, capture_output=True, text=True, check=False
+        )
+    except (UnicodeDecodeError, OSError):  # it prints no text, or has left no place for a process
+        return False
     printed, expected = (
         [line.rstrip() for line in text.strip().splitlines()] for text in (ran.stdout, wanted)
     )

@@ -63,7 +63,7 @@ class VerifierReward:
             complain: reference -> why it cannot grade, or nothing.
             constants: answers to try beside the most frequent references.
             reference_of: from a row's columns; the first one by default.
-            failed: score of an answer on which the grader itself fails.
+            failed: score of an answer on which the grader hangs or crashes; nan where it raises.
         """
         self.label, self.columns = label, columns
         self._grade, self._complain, self._failed = grade, complain, failed
@@ -104,7 +104,7 @@ class VerifierReward:
 
     def _score(self, reply: JsonValue | WorkerFailure) -> float:
         if isinstance(reply, WorkerFailure):
-            return NAN if reply.at_start else self._failed
+            return NAN if reply.at_start or reply.kind == "raised" else self._failed
         return float(reply)
 
     def _reference(self, prompt: str) -> JsonValue:

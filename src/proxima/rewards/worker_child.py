@@ -20,6 +20,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -28,7 +29,8 @@ from typing import Any, BinaryIO, NoReturn
 
 MAX_REPLY_BYTES = 16 * 2**20
 MAX_REASON = 300  # characters
-MAX_PROCESSES = 64  # of a sandbox in a user namespace, where the kernel counts them separately
+MAX_PROCESSES = 64  # of a sandbox in a user namespace
+COUNTED_ALONE = (5, 14)  # Linux from which on they are counted per namespace, not with all of the user's
 WATCH_SECONDS = 0.5  # between two looks at the trainer, beside the signals that say it is gone
 NOBODY = 65534
 SIGNAL_CODE = 128  # a process that died by signal n exits with this + n, as in a shell
@@ -151,6 +153,12 @@ def _drop_rights() -> None:
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
     _libc("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
+
+
+def counts_processes_alone(release: str) -> bool:
+    """Whether a Linux of this release counts the processes of a user namespace by themselves."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return found is not None and (int(found[1]), int(found[2])) >= COUNTED_ALONE
 
 
 def _limit_resources(limits: Limits, count_processes: bool) -> None:
@@ -380,7 +388,8 @@ def main() -> NoReturn:
     def work() -> NoReturn:
         if sandbox:
             os.chdir(sandbox)
-        _limit_resources(limits, count_processes=bool(sandbox) and protections["user"])
+        count = bool(sandbox) and protections["user"] and counts_processes_alone(os.uname().release)
+        _limit_resources(limits, count_processes=count)
         serve(os.fdopen(requests, "rb"), replies, protections)
 
     def first() -> NoReturn:

@@ -77,6 +77,7 @@ class WorkerPool:
         """The value of each call, or its failure."""
         results: list[JsonValue | WorkerFailure] = [WorkerFailure("exit", "it was not called")] * len(calls)
         waiting = deque((number, self.retries) for number in range(len(calls)))
+        stopped = threading.Event()
 
         def drain(slot: int) -> None:
             while True:
@@ -87,7 +88,7 @@ class WorkerPool:
                 results[number] = reply = self._reply(slot, calls[number])
                 if not isinstance(reply, WorkerFailure):
                     continue
-                if left:
+                if left and not stopped.is_set():
                     waiting.append((number, left - 1))
                 if reply.at_start and not self._has_started:  # the others would not start either
                     results[:] = [reply] * len(calls)
@@ -101,8 +102,10 @@ class WorkerPool:
             for thread in threads:
                 thread.join()
         except BaseException:  # Ctrl-C
+            stopped.set()
             waiting.clear()
-            for worker in self._workers:
+            given_up, self._workers = self._workers, [None] * len(self._workers)  # no use to later calls
+            for worker in given_up:
                 if worker is not None:
                     worker.cancel()
             raise
