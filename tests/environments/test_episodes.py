@@ -144,13 +144,13 @@ def test_in_an_evaluation_equal_prompts_meet_environments_of_their_own(make_conf
 
 def test_the_samples_that_a_best_is_chosen_of_meet_one_environment(make_config, monkeypatch):
     seen = []
-    plain = SequenceGenerator.sample
+    plain = SequenceGenerator.sample_groups
 
     def watch(self, *args, **named):
         seen.append(read_texts(tokens := plain(self, *args, **named)))
         return tokens
 
-    monkeypatch.setattr(SequenceGenerator, "sample", watch)
+    monkeypatch.setattr(SequenceGenerator, "sample_groups", watch)
     trainer = make_trainer(make_config, max_turns=2, batch_size=4, engine="plain")
     best_of_rows(trainer, ["one", "one", "other"], 3)  # batches of 4 are no multiple of 3
     best_samples(trainer.models, trainer.tokenizer, trainer.config, ["one", "other"], 3)

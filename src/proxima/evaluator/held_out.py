@@ -88,7 +88,7 @@ def reference_answers(trainer: PPOTrainer, prompts: Sequence[str], group: int = 
     collected = _Collected(trainer)
     sizes = ends = 0
     for batch in _batches(trainer, prompts, group):
-        tokens = trainer.generator.sample(batch, VALIDATION_STEP, reference=True, group=group)
+        tokens = trainer.generator.sample_groups(batch, group, VALIDATION_STEP, reference=True)
         collected.add(tokens)
         sizes += int(tokens.mask.sum())
         ends += int(tokens.ended.sum())

@@ -43,7 +43,7 @@ def best_samples(
     part = max(1, ROWS // count)
     for start in range(0, len(prompts), part):
         repeated = [prompt for prompt in prompts[start : start + part] for _ in range(count)]
-        tokens = generator.sample(generator.read_prompts(repeated, seen), group=count)
+        tokens = generator.sample_groups(generator.read_prompts(repeated, seen), count)
         rows = list(zip(tokens.texts(), rewards.score_tokens(tokens).total.tolist(), strict=True))
         for own in range(0, len(rows), count):
             known = [row for row in rows[own : own + count] if not math.isnan(row[1])]

@@ -141,17 +141,13 @@ class SequenceGenerator:
             max_episode_tokens=max_response_tokens(settings) if settings.has_episodes else 0,
         )
 
-    def sample(
-        self, prompts: Prompts, step: int = 0, reference: bool = False, group: int | None = None
-    ) -> Tokens:
-        """One response per prompt, not scored; by the reference instead of the policy where asked.
+    def sample(self, prompts: Prompts, step: int = 0, reference: bool = False) -> Tokens:
+        """One response per prompt, not scored; by the reference instead of the policy where asked."""
+        return self.sample_groups(prompts, 1 if step < 0 else self.config.num_generations, step, reference)
 
-        Args:
-            group: equal prompts, one after the other, that meet the same environment; by default those that a
-                step trains on, and none in an evaluation.
-        """
+    def sample_groups(self, prompts: Prompts, group: int, step: int = 0, reference: bool = False) -> Tokens:
+        """`sample`, where this many equal prompts, one after the other, meet the same environment."""
         evaluates = step < 0  # with the reference's noise
-        group = group or (1 if evaluates else self.config.num_generations)
         if self.rollouts is not None and not reference and not evaluates:
             return self._sample_on_vllm(prompts, step)
         policy, sft, processes = self.models.policy, self.models.sft, self.models.processes
