@@ -186,6 +186,22 @@ def test_an_empty_entry_of_the_path_is_the_trainers_folder_not_the_workers(grade
     assert "" not in path
 
 
+FEW_FILES = """
+import resource
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (24, hard))
+from proxima.rewards import WorkerProcess
+workers = [WorkerProcess("math:sqrt", memory_mb=None) for _ in range(12)]
+print(sum(worker.call(None, 4.0, timeout=60) for worker in workers))
+"""
+
+
+@pytest.mark.skipif(not LINUX, reason="macOS allows less than its limit says")
+def test_a_small_limit_of_open_files_is_raised():
+    done = subprocess.run([sys.executable, "-c", FEW_FILES], capture_output=True, text=True, check=False)
+    assert done.stdout == "24.0\n", done.stderr
+
+
 def test_large_arguments_do_not_block_on_a_worker_that_does_not_read(grader):
     with WorkerProcess("grader:act", memory_mb=None) as worker:
         worker.start()

@@ -34,6 +34,7 @@ JsonValue: TypeAlias = Any
 START_SECONDS = 120.0  # to import what the function needs
 END_SECONDS = 2.0  # to end everything, before the group is killed from here
 CANCEL_SECONDS = 0.5  # after which `cancel` is seen
+MOST_FILES = 65_536  # that this process may have open
 SCRATCH_MB = 64  # of files that a sandboxed worker may write
 PLAIN_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
 """What a sandboxed worker sees of the environment, in which keys may stand."""
@@ -86,6 +87,7 @@ class WorkerProcess:
             namespaces: whether to try for any.
         """
         check_system()
+        _allow_open_files()
         self.protections: dict[str, bool] = {}
         self._calls, self._cancelled = 0, False
         scratch = tempfile.mkdtemp(prefix="proxima-worker-") if sandbox else ""
@@ -271,6 +273,18 @@ def _bubble_command(path: str, scratch: str, network: bool) -> list[str]:
         # without a first process of its own, which would hold the pipe of the replies
         *("--cap-drop", "ALL", "--new-session", "--as-pid-1"),
     ]
+
+
+@cache
+def _allow_open_files() -> None:
+    """As many as the system lets this process have: each worker takes two, and 1,024 is a common limit."""
+    import resource  # Windows, which runs no worker, has none
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # macOS allows less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def check_system() -> None:
