@@ -103,6 +103,22 @@ def test_noise_passes_for_learning_no_more_often_than_a_95_percent_interval_allo
     assert sum(found[NEXT].sentence.startswith("It moves, but not towards") for found in runs) >= 85
 
 
+def bare(steps, rise, noise, seed):
+    """What is found in the rewards of a short run without evaluations."""
+    rng = random.Random(seed)
+    metrics = {
+        "step": [float(step) for step in range(1, steps + 1)],
+        "avg_reward": [rise * step + rng.gauss(0, noise) for step in range(steps)],
+    }
+    return {each.question: each for each in find(metrics)}[LEARNED].answer
+
+
+@pytest.mark.parametrize("steps", [10, 12, 20])
+def test_short_runs_of_noise_alone_seldom_pass_for_a_decline_and_rising_ones_never(steps):
+    assert sum(bare(steps, 0.0, 0.3, seed) == "no" for seed in range(200)) <= 24
+    assert "no" not in {bare(steps, 0.2, 0.3, seed) for seed in range(200)}
+
+
 def test_the_advice_for_a_stuck_run_fits_why():
     still, flat = MadeRun(rise=0.0, kl=0.004), MadeRun(rise=0.0, std=0.0)
     found = still.found()
