@@ -134,7 +134,23 @@ def test_half_of_the_kl_for_little():
     found = run.found()
     assert found[COST].answer.endswith("half of it for little")
     assert "A KL budget of about 1." in found[NEXT].sentence
-    assert "Nothing is pressing" in found[NEXT].sentence
+    assert found[NEXT].sentence.startswith("The reward has stopped rising, so more steps at these settings are")
+    assert found[NEXT].answer == "2 things"  # the budget, and a judge
+
+
+def test_nothing_to_change_is_said_so():
+    run = MadeRun()
+    steps = run.metrics["step"]
+    run.metrics["avg_reward"] = [min(step / 20, 1.0) for step in steps]
+    run.metrics["kl_exact"] = [4 * min(step / 20, 1.0) for step in steps]
+    for end in ("", "_low", "_high"):
+        run.metrics[f"validation/win_rate{end}/gold"] = [0.5 + 0.3 * min(step / 20, 1.0) for step in steps]
+    run.metrics["validation/reward"] = run.metrics["avg_reward"]
+    found = run.found()[NEXT]
+    assert (found.answer, found.status) == ("nothing pressing", "good")
+    assert found.sentence == (
+        "The reward has stopped rising, so more steps at these settings are unlikely to help."
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,6 +170,9 @@ def test_a_critic_that_is_off_on_average_is_biased_and_none_is_none():
     found = run.found()[CRITIC]
     assert found.answer == "biased"
     assert "in quarter 1 of the responses they are 0.8 too high" in found.sentence
+    del run.metrics["value_error_position/1"]
+    run.metrics["value_error_position/3"] = [0.9] * 60
+    assert "in quarter 3 of the responses they are 0.9 too low" in run.found()[CRITIC].sentence
     del run.metrics["explained_variance"]
     assert run.found()[CRITIC].answer == "not measured"
 
