@@ -90,7 +90,16 @@ def test_options_are_known_by_their_names():
         map(
             is_secret,
             (
-                *("token_env", "send_ids", "low", "max_tokens", "eos_token", "stop_token", "keyword", "batch"),
+                *(
+                    "token_env",
+                    "send_ids",
+                    "low",
+                    "max_tokens",
+                    "eos_token",
+                    "stop_token",
+                    "keyword",
+                    "batch",
+                ),
                 *("eos_tokens", "stop_tokens", "prompt_tokens", "pass_rate", "compass", "monkeys"),
                 *(each.name for each in fields(PPOConfig)),
                 *(name for made in READY_MADE.values() for name in signature(made).parameters),

@@ -134,7 +134,9 @@ def test_half_of_the_kl_for_little():
     found = run.found()
     assert found[COST].answer.endswith("half of it for little")
     assert "A KL budget of about 1." in found[NEXT].sentence
-    assert found[NEXT].sentence.startswith("The reward has stopped rising, so more steps at these settings are")
+    assert found[NEXT].sentence.startswith(
+        "The reward has stopped rising, so more steps at these settings are"
+    )
     assert found[NEXT].answer == "2 things"  # the budget, and a judge
 
 

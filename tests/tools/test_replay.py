@@ -268,13 +268,15 @@ def test_functions_servers_and_models_of_a_bundle_are_not_asked(recorded, monkey
 def test_environments_and_tools_of_a_bundle_are_refused_before_they_are_imported(
     name, model, monkeypatch, tmp_path
 ):
-    (tmp_path / "evil_mod.py").write_text("from pathlib import Path\nPath('sprung').touch()\nclass Env: ...\n")
+    (tmp_path / "evil_mod.py").write_text(
+        "from pathlib import Path\nPath('sprung').touch()\nclass Env: ...\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     committed = read_bundle(BUNDLE)
     facts = {**committed.facts["settings"], name: [{"source": "evil_mod:Env"}]}
     write_bundle(tmp_path / "evil", {**committed.facts, "settings": facts}, committed.tensors)
-    with pytest.raises(ValueError, match="evil: .* environment or tools"):
+    with pytest.raises(ValueError, match=r"evil: .* environment or tools"):
         replay_step(read_bundle(tmp_path / "evil"), model=model)
     assert not (tmp_path / "sprung").exists()
 

@@ -17,7 +17,15 @@ SECRET_WORDS = {
     *("secret", "password", "passwd", "credential", "credentials", "auth", "authorization", "bearer"),
     *("apikey", "cookie", "cookies", "header", "headers", "passphrase", "jwt", "pwd", "pem"),
 }
-SECRET_LAST = {"key", "keys", "token", "tokens", "pass", "sig", "signature"}  # as the last word: not pass_rate
+SECRET_LAST = {
+    "key",
+    "keys",
+    "token",
+    "tokens",
+    "pass",
+    "sig",
+    "signature",
+}  # as the last word: not pass_rate
 SPECIAL_TOKENS = {"eos", "bos", "pad", "unk", "sep", "mask", "stop", "end"}  # text of a vocabulary, no secret
 COUNTED_TOKENS = {
     *("max", "min", "num", "n", "new", "total", "batch", "batched", "episode", "prompt", "response"),
