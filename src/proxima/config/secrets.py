@@ -17,7 +17,7 @@ SECRET_WORDS = {
     *("secret", "password", "passwd", "credential", "credentials", "auth", "authorization", "bearer"),
     *("apikey", "cookie", "cookies", "header", "headers", "passphrase", "jwt", "pwd", "pem"),
 }
-SECRET_LAST = {
+SECRET_LAST = (
     "key",
     "keys",
     "token",
@@ -25,11 +25,11 @@ SECRET_LAST = {
     "pass",
     "sig",
     "signature",
-}  # as the last word: not pass_rate
+)  # words that may also begin a name
 SPECIAL_TOKENS = {"eos", "bos", "pad", "unk", "sep", "mask", "stop", "end"}  # text of a vocabulary, no secret
-COUNTED_TOKENS = {
-    *("max", "min", "num", "n", "new", "total", "batch", "batched", "episode", "prompt", "response"),
-    "completion",
+COUNTED_TOKENS = {  # of a number of tokens
+    *("max", "min", "num", "n", "new", "total", "batch", "batched"),
+    *("episode", "prompt", "response", "completion"),
 }
 
 
