@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import webbrowser
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,7 @@ from proxima.pages.web import Site
 from proxima.pages.web import page_server as web_server
 from proxima.ppo_trainer import PPOTrainer
 from proxima.ppo_trainer.trainer_state import changed_settings
+from proxima.rewards import READY_MADE
 from proxima.runs import Run
 from proxima.tools.migrate import migrate
 from proxima.tools.model_export import export as export_model
@@ -76,13 +79,31 @@ def test_options_are_known_by_their_names():
     assert all(
         map(
             is_secret,
-            ("api_key", "key", "hf_token", "token", "headers", "openai-api-key", "client_secret", "PASSWORD"),
+            (
+                *("api_key", "key", "hf_token", "token", "headers", "openai-api-key", "client_secret"),
+                *("PASSWORD", "pwd", "db_pass", "passphrase", "jwt", "signature", "url_sig", "pem"),
+                *("api_keys", "tokens", "access_tokens", "aws_access_key_id", "private_key_pem"),
+            ),
         )
     )
     assert not any(
         map(
             is_secret,
-            ("token_env", "send_ids", "low", "max_tokens", "eos_token", "stop_token", "keyword", "batch"),
+            (
+                *(
+                    "token_env",
+                    "send_ids",
+                    "low",
+                    "max_tokens",
+                    "eos_token",
+                    "stop_token",
+                    "keyword",
+                    "batch",
+                ),
+                *("eos_tokens", "stop_tokens", "prompt_tokens", "pass_rate", "compass", "monkeys"),
+                *(each.name for each in fields(PPOConfig)),
+                *(name for made in READY_MADE.values() for name in signature(made).parameters),
+            ),
         )
     )
 

@@ -114,6 +114,7 @@ def test_the_page_has_an_example_of_every_kind_of_change():
         "A ready-made reward",
         "A kind of reward",
         "An advantage estimator",
+        "A family of the fast engine",
         "A command",
         "A doctor check",
     ]

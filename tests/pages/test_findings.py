@@ -103,6 +103,22 @@ def test_noise_passes_for_learning_no_more_often_than_a_95_percent_interval_allo
     assert sum(found[NEXT].sentence.startswith("It moves, but not towards") for found in runs) >= 85
 
 
+def bare(steps, rise, noise, seed):
+    """What is found in the rewards of a short run without evaluations."""
+    rng = random.Random(seed)
+    metrics = {
+        "step": [float(step) for step in range(1, steps + 1)],
+        "avg_reward": [rise * step + rng.gauss(0, noise) for step in range(steps)],
+    }
+    return {each.question: each for each in find(metrics)}[LEARNED].answer
+
+
+@pytest.mark.parametrize("steps", [10, 12, 20])
+def test_short_runs_of_noise_alone_seldom_pass_for_a_decline_and_rising_ones_never(steps):
+    assert sum(bare(steps, 0.0, 0.3, seed) == "no" for seed in range(200)) <= 24
+    assert "no" not in {bare(steps, 0.2, 0.3, seed) for seed in range(200)}
+
+
 def test_the_advice_for_a_stuck_run_fits_why():
     still, flat = MadeRun(rise=0.0, kl=0.004), MadeRun(rise=0.0, std=0.0)
     found = still.found()
@@ -118,7 +134,25 @@ def test_half_of_the_kl_for_little():
     found = run.found()
     assert found[COST].answer.endswith("half of it for little")
     assert "A KL budget of about 1." in found[NEXT].sentence
-    assert "Nothing is pressing" in found[NEXT].sentence
+    assert found[NEXT].sentence.startswith(
+        "The reward has stopped rising, so more steps at these settings are"
+    )
+    assert found[NEXT].answer == "2 things"  # the budget, and a judge
+
+
+def test_nothing_to_change_is_said_so():
+    run = MadeRun()
+    steps = run.metrics["step"]
+    run.metrics["avg_reward"] = [min(step / 20, 1.0) for step in steps]
+    run.metrics["kl_exact"] = [4 * min(step / 20, 1.0) for step in steps]
+    for end in ("", "_low", "_high"):
+        run.metrics[f"validation/win_rate{end}/gold"] = [0.5 + 0.3 * min(step / 20, 1.0) for step in steps]
+    run.metrics["validation/reward"] = run.metrics["avg_reward"]
+    found = run.found()[NEXT]
+    assert (found.answer, found.status) == ("nothing pressing", "good")
+    assert found.sentence == (
+        "The reward has stopped rising, so more steps at these settings are unlikely to help."
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,6 +172,9 @@ def test_a_critic_that_is_off_on_average_is_biased_and_none_is_none():
     found = run.found()[CRITIC]
     assert found.answer == "biased"
     assert "in quarter 1 of the responses they are 0.8 too high" in found.sentence
+    del run.metrics["value_error_position/1"]
+    run.metrics["value_error_position/3"] = [0.9] * 60
+    assert "in quarter 3 of the responses they are 0.9 too low" in run.found()[CRITIC].sentence
     del run.metrics["explained_variance"]
     assert run.found()[CRITIC].answer == "not measured"
 

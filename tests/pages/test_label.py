@@ -30,7 +30,7 @@ from proxima.pages.label import (
 from proxima.pages.label.agreement import cohen_kappa, krippendorff_alpha, raw_agreement
 from proxima.pages.label.label_export import rows_of
 from proxima.pages.label.label_items import TRIES, read_items, sample_items
-from proxima.pages.label.label_page import state_of
+from proxima.pages.label.label_page import page_summary, state_of
 from proxima.pages.web import Conflict
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import Samples
@@ -661,6 +661,24 @@ def test_control_questions_come_among_the_others_to_everyone_and_are_neither_exp
     assert "control" not in (tmp_path / "out.jsonl").read_text()
 
 
+def test_no_number_of_the_page_tells_a_control_question_from_an_item(make_store):
+    def after_answers(store):
+        """What the page says after each answer of two people."""
+        for name in ("ann", "bob"):
+            for item in store.items():
+                choose(store, item.id, name, "a")
+                yield {**page_summary(store), "db": ""}
+
+    items = [*pairs(3), *controls(2)]
+    plain, with_controls = make_store(items), Store(make_store().path.with_name("g.db"))
+    with_controls.add_items(items[:3])
+    with_controls.add_controls(items[3:], ["a", "a"])
+    said = list(after_answers(with_controls))
+    assert said == list(after_answers(plain))
+    assert (said[-1]["items"], said[-1]["answers"], said[-1]["annotators"]) == (5, 10, {"ann": 5, "bob": 5})
+    assert not {"controls", "choices", "wins", "rows"} & set(said[-1])  # nor which side is whose
+
+
 def test_a_control_question_that_was_an_item_with_its_sides_the_other_way_keeps_its_answer(make_store):
     store = make_store(pairs(0))
     [item] = controls(1)
@@ -744,3 +762,15 @@ def test_a_real_reward_model_chooses_and_is_refused_where_it_is_none(tmp_path, t
         with pytest.raises(SystemExit):
             main(["label", "--db", "new.db", "--controls", "pairs.jsonl", *given])
         assert "--least-sure chooses --count pairs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [["--mode", "ratings"], []], ids=["a new file", "one that holds ratings"])
+def test_the_least_sure_of_ratings_are_refused_in_one_line(tmp_path, monkeypatch, capsys, given):
+    monkeypatch.chdir(tmp_path)
+    if not given:
+        Store("f.db", "ratings")
+    flags = ["--db", "f.db", "--pairs", "p.jsonl", "--count", "2", "--least-sure", "none"]
+    with pytest.raises(SystemExit):
+        main(["label", *flags, *given])
+    assert "--least-sure chooses pairs to compare; leave it out with ratings" in capsys.readouterr().err
+    assert Path("f.db").exists() == (not given)

@@ -61,6 +61,7 @@ def test_the_policy_learns_to_write_letters_and_kl_rises_only_as_the_coefficient
     assert held_kl < free_kl / 2
 
 
+@pytest.mark.long  # seconds each; `make test-long` has them
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_learns(make_config, name):
     """With as many responses per step. Of three seeds the gain was 0.75 to 0.89, also for SAO, whose policy

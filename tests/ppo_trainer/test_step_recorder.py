@@ -82,6 +82,54 @@ def test_the_two_steps_up_to_an_alarm_are_recorded_once(small, monkeypatch):
         assert replay_step(bundle).comparison.sentence == "the same bits in all 10 stages"
 
 
+def test_while_a_step_runs_only_the_one_before_it_is_held(small, monkeypatch):
+    made, held = [], []
+
+    class Spy(step_recordings.Recordings):
+        def __init__(self, *given):
+            super().__init__(*given)
+            made.append(self)
+
+    def reward(prompts, texts):
+        held.append(len(made[0].steps))
+        return count_e(prompts, texts)
+
+    monkeypatch.setattr("proxima.ppo_trainer.training_run.Recordings", Spy)
+    PPOTrainer(small(record_steps=100, rewards=(reward,))).train(PROMPTS)
+    assert held == [0, 1, 1, 1, 1, 1]
+
+
+def test_a_step_keeps_the_first_alarm_that_it_was_written_for(small, monkeypatch):
+    def alarms(history, **_):
+        step = history[-1]["step"]
+        return [Alarm(f"guard{step}", "bad")] if step in (3, 4) else []
+
+    monkeypatch.setattr("proxima.ppo_trainer.training_run.alarms", alarms)
+    results = PPOTrainer(small(record_steps=100)).train(PROMPTS)
+    reasons = {path.stem: read_bundle(path).facts["reason"] for path in bundle_paths(results.run_folder)}
+    assert reasons == {
+        "alarm-00000002": "guard3: bad",
+        "alarm-00000003": "guard3: bad",
+        "alarm-00000004": "guard4: bad",
+    }
+
+
+def test_a_step_run_again_after_a_rollback_replaces_its_recording(small, monkeypatch):
+    raised = []
+
+    def alarms(history, **_):
+        if history[-1]["step"] != 3 or len(raised) == 2:
+            return []
+        raised.append(1)
+        return [Alarm("kl", f"bad {len(raised)}")]
+
+    monkeypatch.setattr("proxima.ppo_trainer.training_run.alarms", alarms)
+    config = small(record_steps=100, on_guard="rollback", checkpoint_every=1)
+    results = PPOTrainer(config).train(PROMPTS)
+    last = bundle_paths(results.run_folder)[-1]
+    assert (last.stem, read_bundle(last).facts["reason"]) == ("alarm-00000003", "kl: bad 2")
+
+
 def test_a_rollback_leaves_the_recording_of_what_went_wrong(small, monkeypatch):
     raised = []
 

@@ -20,6 +20,7 @@ LINES = [
     f"proxima train --hf-token={KEY}",
     f"proxima train --data https://host/a.jsonl#{KEY}",
     f"proxima train --rewards Mine:score,API_KEY={KEY}",
+    f"proxima train --rewards mine:score,db_pass={KEY},access_key_id={KEY},low=3",
 ]
 
 
@@ -55,6 +56,12 @@ def test_a_resumed_run_keeps_what_began_it(tmp_path):
     assert origin["command"] == ["proxima", "train", "--data", "d"]
     assert origin["resumed"] == [["proxima", "train", "--resume"]]
     assert origin["checks"] == [{"level": "warn", "name": "n", "text": "t", "advice": "a"}]
+
+
+def test_an_older_run_was_not_made_by_the_command_that_resumes_it(tmp_path):
+    with noting_command(["proxima", "train", "--resume"]):
+        write_origin(tmp_path, "ppo", resumed=True)
+    assert read_origin(tmp_path) == {"kind": "ppo", "resumed": [["proxima", "train", "--resume"]]}
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ refused."""
 import json
 import random
 import struct
+from pathlib import Path
 
 import pytest
 import torch
 
-from proxima.runs import bundle_bytes, read_bundle
+from proxima.runs import Run, bundle_bytes, read_bundle
 from proxima.runs.step_bundle import FACTS, LARGEST_BUNDLE
 from tests.tools.replay_recipe import BUNDLE
 
@@ -147,3 +148,19 @@ def test_a_newer_format_is_told_by_its_version(bundle, write, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(ValueError, match=r"format 2, made by proxima '9.9'; this version reads 1"):
         read_bundle(write(content))
+
+
+def test_a_bundle_that_is_removed_while_a_run_is_read_is_left_out(tmp_path, monkeypatch):
+    for name in ("step-1", "step-2"):
+        (tmp_path / "replay").mkdir(exist_ok=True)
+        (tmp_path / "replay" / f"{name}.safetensors").write_bytes(CONTENT)
+    asked = Path.is_file
+
+    def is_file_and_then_none(path):
+        found = asked(path)
+        if path.stem == "step-1":
+            path.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_file", is_file_and_then_none)
+    assert [each["name"] for each in Run(tmp_path).bundles()] == ["step-2.safetensors"]

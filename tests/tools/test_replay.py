@@ -264,6 +264,23 @@ def test_functions_servers_and_models_of_a_bundle_are_not_asked(recorded, monkey
     assert not (tmp_path / "sprung").exists()
 
 
+@pytest.mark.parametrize("name", ["environment", "tools"])
+def test_environments_and_tools_of_a_bundle_are_refused_before_they_are_imported(
+    name, model, monkeypatch, tmp_path
+):
+    (tmp_path / "evil_mod.py").write_text(
+        "from pathlib import Path\nPath('sprung').touch()\nclass Env: ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    committed = read_bundle(BUNDLE)
+    facts = {**committed.facts["settings"], name: [{"source": "evil_mod:Env"}]}
+    write_bundle(tmp_path / "evil", {**committed.facts, "settings": facts}, committed.tensors)
+    with pytest.raises(ValueError, match=r"evil: .* environment or tools"):
+        replay_step(read_bundle(tmp_path / "evil"), model=model)
+    assert not (tmp_path / "sprung").exists()
+
+
 def test_rewards_given_are_asked(recorded):
     comparison = replay_step(recorded, rewards=[RewardSpec(count_vowels)]).comparison
     assert comparison.first.name == "rewards"
@@ -426,6 +443,9 @@ def test_the_command_recomputes_compares_shows_and_shares(on_disk, recorded, cap
         (["a", "a", "a"], "one bundle, or two"),
         (["a", "--redact"], "--redact is for the copy"),
         (["a", "a", "--show"], "two bundles are only compared"),
+        (["a", "a", "--device", "cpu"], "two bundles are only compared"),
+        (["a", "a", "--trust-remote-code"], "two bundles are only compared"),
+        (["a", "--trust-remote-code"], "name the model you trust with --model-name"),
         (["a", "--share", "a"], "a exists"),
         (["none"], "there is no bundle none"),
     ],

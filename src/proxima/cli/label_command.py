@@ -148,6 +148,10 @@ class Label(Command):
         print(f"{export(store, path, self.every_answer)} rows in {path}")
 
     def _check_least_sure(self) -> None:
+        from proxima.pages.label import Store
+
+        if self.least_sure and "ratings" in (self.mode, self.db.exists() and Store(self.db).mode):
+            raise ValueError("--least-sure chooses pairs to compare; leave it out with ratings")
         if self.least_sure and (self.count < 1 or not (self.data or self.pairs)):
             raise ValueError(
                 "--least-sure chooses --count pairs among those of --data or --pairs; give both, for example "

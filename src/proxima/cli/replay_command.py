@@ -43,17 +43,24 @@ class Replay(Command):
     out: Path = Path("replay.html")
     """Where the page goes."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the base model. Off: such models are refused."""
+    """Run Python code that comes with the base model, which `--model-name` must then name. Off: such models
+    are refused."""
 
     def run(self) -> None:
         from proxima.runs import read_bundle
 
         if len(self.bundles) not in (1, 2):
             raise ValueError(f"replay takes one bundle, or two to compare; got {len(self.bundles)}")
-        if len(self.bundles) == 2 and (self.share or self.show or self.rewards or self.model_name):
+        others = (self.share, self.show, self.rewards, self.model_name, self.device, self.trust_remote_code)
+        if len(self.bundles) == 2 and any(others):
             raise ValueError("two bundles are only compared: leave out the other flags, but for --out")
         if self.redact and self.share is None:
             raise ValueError("--redact is for the copy that --share FILE writes")
+        if self.trust_remote_code and not self.model_name:
+            raise ValueError(
+                "--trust-remote-code runs code of the base model, which the bundle must not choose; name the "
+                "model you trust with --model-name"
+            )
         bundles = [read_bundle(path) for path in self.bundles]
         if self.share is not None:
             self._share(bundles[0], self.share)

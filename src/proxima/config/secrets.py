@@ -15,9 +15,22 @@ from urllib.parse import urlsplit, urlunsplit
 HIDDEN = "***"
 SECRET_WORDS = {
     *("secret", "password", "passwd", "credential", "credentials", "auth", "authorization", "bearer"),
-    *("apikey", "cookie", "cookies", "header", "headers"),
+    *("apikey", "cookie", "cookies", "header", "headers", "passphrase", "jwt", "pwd", "pem"),
 }
+SECRET_LAST = (
+    "key",
+    "keys",
+    "token",
+    "tokens",
+    "pass",
+    "sig",
+    "signature",
+)  # words that may also begin a name
 SPECIAL_TOKENS = {"eos", "bos", "pad", "unk", "sep", "mask", "stop", "end"}  # text of a vocabulary, no secret
+COUNTED_TOKENS = {  # of a number of tokens
+    *("max", "min", "num", "n", "new", "total", "batch", "batched"),
+    *("episode", "prompt", "response", "completion"),
+}
 
 
 def is_secret(name: str) -> bool:
@@ -26,9 +39,10 @@ def is_secret(name: str) -> bool:
     words = re.split(r"[_\W]+", name.lower())
     if words[-1] == "env":
         return False
-    return bool(SECRET_WORDS & set(words)) or (
-        words[-1] in ("key", "token") and words[0] not in SPECIAL_TOKENS
-    )
+    if SECRET_WORDS & set(words) or words[-2:] == ["key", "id"]:
+        return True
+    counted = words[-1] == "tokens" and COUNTED_TOKENS & set(words)
+    return words[-1] in SECRET_LAST and words[0] not in SPECIAL_TOKENS and not counted
 
 
 def hide_address(address: str) -> str:
@@ -84,5 +98,5 @@ def shareable(text: str) -> str:
     tells that it is one."""
     text = re.sub(r"(?<=://)[^/@\s]+@", f"{HIDDEN}@", text)
     return re.sub(
-        r"(?i)([?&][\w-]*(?:key|token|secret|password|auth|sig)[\w-]*=)[^&\s'\"]+", rf"\1{HIDDEN}", text
+        r"(?i)([?&][\w-]*(?:key|token|secret|pass|pwd|jwt|auth|sig)[\w-]*=)[^&\s'\"]+", rf"\1{HIDDEN}", text
     )

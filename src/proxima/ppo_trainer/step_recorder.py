@@ -182,7 +182,7 @@ def weights(trainer: PPOTrainer) -> dict[str, Tensor]:
 def token_tensors(tokens: Tokens) -> dict[str, Tensor]:
     """The tensors of a rollout by name; nothing is kept where there is no token."""
     names = ("prompt_ids", "prompt_mask", "response_ids", "mask", "ended", "truncated", "keys")
-    found = {name: getattr(tokens, name) for name in (*names, "sampled_logprobs", "observed")}
+    found = {name: getattr(tokens, name) for name in (*names, "sampled_logprobs")}
     if tokens.kept is not None:
         nowhere, kept = ~tokens.mask.unsqueeze(-1), tokens.kept
         found["kept_ids"] = None if kept.ids is None else kept.ids.masked_fill(nowhere, -1)

@@ -1,7 +1,7 @@
 """`Recordings`: the recorded steps of a run. In: a trainer and its run's folder. Out: bundles in
 `runs/NAME/replay/`: of every n-th step, and of the two steps up to an alarm.
 
-To be ready for an alarm, every step is kept in host memory until the next but one is done: twice its rollout,
+To be ready for an alarm, every step is kept in host memory until the next but one begins: twice its rollout,
 and twice the adapters with both moments of their optimisers.
 """
 
@@ -34,6 +34,7 @@ class Recordings:
         self.trainer, self.folder = trainer, folder / REPLAY_FOLDER
         self.every = trainer.config.record_steps
         self.steps: list[StepRecord] = []  # the last two
+        self.alarmed = 0  # the last step that was written for an alarm
         self._recorder: StepRecorder | None = None
         if self.every:
             recorder = StepRecorder(trainer)  # refuses on all processes
@@ -41,13 +42,14 @@ class Recordings:
 
     def step(self) -> AbstractContextManager[None]:
         """Around `ppo_step`."""
+        self.steps = self.steps[-1:]
         return nullcontext() if self._recorder is None else self._recorder.step()
 
     def keep(self, outcome: RecordView) -> None:
         """After `ppo_step`."""
         if self._recorder is not None:
             record = self._recorder.record(outcome)
-            before = [replace(last, after=record.before) for last in self.steps[-1:]]
+            before = [replace(last, after=record.before) for last in self.steps]
             self.steps = [*before, record]
 
     def write(self, alarms: Sequence[Alarm] = ()) -> None:
@@ -61,14 +63,16 @@ class Recordings:
 
     def forget(self) -> None:
         """After a rollback: the next step does not follow from the last one."""
-        self.steps = []
+        self.steps, self.alarmed = [], 0
 
     def _write(self, due: bool, reason: str) -> None:
         self.steps[-1] = replace(self.steps[-1], after=weights(self.trainer))
         if due:
             self._write_one(self.steps[-1], "step", "")
         for record in self.steps if reason else ():
-            self._write_one(record, "alarm", reason)
+            if record.facts["step"] > self.alarmed:  # else it was written for the alarm before
+                self._write_one(record, "alarm", reason)
+                self.alarmed = record.facts["step"]
 
     def _write_one(self, record: StepRecord, kind: str, reason: str) -> None:
         """A disk that is full ends no run: the checkpoint says so if it lasts."""

@@ -48,12 +48,13 @@ def note_checks(findings: Iterable[Mapping[str, str]]) -> None:
 
 
 def write_origin(folder: Path, kind: Kind, resumed: bool = False) -> None:
-    """Into a run folder; where a run is resumed, what began it stays."""
+    """Into a run folder; where a run is resumed, what began it stays (nothing, where it is older than this
+    file)."""
     noted = _noted.get() or {}
-    before = read_origin(folder) if resumed else {}
-    if before.get("command"):
+    if resumed:
+        before = read_origin(folder)
         later = [*before.get("resumed", []), noted.get("command", [])]
-        write_json(folder / ORIGIN, {**before, "resumed": [words for words in later if words]})
+        write_json(folder / ORIGIN, {"kind": kind, **before, "resumed": [words for words in later if words]})
     else:
         write_json(folder / ORIGIN, {"kind": kind, **noted})
 

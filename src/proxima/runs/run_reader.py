@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from html import escape
 from itertools import chain
@@ -212,12 +213,14 @@ class Run:
 
     def bundles(self) -> list[Record]:
         """Recorded steps, which `proxima replay` reads: path, name, bytes."""
-        found = [path for path in (self.path / "replay").glob("*.safetensors") if path.is_file()]
-        return [
-            {"path": str(path), "name": path.name, "bytes": path.stat().st_size}
-            for path in sorted(found)
-            if path.name.isprintable() and not path.is_symlink()
-        ]
+        from proxima.runs.step_bundle import bundle_paths
+
+        found: list[Record] = []
+        for path in bundle_paths(self.path):
+            with suppress(OSError):  # a run that goes on removes its oldest
+                if path.name.isprintable() and not path.is_symlink():
+                    found.append({"path": str(path), "name": path.name, "bytes": path.stat().st_size})
+        return found
 
     def metrics_frame(self) -> pandas.DataFrame:
         """One row per step."""

@@ -49,7 +49,6 @@ LAYOUT: dict[str, tuple[tuple[str, ...], str]] = {
     "tokens/prompt_mask": (("BOOL",), "BP"),
     "tokens/response_ids": (("I64",), "BR"),
     "tokens/mask": (("BOOL",), "BR"),
-    "tokens/observed": (("BOOL",), "BR"),
     "tokens/ended": (("BOOL",), "B"),
     "tokens/truncated": (("BOOL",), "B"),
     "tokens/keys": (("I64",), "B"),
@@ -280,8 +279,7 @@ def _check_facts(facts: Record, tensors: Mapping[str, Tensor]) -> None:
         return
     if len(facts["prompts"]) != count or not all(map(_is_prompt, facts["prompts"])):
         raise Damaged("its prompts are not texts, one per sequence")
-    mask = tensors["tokens/mask"]
-    lengths = (mask | tensors.get("tokens/observed", mask)).sum(1).tolist()
+    lengths = tensors["tokens/mask"].sum(1).tolist()
     if [len(each) if isinstance(each, list) else -1 for each in facts["tokens"]] != lengths:
         raise Damaged("its texts of tokens do not fit its tokens")
 

@@ -100,8 +100,6 @@ def samples(bundle: Bundle) -> list[Record]:
     redacted."""
     trained = {row: place for place, row in enumerate(bundle.tensors["rows"].tolist())}
     read = bundle.tensors["tokens/mask"]
-    if (observed := bundle.tensors.get("tokens/observed")) is not None:
-        read = read | observed
     found: list[Record] = []
     size = 0
     for row in range(len(read)):

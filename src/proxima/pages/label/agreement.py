@@ -3,9 +3,10 @@ Krippendorff's alpha.
 
     raw    share of pairs of answers to one item that are equal
     kappa  (p_o - p_e) / (1 - p_e): two annotators; p_o raw, p_e expected from how often each uses each value
-    (Cohen 1960) alpha  1 - D_o / D_e: any number of annotators, answers may be missing; D_o mean squared
-    distance between values of one
-           item, D_e between any two values (Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability")
+           (Cohen 1960)
+    alpha  1 - D_o / D_e: any number of annotators, answers may be missing; D_o mean squared distance between
+           values of one item, D_e between any two values
+           (Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability")
 
 1 = they always agree, 0 = no more than by chance; None = undefined: nobody shared an item, or only one
 value was ever used.

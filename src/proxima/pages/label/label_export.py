@@ -25,18 +25,14 @@ def export(store: Store, path: str | Path, every_answer: bool = False) -> int:
     path = Path(path)
     if path.suffix != ".jsonl":
         raise ValueError(f"{path} must end in .jsonl")
-    rows = rows_of(_without_controls(store), store.answers(), every_answer)
+    known = store.controls()  # their answers are known, and say how annotators do
+    items = [item for item in store.items() if item.id not in known]
+    rows = rows_of(items, store.answers(), every_answer)
     if not rows:
         what = "item has a winner" if store.mode == "pairs" else "item has a rating"
         raise ValueError(f"{store.path} holds nothing to export: no {what} yet")
     write_jsonl(path, rows)
     return len(rows)
-
-
-def _without_controls(store: Store) -> list[Item]:
-    """The items to learn from: the answer of a control question is known, and says how annotators do."""
-    known = store.controls()
-    return [item for item in store.items() if item.id not in known]
 
 
 def rows_of(
@@ -116,11 +112,14 @@ def write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
         raise
 
 
-def summarize(store: Store) -> Record:
-    """Counts and agreement, for the page and the terminal; skips count as no answer, a tie is a value of
-    its own."""
-    known, every = store.controls(), store.answers()
-    items = _without_controls(store)
+def summarize(store: Store, controls_apart: bool = True) -> Record:
+    """Counts and agreement; skips count as no answer, a tie is a value of its own.
+
+    Args:
+        controls_apart: control questions are counted on their own; else as any other item.
+    """
+    known, every = store.controls() if controls_apart else {}, store.answers()
+    items = [item for item in store.items() if item.id not in known]
     answers = [answer for answer in every if answer.item not in known]
     pairs = store.mode == "pairs"
     values: dict[int, Record] = {item.id: {} for item in items}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 PAGE = Path(__file__).parent / "static"
+FIGURES = ("items", "answers", "annotators", "shared", "raw", "kappa", "alpha", "metric")
 
 
 def make_label_app(store: Store, site: Site) -> FastAPI:
@@ -52,7 +53,7 @@ def add_label_routes(app: FastAPI, store: Store) -> None:
 
     @app.get("/api/summary")
     def summary() -> Record:
-        return {**summarize(store), "mode": store.mode, "db": str(store.path)}
+        return page_summary(store)
 
     @app.post("/api/answer")
     def answer(body: Record) -> Record:
@@ -72,6 +73,13 @@ def add_label_routes(app: FastAPI, store: Store) -> None:
         except Conflict as error:
             raise Conflict(str(error), state_of(store, annotator)) from None
         return state_of(store, annotator, None if item is None else store.item(item))
+
+
+def page_summary(store: Store) -> Record:
+    """Counts and agreement as annotators may see them: a control question counts as any other item, and
+    nothing says which side or model was chosen."""
+    said = summarize(store, controls_apart=False)
+    return {**{name: said[name] for name in FIGURES}, "mode": store.mode, "db": str(store.path)}
 
 
 def state_of(store: Store, annotator: str, item: Item | None = None) -> Record:

@@ -50,6 +50,7 @@ FEW_END = 0.5  # share of answers that finish
 FLAT = 1e-6  # standard deviation of the rewards
 GAMING = ("length", "repetition", "copying", "opening", "variety", "spread")
 TEXTUAL = ("repetition", "copying", "opening")
+LEVELLED = "The reward has stopped rising, so more steps at these settings are unlikely to help."
 MOST_SAMPLES = 10_000  # of best-of-n that a KL is compared with
 
 
@@ -197,8 +198,10 @@ def critic(metrics: Metrics) -> RunFinding:
         return RunFinding(CRITIC, "not measured", "open", told)
     first, last = ends(column)
     shown = [Evidence(title_of("explained_variance"), first.mean, math.nan, last.mean)]
-    bias = dict(_biases(metrics))
-    shown += [Evidence(title, *ends_of, sign="") for title, ends_of in bias.items()]
+    shown += [
+        Evidence(f"Return - value, quarter {part} of the responses", first, math.nan, last)
+        for part, (first, last) in _biases(metrics).items()
+    ]
     if sum(map(math.isfinite, column)) < ENOUGH_STEPS:
         told = f"So far it explains {short(last.mean)} of the variance of the returns."
         return RunFinding(CRITIC, TOO_SHORT, "open", told, shown)
@@ -218,17 +221,16 @@ def critic(metrics: Metrics) -> RunFinding:
     return RunFinding(CRITIC, "yes", "good", f"It foresees part of the score: {said}.", shown)
 
 
-def _biases(metrics: Metrics) -> Iterator[tuple[str, tuple[float, float, float]]]:
-    for part in range(1, 5):
-        first, last = ends(metrics.get(f"value_error_position/{part}", ()))
-        if last.steps:
-            yield f"Return - value, quarter {part} of the responses", (first.mean, math.nan, last.mean)
+def _biases(metrics: Metrics) -> dict[int, tuple[float, float]]:
+    """Return - value at both ends of the run, by the quarters of the responses that it is known for."""
+    found = {part: ends(metrics.get(f"value_error_position/{part}", ())) for part in range(1, 5)}
+    return {part: (first.mean, last.mean) for part, (first, last) in found.items() if last.steps}
 
 
 def worst_bias(metrics: Metrics) -> str:
     """Where the values are off by more than `BIASED` standard deviations of the advantages, in words."""
     spread = ends(metrics.get("advantage_std", ()))[1].mean
-    errors = {part: values[2] for part, values in enumerate(dict(_biases(metrics)).values(), 1)}
+    errors = {part: last for part, (_, last) in _biases(metrics).items()}
     part = max(errors, key=lambda each: abs(errors[each]), default=0)
     if not part or not abs(errors[part]) > BIASED * spread > 0:
         return ""
@@ -241,9 +243,11 @@ def change_next(
 ) -> RunFinding:
     """What follows from the other findings, the most pressing first."""
     advice = list(_advice(metrics, points, optimised, {each.question: each for each in found}))
+    things = len(advice) - (LEVELLED in advice)
+    answer = f"{things} thing{'s' if things > 1 else ''}" if things else "nothing pressing"
     pressing = optimised.is_bad or optimised.status == "stuck"
     status: Status = "bad" if optimised.is_bad else "open" if pressing or len(advice) > 1 else "good"
-    return RunFinding(NEXT, f"{len(advice)} thing{'s' if len(advice) > 1 else ''}", status, " ".join(advice))
+    return RunFinding(NEXT, answer, status, " ".join(advice))
 
 
 def _advice(
@@ -269,7 +273,7 @@ def _advice(
     elif still_rising(points):
         yield "Train longer: the reward was still rising at the end."
     else:
-        yield "Nothing is pressing: the reward has levelled off, so more steps at these settings buy little."
+        yield LEVELLED
     if found[CRITIC].answer in ("no", "weak", "biased"):
         yield "Give the critic more: raise value_learning_rate or value_epochs, or set critic_warmup_steps."
     if found[COST].answer.endswith("for little"):

@@ -280,12 +280,16 @@ def _half_width(own: Mapping[str, float], name: str) -> float:
 
 
 def _interval(values: Sequence[float], rows: range) -> float:
-    """Half of the 95 % interval of the mean over steps; 0 where there are too few."""
-    known = [value for value in (values[i] for i in rows) if math.isfinite(value)]
-    if len(known) < 2:
+    """Half of the 95 % interval of the mean over some steps; 0 where there are too few.
+
+    A part of a run may have a single step, so the variance is that of all steps: half the mean square of the
+    differences from one to the next, which a trend hardly changes.
+    """
+    known = sum(math.isfinite(values[i]) for i in rows)
+    finite = [value for value in values if math.isfinite(value)]
+    if not known or len(finite) < 2:
         return 0.0
-    mean = _mean(known)
-    return 1.96 * math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (len(known) - 1) / len(known))
+    return 1.96 * math.dist(finite[1:], finite[:-1]) / math.sqrt(2 * (len(finite) - 1) * known)
 
 
 def _told(status: Status, sentence: str, points: Sequence[Point], step: int) -> Optimisation:

@@ -17,7 +17,6 @@ from proxima.runs import Bundle
 
 WITHOUT_TEXT = (
     "tokens/mask",
-    "tokens/observed",
     "tokens/ended",
     "tokens/truncated",
     "tokens/sampled_logprobs",

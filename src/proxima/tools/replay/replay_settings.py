@@ -30,12 +30,15 @@ def replay_config(
 ) -> tuple[PPOConfig, bool]:
     """The settings to recompute by, and whether rewards are asked again.
 
-    Nothing of the bundle is called that its settings alone name: no function, no server, no tracker.
+    Nothing of the bundle is called that its settings alone name: no function, no environment or tool,
+    no server, no tracker.
 
     Args:
         folder: where the recorded adapters are put for the trainer to load.
     """
     recorded = PPOConfig.from_dict(bundle.facts["settings"])
+    if recorded.not_recordable:  # environments and tools among them, which the trainer would import
+        raise ValueError(f"{bundle.path}: {recorded.not_recordable}")
     asked = tuple(rewards) or (recorded.rewards if all(map(is_ready_made, recorded.rewards)) else ())
     changes: Record = {
         "model_name": model or str(bundle.facts["base"].get("name") or recorded.model_name),

@@ -222,14 +222,10 @@ def _sample_again(
     ]
     ids, mask = pad_rows(rows, trainer.tokenizer.pad_token_id, left=True)
     again = {"tokens/prompt_ids": ids, "tokens/prompt_mask": mask}
-    engine = bundle.facts["settings"].get("engine")
-    if engine == "vllm" or tokens.observed is not None:
-        why = "vLLM sampled them" if engine == "vllm" else "an environment wrote a part of them"
-        return again, {"sampled tokens": f"taken from the bundle: {why}"}
+    if bundle.facts["settings"].get("engine") == "vllm":
+        return again, {"sampled tokens": "taken from the bundle: vLLM sampled them"}
     nothing = tokens.response_ids[:, :0]
-    prompts = replace(
-        tokens, response_ids=nothing, mask=nothing.bool(), kept=None, sampled_logprobs=None, observed=None
-    )
+    prompts = replace(tokens, response_ids=nothing, mask=nothing.bool(), kept=None, sampled_logprobs=None)
     sampled = generator.sample(prompts, int(state["step"]))
     found = {name: each.detach().cpu() for name, each in token_tensors(sampled).items()}
     if "scoring/outside_kept" in bundle.tensors:

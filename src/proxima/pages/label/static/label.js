@@ -208,14 +208,12 @@ function drawFigures(said) {
   drawPeople(said);
 }
 
-// One row per annotator: answers, and how many control questions they answered right.
-function drawPeople({ annotators, controls }) {
-  const names = [...new Set([...Object.keys(annotators), ...Object.keys(controls)])];
-  byId("people").hidden = !Object.keys(controls).length;
-  const row = (name) => element("tr", {}, element("th", { scope: "row" }, element("bdi", { text: name })), element("td", { text: String(annotators[name] ?? 0) }),
-    element("td", { text: controls[name] ? `${controls[name].right} of ${controls[name].asked}` : "–" }));
-  const heads = ["Annotator", "Answers", "Control questions right"].map((text) => element("th", { scope: "col", text }));
-  byId("people").replaceChildren(element("table", {}, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...names.map(row))));
+// One row per annotator: how many items they answered.
+function drawPeople({ annotators }) {
+  byId("people").hidden = !Object.keys(annotators).length;
+  const row = ([name, count]) => element("tr", {}, element("th", { scope: "row" }, element("bdi", { text: name })), element("td", { text: String(count) }));
+  const heads = ["Annotator", "Answers"].map((text) => element("th", { scope: "col", text }));
+  byId("people").replaceChildren(element("table", {}, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...Object.entries(annotators).map(row))));
 }
 
 function agreement({ shared, alpha }) {
