@@ -172,7 +172,7 @@ def gamed(points: Sequence[Point], optimised: Optimisation, samples: Samples) ->
         told = f"{listed[0].upper()}{listed[1:]}. Read some samples, and ask a judge (--judges)."
     elif not measured:
         answer, status = "not measured", "open"
-        told = "The length stayed as it was; more needs held-out prompts (--validation)."
+        told = "The length changed by less than half; more needs held-out prompts (--validation)."
     else:
         answer, status = "no sign of it", "good"
         told = f"Near where they began: {', '.join(each.title for each in shown)}."
