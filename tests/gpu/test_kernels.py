@@ -431,8 +431,8 @@ def test_a_pass_and_its_gradients_by_kernels_are_the_decoders(name, tmp_path, mo
         torch.testing.assert_close(found[parameter], gradient, rtol=1e-2, atol=1e-3)
 
 
-def test_every_kernel_is_called_with_the_shapes_of_its_decoder(tmp_path):
-    """What compiles kernels before their first use: a wrong shape would compile another kernel, or none."""
+def test_every_kernel_that_is_compiled_ahead_can_be_called_as_it_is_there(tmp_path):
+    """What compiles kernels before their first use calls them; each call must run."""
     from proxima.config import PPOConfig
     from proxima.ppo_trainer import PPOTrainer
     from proxima.runtime.engine.few_rows_decoder import FewRowsDecoder
@@ -444,6 +444,8 @@ def test_every_kernel_is_called_with_the_shapes_of_its_decoder(tmp_path):
     dtype = "float32" if INTERPRETED else "bfloat16"
     decoder = PPOTrainer(PPOConfig(folder, device=DEVICE, dtype=dtype)).models.policy.backbone.decoder
     slots = new_slots(3, 64, decoder, torch.device(DEVICE))
-    for call in (*FewRowsDecoder(decoder, slots).kernels(3), *training_calls(decoder)):
+    calls = [*FewRowsDecoder(decoder, slots).kernels(3), *training_calls(decoder)]
+    assert len(calls) > 10
+    for call in calls:
         with torch.no_grad():
             call()

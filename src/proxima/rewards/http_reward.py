@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from proxima.config import hide_address, shareable
 from proxima.core.retries import RetryPolicy
 from proxima.rewards.coroutines import run_async
+from proxima.rewards.reward_options import check_limits
 from proxima.rewards.reward_outcome import RewardOutcome, read_rewards
 from proxima.rewards.reward_samples import Samples
 
@@ -74,17 +75,13 @@ class EndpointReward:
             allow_insecure: send the token over plain http to a host that is not this machine.
             send_ids: also send `completion_ids`.
         """
-        for name, value, low in (
-            ("retries", retries, 0),
-            ("concurrency", concurrency, 1),
-            ("batch", batch, 1),
-        ):
-            if value < low:
-                raise ValueError(f"option {name} ({value}) of a reward over HTTP must be at least {low}")
-        if not 0 < timeout < math.inf:
-            raise ValueError(
-                f"option timeout ({timeout}) of a reward over HTTP must be a positive number of seconds"
-            )
+        check_limits(
+            "a reward over HTTP",
+            timeout,
+            retries=(retries, 0),
+            concurrency=(concurrency, 1),
+            batch=(batch, 1),
+        )
         parsed = _parse_url(url)
         self.url = url
         self.timeout = timeout

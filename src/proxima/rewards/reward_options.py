@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, TypeAlias, get_args, get_type_hints
@@ -60,6 +61,20 @@ def require_options(spec: RewardSpec, function: Callable[..., object]) -> None:
             raise ValueError(
                 f"reward {spec.label!r} needs the option {name!r}, for example {spec.source},{name}=..."
             )
+
+
+def check_limits(what: str, timeout: float, **counts: tuple[int, int]) -> None:
+    """Refuse a time-out that is no positive number of seconds, and counts below what they must be.
+
+    Args:
+        what: whose options they are, for the message.
+        counts: each option's value and its least one.
+    """
+    for name, (value, low) in counts.items():
+        if value < low:
+            raise ValueError(f"option {name} ({value}) of {what} must be at least {low}")
+    if not 0 < timeout < math.inf:
+        raise ValueError(f"option timeout ({timeout}) of {what} must be a positive number of seconds")
 
 
 def _checked(spec: RewardSpec, name: str, value: object, kind: OptionType, takes: str) -> object:

@@ -5,13 +5,13 @@ A call that hangs, crashes or raises costs itself alone: its process is ended an
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from proxima.core.json_record import Record
+from proxima.rewards.reward_options import check_limits
 from proxima.rewards.reward_outcome import in_one_line
 from proxima.rewards.worker_process import (
     JsonValue,
@@ -51,15 +51,9 @@ class WorkerPool:
             network: False = none, where the kernel allows.
             sandbox: for code of the policy: as `WorkerProcess` has it, and a new process for every call.
         """
-        for name, value, low in (
-            ("workers", workers, 1),
-            ("memory_mb", memory_mb, 0),
-            ("retries", retries, 0),
-        ):
-            if value < low:
-                raise ValueError(f"option {name} ({value}) of a reward must be at least {low}")
-        if not 0 < timeout < math.inf:
-            raise ValueError(f"option timeout ({timeout}) of a reward must be a positive number of seconds")
+        check_limits(
+            "a reward", timeout, workers=(workers, 1), memory_mb=(memory_mb, 0), retries=(retries, 0)
+        )
         check_system()
         if callable(target):
             pickled(target)  # reports now what cannot be sent
