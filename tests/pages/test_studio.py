@@ -303,6 +303,14 @@ def test_only_new_points_travel(ask, runs):
     assert (more["anew"], [step for step, _ in more["curves"]["kl"]], more["step"]) == (False, [31, 32], 32)
 
 
+def test_metrics_that_came_between_two_requests_are_noticed(ask, runs):
+    write_run(runs / "new", steps=0, finished=False)
+    about = ask("run", name="new")
+    assert about["groups"] == []
+    append_step(runs / "new", 1)
+    assert ask("curves", name="new")["metrics"] > about["metrics"]  # the page then asks for the groups anew
+
+
 def cut_back(folder, step):
     """As a run that rolls back does it: another file in its place."""
     lines = [

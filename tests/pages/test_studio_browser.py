@@ -143,7 +143,7 @@ def test_a_real_training_run_is_followed_to_its_end_and_its_tokens_are_those_on_
         visitor.wait_for(".state", "training")
         visitor.wait(f"Number({LAST}) > 0", 60)
         first = int(visitor.script(f"return {LAST}"))
-        drawing = visitor.script("return document.querySelector('.chart-drawing')")
+        drawing = visitor.wait("document.querySelector('.chart-drawing')")
         visitor.wait(f"Number({LAST}) > {first}", 60)
         assert visitor.script("return arguments[0].isConnected", drawing)  # drawn on, not drawn anew
     finally:

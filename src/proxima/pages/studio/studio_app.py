@@ -127,6 +127,7 @@ def head_of(opened: Open, metrics: dict[str, list[float]]) -> Record:
         "name": run.name,
         "state": state_of(run, last.get("seconds")),
         "edition": opened.edition,
+        "metrics": len(metrics),
         "changed": run.changed,
         "step": int(last.get("step", 0)),
         "last": [
@@ -188,7 +189,6 @@ def curves_of(opened: Open, names: list[str], after: int, edition: str) -> Recor
     return {
         **head_of(opened, metrics),
         "anew": anew,
-        "metrics": len(metrics),
         "curves": {name: curve(steps, metrics[name], since) for name in there},
         "bands": {name: rows for name in there if (rows := band(metrics, name, since))},
     }

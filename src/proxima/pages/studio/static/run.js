@@ -83,7 +83,7 @@ export function showRun(place, view) {
     const before = run.head;
     const head = await ask(`/api/curves?${query}`);
     const grown = head.metrics !== before.metrics || head.edition !== before.edition || head.warnings !== before.warnings || String(head.token_steps) !== String(before.token_steps) || head.state !== before.state;
-    if (grown && before.metrics !== undefined) await loadAbout();
+    if (grown) await loadAbout();
     drawHead(head);
     await open.add?.(head, metric);
     return PACE[head.state] ?? 5;
