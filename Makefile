@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # packages are installed uncompiled: what the first import compiles is kept
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test types suite test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu bench peer test-peer format kill learn frontier real instructions embedded dist audit clean
+.PHONY: demo test types suite test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu test-kernels bench peer test-peer format kill learn frontier real instructions embedded dist audit clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
@@ -66,6 +66,14 @@ test-engines: .venv-vllm/.installed runs/demo/results.json  ## rollouts on real 
 test-gpu: $(VENV)/.installed  ## the fast engine on a GPU: equal to the reference path, and bit-identical when repeated
 	$(BIN)/python -m pytest tests/gpu
 
+test-kernels: $(VENV)/.installed .triton/.installed  ## the Triton kernels without a GPU: their numbers by Triton's interpreter; compiled for two GPUs, within their shared memory
+	PYTHONPATH=.triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu/test_kernels.py -n 2
+	PYTHONPATH=.triton OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu/test_compile.py -n 2
+
+.triton/.installed:
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --target .triton triton==3.6.0
+	touch $@
+
 bench: $(VENV)/.installed  ## how fast a PPO step is here (beside TRL where `make peer` was run)
 	$(BIN)/proxima bench $(if $(wildcard .venv-trl/bin/python),--peer trl)
 
@@ -104,7 +112,7 @@ audit:  ## known vulnerabilities of the pinned packages (asks the advisory datab
 	.venv-dist/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) .venv-dist .venv-trl .venv-vllm runs .mypy_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) .venv-dist .venv-trl .venv-vllm .triton runs .mypy_cache .ruff_cache .hypothesis build dist site
 
 learn: $(VENV)/.installed  ## the long proof: five seeds to convergence (within an hour on two cores)
 	$(BIN)/python -m proxima.world.demo.learn

@@ -4,6 +4,8 @@ its commands)."""
 import re
 from pathlib import Path
 
+from tools.reference.layout import layout, with_layout
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 QUICKSTART = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
@@ -27,20 +29,21 @@ def test_the_table_beside_others_is_that_of_its_page():
     )
 
 
-def test_the_tree_is_the_one_on_disk():
-    block = README.split("## Repository layout")[1].split("```text")[1].split("```")[0]
-    package = ROOT / "src" / "proxima"
-    rooms, room, folder = set(), package, package
-    for line in block.split("src/proxima/\n")[1].split("examples/")[0].splitlines():
-        names = re.match(r"  (?:  )?([^\s,]+(?:, [^\s,]+)*) ", line)  # a continuation line has none
-        if names and not line.startswith("    "):
-            room = folder = package / names[1]
-            rooms.add(room.name)
-        elif names:
-            assert all((room / name).exists() for name in names[1].split(", ")), line
-            folder = room / names[1] if names[1].endswith("/") else room
-        assert all((folder / name).exists() for name in re.findall(r"`(\w+\.py)`", line)), line
-    assert rooms == {path.name for path in package.iterdir() if any(path.glob("*.py"))}
+def test_the_list_of_files_is_what_their_docstrings_say():
+    assert with_layout(README) == README, "run `make reference`"
+
+
+def test_the_list_has_every_file_and_a_line_that_says_something(tmp_path):
+    lines = layout().splitlines()[1:-1]
+    sources = [path for path in (ROOT / "src" / "proxima").rglob("*.py") if path.name != "__main__.py"]
+    assert len(lines) == len(sources)
+    assert [line for line in lines if len(line.split(maxsplit=1)[-1]) < 15] == []
+    (tmp_path / "__init__.py").write_text('"""A package. Of files."""')
+    (tmp_path / "one.py").write_text(f'"""What it does (Author et al. 2020). {"More " * 50}."""')
+    assert [line.split(maxsplit=1) for line in layout(tmp_path).splitlines()[1:-1]] == [
+        [f"{tmp_path.name}/", "A package. Of files"],
+        ["one.py", "What it does (Author et al. 2020)"],
+    ]
 
 
 def test_the_tests_have_the_rooms_of_the_package():

@@ -46,7 +46,7 @@ class VllmServer:
         while time.monotonic() < end:
             assert self.process.poll() is None, f"the server ended: {self.log.read_text()[-3000:]}"
             try:
-                if httpx.get(f"{self.url}/health", trust_env=False).status_code == 200:
+                if httpx.get(f"{self.url}/health", trust_env=False, timeout=60).status_code == 200:
                     return self
             except httpx.HTTPError:
                 time.sleep(0.5)

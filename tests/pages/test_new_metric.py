@@ -59,7 +59,10 @@ def data_of(page):
 
 def studio(folder, *paths):
     site = Site()
-    with running(make_studio_app(Library(folder), site), site), httpx.Client(base_url=site.address) as client:
+    with (
+        running(make_studio_app(Library(folder), site), site),
+        httpx.Client(base_url=site.address, timeout=60) as client,
+    ):
         client.get(site.url)
         return [client.get(f"/api/{path}").raise_for_status().json() for path in paths]
 

@@ -52,7 +52,10 @@ def runs(tmp_path):
 @pytest.fixture
 def ask(runs):
     site = Site()
-    with running(make_studio_app(Library(runs), site), site), httpx.Client(base_url=site.address) as client:
+    with (
+        running(make_studio_app(Library(runs), site), site),
+        httpx.Client(base_url=site.address, timeout=60) as client,
+    ):
         assert client.get(site.url).status_code == 200
 
         def get(path, expected=200, **asked):
@@ -71,7 +74,7 @@ def ask(runs):
     "path", ["/", "/api/runs", "/api/run?name=plain", "/static/studio.js", "/api/tokens?name=plain&step=10"]
 )
 def test_without_the_token_nothing_is_told(ask, path):
-    response = httpx.get(ask.site.address + path)
+    response = httpx.get(ask.site.address + path, timeout=60)
     assert response.status_code == 403
     assert "plain" not in response.text
     assert ask.client.get(path).status_code == 200
@@ -433,7 +436,7 @@ def test_a_long_run_is_thinned_and_a_look_at_it_is_cheap(long_run):
     site = Site()
     with (
         running(make_studio_app(Library(long_run), site), site),
-        httpx.Client(base_url=site.address) as client,
+        httpx.Client(base_url=site.address, timeout=60) as client,
     ):
         client.get(site.url)
         crowd, began = busy(), time.monotonic()
@@ -587,7 +590,7 @@ def test_the_label_page_is_there_with_a_database_and_only_then(runs, tmp_path, a
     site = Site()
     with (
         running(make_studio_app(Library(runs), site, store), site),
-        httpx.Client(base_url=site.address) as client,
+        httpx.Client(base_url=site.address, timeout=60) as client,
     ):
         assert client.get("/label").status_code == 403
         client.get(site.url)

@@ -31,7 +31,7 @@ def site(store):
 @pytest.fixture
 def visitor(site):
     """A browser without the cookie."""
-    with httpx.Client(base_url=site.address) as client:
+    with httpx.Client(base_url=site.address, timeout=60) as client:
         yield client
 
 
@@ -239,7 +239,7 @@ def test_a_failure_inside_the_app_still_carries_the_headers(store):
     def broken() -> None:
         raise RuntimeError("secret detail")
 
-    with running(app, site), httpx.Client(base_url=site.address) as client:
+    with running(app, site), httpx.Client(base_url=site.address, timeout=60) as client:
         client.get(site.url)
         response = client.get("/broken")
     assert response.status_code == 500

@@ -584,7 +584,7 @@ def test_train_against_serve_reward_from_the_command_line(tiny, reward_folder, t
     with Process(
         "--model-name", tiny, "--reward", reward_folder, "--token-env", "REWARD_TOKEN", **secret
     ) as server:
-        assert httpx.get(server.url.replace("score", "health"), trust_env=False).json() == {
+        assert httpx.get(server.url.replace("score", "health"), trust_env=False, timeout=60).json() == {
             "name": "judge",
             "ready": True,
         }

@@ -293,9 +293,11 @@ def test_after_ctrl_c_nothing_is_tried_again_and_the_pool_works_on(tmp_path, mon
         os.kill(os.getpid(), signal.SIGINT)
 
     before = threading.active_count()
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         pool.map([(["hang"], {})])
+    signal.signal(signal.SIGINT, handler)
     while threading.active_count() > before:
         time.sleep(0.05)
     assert pool.map([(["c"], {}), (["d"], {})]) == [1.0, 1.0]

@@ -1,4 +1,4 @@
-"""Phase 5 of a PPO step: how much better than expected.
+"""Advantages and value targets: how much better than expected (phase 5 of a PPO step).
 
 In: pairs with `reward` and `value`. Out: pairs with `td_error`, `advantage` and `return`.
 """

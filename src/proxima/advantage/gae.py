@@ -1,4 +1,5 @@
-"""Generalised advantage estimation as an estimator, by three parts that may be replaced.
+"""GAE as an estimator: the value model's targets, lambda by response length (`lam_alpha`), discounting by
+turns; three parts may be replaced.
 
 Policy and value model have a lambda each (Yuan et al. 2025, VC-PPO). The value model's target is the
 discounted reward-to-go for a `value_lam` of 1, and A_t + V(s_t) with its own lambda otherwise. With

@@ -1,4 +1,5 @@
-"""Scores of responses beside the other responses to the same prompt, for methods without a value model.
+"""Scores beside the other responses to the same prompt (a group): baseline, deviation, groups whose scores
+are all equal.
 
 The advantage of a token is its response's centred score less the KL cost from this token on: the KL of
 earlier tokens is not its doing. Neither is discounted. A group of one, or one whose scores differ by no more

@@ -1,5 +1,5 @@
-"""A reward model that is trained further. In: its folder. Out: what it was trained on, and whether these
-settings can go on from it.
+"""`proxima reward --continue`: which settings must be those of the earlier reward model, and which data it
+saw. In: its folder. Out: what it was trained on, and whether these settings can go on from it.
 
 A folder's `data.json` names the examples; those of the model that it went on from are among them.
 """

@@ -1,4 +1,4 @@
-"""Settings: flat dataclasses.
+"""Settings: names, defaults, ranges, presets, YAML, what a resumed run may change.
 
 In: keyword arguments, YAML or command-line flags. Out: checked settings.
 """

@@ -1,5 +1,5 @@
-"""Keys that must not be written down. In: a reward's address, its options, or any text. Out: the same with
-`***` for each key.
+"""Secrets that must not be written down: which names of options, flags and query parameters hide their value.
+In: a reward's address, its options, or any text. Out: the same with `***` for each key.
 
 A key belongs in an environment variable (`token_env`). One that stands in an address or an option all the
 same is used, but reaches no file, log, tracker or message of ours. Of an address every value in the query is

@@ -1,4 +1,4 @@
-"""What all settings share: types and ranges checked when made; from and to YAML; former names still taken."""
+"""What all settings share: the YAML reader, types and ranges checked when made, former names still taken."""
 
 from __future__ import annotations
 

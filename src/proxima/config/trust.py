@@ -1,5 +1,5 @@
-"""Rewards out of a run's folder, which may be a stranger's. In: its settings. Out: nothing, or an error that
-names the flags.
+"""Code that a run folder asks for (reward modules, `trust_remote_code`) is refused unless the command line
+allows it. In: its settings. Out: nothing, or an error that names the flags.
 
 They may name a Python function to import, run what the model writes (`code`), or name a server that is sent
 texts and a token: only the command line, or an argument in Python, may ask for these. The same holds for

@@ -1,5 +1,6 @@
-"""Conversations as people read them. In: a prompt, perhaps with the turns that were kept of it. Out: its
-turns, without the markup of a chat template.
+"""Chat-template markup read back into turns, for pages and terminals: the marks of each family of templates.
+In: a prompt, perhaps with the turns that were kept of it. Out: its turns, without the markup of a chat
+template.
 
 A prompt that was made of messages carries its turns (`proxima.core.types.Prompt`). Text alone is read back
 only where all of it is the markup of a known family of templates; any other text has no turns.

@@ -1,5 +1,5 @@
-"""Conversations as text. In: messages and a tokenizer with a chat template. Out: a prompt, or a prompt and
-its answer.
+"""Conversations written as text by the tokenizer's chat template. In: messages and a tokenizer with a chat
+template. Out: a prompt, or a prompt and its answer.
 
 prompt + answer is the template's own rendering, but for what the trainer adds itself: a BOS in front, an EOS
 behind.

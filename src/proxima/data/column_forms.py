@@ -1,4 +1,5 @@
-r"""What columns mean. In: a row. Out: its prompt and answers, as text or messages; `FORMS` is the whole list.
+r"""What columns mean: names and aliases of prompt, answer, preference and rating columns. In: a row. Out: its
+prompt and answers, as text or messages; `FORMS` is the whole list.
 
 A row that is merely bad (an empty prompt, a pair with equal sides) raises `Skip`; one that cannot be read
 raises `BrokenData`.

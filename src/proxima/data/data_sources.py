@@ -1,5 +1,5 @@
-"""From a source to its rows. In: a file, a folder or a Hugging Face dataset id. Out: `Rows`, or one sentence
-that says why not.
+"""Chooses the reader of a source: by file ending, folder or Hugging Face dataset id. In: a file, a folder or
+a Hugging Face dataset id. Out: `Rows`, or one sentence that says why not.
 
     prompts.txt  data.jsonl  data.json  data.csv  data.tsv  data.parquet      a file; all but Parquet also as
     .gz

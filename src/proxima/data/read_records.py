@@ -1,4 +1,5 @@
-"""Records from a source. In: a file, a folder or a Hub id. Out: a lazy Sequence of records of one kind.
+"""Prompts, demonstrations, preferences or ratings from a source. In: a file, a folder or a Hub id. Out: a
+lazy Sequence of records of one kind.
 
 Opening reads the source once, to find rows that cannot be used: these are left out, counted and said in one
 warning. After that a record is read, and a conversation rendered, when it is asked for.

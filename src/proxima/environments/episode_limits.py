@@ -1,4 +1,4 @@
-"""How long an episode may be."""
+"""Limits of an episode: turns, tokens and seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`EpisodeRunner`: the episodes of one batch, from `reset` to their end.
+"""`EpisodeRunner`: the episodes of one batch: `reset`, turns, tool calls and the limit on their output,
+failures, the end.
 
 In: turns that the policy sampled. Out: what it reads next, and an `Episode` for each row. Whatever a user's
 code does costs its own episode and no other. In this process, turns are answered one after the other; with a

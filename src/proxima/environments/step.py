@@ -1,4 +1,5 @@
-"""`Step`: what an environment answers to a turn, read strictly.
+"""`Step`: what an environment answers to a turn (observation, reward, done), read strictly, and how long it
+may be.
 
 Nothing heavy is imported: worker processes import it.
 """

@@ -1,4 +1,4 @@
-"""Phase 8 of a PPO step: is it getting better, and should the run continue?
+"""Evaluation: is it getting better, and should the run continue (phase 8 of a PPO step)?
 
 In: a step's metrics. Out: performance, convergence.
 """

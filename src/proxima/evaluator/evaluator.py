@@ -1,4 +1,4 @@
-"""`Evaluator`: the evaluation.
+"""`Evaluator`: performance and convergence during training; when to stop early.
 
 In: metrics of a step, and a validation set where one is given. Out: performance, convergence.
 """

@@ -1,4 +1,4 @@
-"""Prompts that nothing is trained on.
+"""Evaluation on held-out prompts during training: answers, rewards, KL, lengths.
 
 In: a trainer and prompts. Out: its answers, what they measure, a few by token.
 """

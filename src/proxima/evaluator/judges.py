@@ -1,5 +1,5 @@
-"""Who judges win rates. In: a config's rewards and judges. Out: one preference per prompt by each, nan where
-one failed.
+"""Which judges decide win rates, and their preferences from scores. In: a config's rewards and judges. Out:
+one preference per prompt by each, nan where one failed.
 
 The rewards judge by the scores that answers have anyway. A judge that scores is a reward that is not trained
 on; one that compares sees both answers, in both orders.

@@ -1,6 +1,6 @@
-"""Judges that compare two answers. In: prompts and two answers each. Out: the probability that the first is
-better, nan where the judge failed. Each pair is asked in both orders and averaged, so that a liking for one
-place cancels.
+"""Judges that compare two answers directly: each pair is asked in both orders and averaged, so that a liking
+for one place cancels. In: prompts and two answers each. Out: the probability that the first is better, nan
+where the judge failed.
 
 Python   f(prompts, ours, theirs)  ->  one entry per prompt: 1, 0 or -1 (better, tie, worse), or a
          probability (any float)

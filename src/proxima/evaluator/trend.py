@@ -1,5 +1,5 @@
-"""Is a noisy curve rising? In: numbers in order. Out: the Theil-Sen slope, and how likely so clear a rise is
-by chance.
+"""Early stopping's question: is a noisy curve still rising? In: numbers in order. Out: the Theil-Sen slope,
+and how likely so clear a rise is by chance.
 
 Mann-Kendall: S = sum over i < j of sign(x_j - x_i), of variance (n (n - 1) (2n + 5) - sum t (t - 1) (2t + 5))
 / 18 where there is no trend (t = sizes of groups of equal numbers); z = (S - 1) / sqrt(variance). Slope: the

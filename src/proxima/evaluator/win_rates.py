@@ -1,5 +1,5 @@
-"""Win rates. In: two scores per prompt, or one preference per prompt. Out: the fraction won, with a bootstrap
-interval.
+"""Win rates and their bootstrap intervals. In: two scores per prompt, or one preference per prompt. Out: the
+fraction won, with a bootstrap interval.
 
 A preference is the probability that ours is better: 1 won, 0.5 a tie, 0 lost, nan where it is unknown.
 """

@@ -1,4 +1,4 @@
-"""Phase 6 of a PPO step: what training may see.
+"""The rollout in minibatches: what training may see (phase 6 of a PPO step).
 
 In: finished pairs. Out: minibatches, and nothing else is trained on.
 """

@@ -1,4 +1,5 @@
-"""How a buffer is cut into minibatches: one function per strategy, found by its name.
+"""How a buffer is cut into minibatches (at random, by a token budget, …): one function per strategy, found by
+its name.
 
 In: the sequences that are held. Out: the rows of each minibatch; every sequence comes exactly once per epoch.
 Orders follow the sequences' keys, not their places.

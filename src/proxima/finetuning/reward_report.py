@@ -1,5 +1,6 @@
-"""What `proxima reward` reports of a model on held-out pairs. In: score differences and the pairs. Out: plain
-values for `reward.json`, and a few lines.
+"""What `proxima reward` reports of a model on held-out pairs: accuracy by length, margin and confidence,
+calibration, warnings. In: score differences and the pairs. Out: plain values for `reward.json`, and a few
+lines.
 
 Accuracy by length difference, by confidence, by how likely the answers are to the model that PPO starts from;
 and baselines: a model that is hardly better than these has learned no more than they say.

@@ -1,4 +1,5 @@
-"""`RewardModel` and `ClassifierReward`: from token ids, EOS included, to one score per sequence (B,)."""
+"""`RewardModel` and `ClassifierReward`: from token ids, EOS included, to one score per sequence (B,); an
+ensemble's mean less its doubt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SequenceGenerator`: phases 1 and 2 of a PPO step.
+"""`SequenceGenerator`: rollouts and their log-probabilities (phases 1 and 2 of a PPO step).
 
 In: prompts as text. Out: sampled texts, and pairs with both log-probabilities; importance weights where
 another engine sampled.

@@ -1,5 +1,5 @@
-"""`ModelTrainer`: phase 7 of a PPO step. In: minibatches. Out: updated policy and value weights, and what
-the update measured.
+"""`ModelTrainer`: the update: epochs, minibatches, gradient clipping, optimiser steps (phase 7 of a PPO
+step). In: minibatches. Out: updated policy and value weights, and what the update measured.
 
 One minibatch is one optimiser step. It is read in micro-batches whose losses are divided by the minibatch's
 token count, so gradients do not depend on how it is cut.

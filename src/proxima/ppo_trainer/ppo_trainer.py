@@ -1,4 +1,4 @@
-"""`PPOTrainer`: the orchestrator.
+"""`PPOTrainer`: `ppo_step`, which calls the phases in order, and `train`.
 
 In: a config, then prompts. Out: a trained policy, and metrics for every step.
 """

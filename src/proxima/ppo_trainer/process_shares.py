@@ -1,4 +1,4 @@
-"""A batch over processes.
+"""Which sequences of a rollout each process has.
 
 In: a batch that all know. Out: this process's rows; and the whole batch from all processes' rows.
 """

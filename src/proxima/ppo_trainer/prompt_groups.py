@@ -1,4 +1,5 @@
-"""Several responses per prompt: prompts repeated in a step, and which responses belong together.
+"""Several responses per prompt (`num_generations`): prompts repeated in a step, and which responses belong
+together.
 
 Advantages are computed over the whole rollout, before it is cut into minibatches, so that a group need not
 stay whole in them. A response that is not trained on, because its reward failed or it was cut, leaves its

@@ -1,4 +1,4 @@
-"""Prompts as ids.
+"""Prompts to token ids for a rollout: those that are too long are cut (`truncate_prompts`) or refused.
 
 In: texts. Out: token ids that fit the model's context, or an error that names the first bad prompt.
 """

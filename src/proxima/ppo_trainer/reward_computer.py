@@ -1,5 +1,6 @@
-"""`RewardComputer`: phase 3 of a PPO step. In: what was generated. Out: the weighted sum of all rewards, nan
-where one failed; and of these, what PPO is given.
+"""`RewardComputer`: the weighted sum of all rewards, and what happens to samples whose reward failed (phase 3
+of a PPO step). In: what was generated. Out: the weighted sum of all rewards, nan where one failed; and of
+these, what PPO is given.
 
 Where scores come from is in `proxima.rewards`. No failure is ever replaced by a number.
 """

@@ -1,4 +1,4 @@
-"""`StopSignals`: Ctrl-C and SIGTERM while a run trains.
+"""`StopSignals`: which signals (Ctrl-C, SIGTERM, …) end a run after its step, and what is said then.
 
 In: signals. Out: a note for the loop, which ends its step first.
 """

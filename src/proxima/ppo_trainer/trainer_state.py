@@ -1,4 +1,4 @@
-"""A trainer's whole state.
+"""A trainer's whole state: what a checkpoint saves and `--resume` restores.
 
 In: a trainer. Out: weights and optimisers in a folder, the rest as plain values; and back.
 """

@@ -1,5 +1,5 @@
-"""`TrainingRun`: one call of `train`. In: a trainer, a plan of batches, a run folder. Out: results; a run
-that can be resumed.
+"""`TrainingRun`: the loop of `train`: evaluation, checkpoints, rollback, early stopping. In: a trainer, a
+plan of batches, a run folder. Out: results; a run that can be resumed.
 
 A step's batch follows from its number, its noise from seed and number; so a checkpoint and a number say how a
 run continues.

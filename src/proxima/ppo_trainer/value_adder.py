@@ -1,4 +1,4 @@
-"""`ValueAdder`: phase 4 of a PPO step.
+"""`ValueAdder`: value estimates V(s) (phase 4 of a PPO step).
 
 In: pairs or states. Out: V(s) of each, read at the token before the action.
 """

@@ -1,5 +1,5 @@
-"""Per-token rewards: reward_t = score_t - kl_coef * kl_t, where a sequence's one score sits on its last real
-token."""
+"""Per-token rewards: reward_t = score_t - kl_coef * kl_t, the score on a sequence's last real token;
+penalty, normalisation and clipping of scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Grades a program of the policy by tests: 1 where it passes all of them, else 0.
+"""Grades a program of the policy by tests: how calls and printed output are compared; 1 where it passes all
+of them, else 0.
 
 It runs inside a sandbox, and the program in a further process, which the tests reach only by value: a program
 that leaves early, prints what the tests would print or overloads `==` passes nothing.

@@ -1,4 +1,4 @@
-"""A Python function as a reward: it is called with what its parameters name.
+"""A Python function as a reward: called with what its parameters name, tried again where it fails.
 
 `f(prompts, completions)`, and any of `completion_ids`, `ended`, a column of the data set, an option of the
 spec; `async def` is awaited. It returns one number per sequence, or a list of one number per token.

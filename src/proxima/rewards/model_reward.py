@@ -1,4 +1,4 @@
-"""Reward models as reward sources: one score per sequence.
+"""Reward models and classifiers as reward sources: one score per sequence.
 
 `TrainedReward` is a reward model of this package: it scores token ids, EOS included, never re-tokenised text.
 `ClassifierSource` is any sequence classifier: it does the same where its tokenizer is the policy's; otherwise

@@ -1,5 +1,6 @@
-"""Run folders, read. In: runs/NAME, finished, broken or still training. Out: `Run` with its metrics, samples
-and tokens. No content of a file makes it fail: what cannot be read is left out, and `problems` says so."""
+"""Run folders, written and read. In: runs/NAME, finished, broken or still training. Out: `Run` with its
+metrics, samples and tokens. No content of a file makes it fail: what cannot be read is left out, and
+`problems` says so."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The metrics of a step.
+"""The metrics of a step, computed.
 
 In: finished pairs and what the update measured. Out: floats by the names declared in
 `proxima.runs.metric_declarations`.

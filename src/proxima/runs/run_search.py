@@ -1,4 +1,5 @@
-"""The runs under a folder. In: runs/. Out: a `Run` for each, the newest first."""
+"""Finds the runs under a folder: how deep it looks, the newest first. In: runs/. Out: a `Run` for each,
+the newest first."""
 
 from __future__ import annotations
 

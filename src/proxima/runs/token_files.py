@@ -1,4 +1,4 @@
-"""Token records of a logged step.
+"""Token records of a logged step, read.
 
 In: a file as the run wrote it, or broken. Out: samples whose columns fit their tokens.
 """

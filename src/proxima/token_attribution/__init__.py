@@ -1,4 +1,4 @@
-"""Phase 2 of a PPO step: which token did what.
+"""State-action pairs from what was generated: which token did what (phase 2 of a PPO step).
 
 In: a rollout, or a text with log-probabilities. Out: state-action pairs.
 """

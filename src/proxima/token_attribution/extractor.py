@@ -1,4 +1,4 @@
-"""What was generated, cut into tokens.
+"""Generated text cut into tokens.
 
 In: texts. Out: pieces with their ids, in order; their texts add up to the whole.
 """

@@ -1,5 +1,5 @@
-"""Builds state-action pairs from pieces of text, and gives token ids to pairs that came as plain dicts. A
-rollout needs no building: its pairs are the same storage."""
+"""Builds state-action pairs from pieces of text; ids for the actions of plain dicts, which must be in the
+vocabulary. A rollout needs no building: its pairs are the same storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools around training: `doctor`, `bench`, `scaling`, `migrate`, `export`."""
+"""Everything besides training: `doctor`, `bench`, `scaling`, `migrate`, `replay`, `export`."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Writing GGUF files, which llama.cpp and the tools around it load.
+"""`proxima export --gguf`: files that llama.cpp and the tools around it load.
 
 In: a network and its tokenizer. Out: one file, with f16 or q8_0 matrices; vectors stay in float32.
 """

@@ -1,4 +1,4 @@
-"""A trained model for other tools.
+"""`proxima export`: adapters and merged models for other tools, and their model card.
 
 In: a run's folder. Out: an adapter or a merged model, its tokenizer and a model card.
 """

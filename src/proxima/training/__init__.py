@@ -1,4 +1,5 @@
-"""Phase 7 of a PPO step, its formulas: the per-token losses.
+"""Objectives, losses, importance weights, learning-rate schedules: the formulas of the update (phase 7 of a
+PPO step).
 
 In: new and old log-probabilities, advantages, values, returns. Out: loss tensors (B, R), not yet averaged.
 """

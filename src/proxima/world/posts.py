@@ -1,4 +1,4 @@
-"""Posts with their facts.
+"""Synthetic posts with their facts; which combinations are held out for evaluation.
 
 In: a seed and a split. Out: posts; evaluation posts combine people and events in ways never trained on.
 """

@@ -1,4 +1,4 @@
-"""The page and the table of a comparison.
+"""`proxima compare`: the HTML page and the terminal's table.
 
 In: what `compare_runs` found. Out: one HTML file; lines of text.
 """

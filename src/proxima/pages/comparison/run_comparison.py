@@ -1,4 +1,4 @@
-"""Several runs as one page.
+"""`proxima compare`: what is compared between runs, as plain values.
 
 In: run folders, win rates between them. Out: what the page and the table show, as plain values.
 """

@@ -1,5 +1,5 @@
-"""Seeds of one experiment. In: runs with their settings. Out: groups that differ in their seed only, and
-their mean curve.
+"""Runs that differ in their seed only, as one experiment: mean curve and interval over seeds. In: runs with
+their settings. Out: groups that differ in their seed only, and their mean curve.
 
 The interval is Student's t for the mean: low, high = mean -+ t(0.975, n - 1) * s / sqrt(n).
 """

@@ -1,5 +1,5 @@
-"""Answers as training data. In: a store. Out: preferences or ratings as JSONL, and a summary with the
-agreement.
+"""Answers as training data, and a summary: agreement, and how annotators did on control questions. In: a
+store. Out: preferences or ratings as JSONL, and a summary with the agreement.
 
 Preferences, one row per item: of the answers that are not skips, a side wins if it has more votes than the
 other side and more than "tie"; items without a winner leave no row. Ratings: the mean over annotators. With

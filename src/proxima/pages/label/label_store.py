@@ -1,5 +1,5 @@
-"""Items and answers in an SQLite file. In: items, then one answer at a time. Out: what to show next; all
-answers.
+"""Items and answers in an SQLite file: which item comes next, control questions, undo. In: items, then one
+answer at a time. Out: what to show next; all answers.
 
 Every answer is a transaction of its own, on disk before the call returns. Many threads and processes may use
 one file: each call opens a connection of its own, and an annotator has at most one answer per item. What is

@@ -1,5 +1,6 @@
-"""What a run shows, in sentences. In: its metrics and samples. Out: findings, each a question with an answer,
-a sentence, and the numbers that say so.
+"""The findings of a report, in sentences: did it learn, did it game the reward, is the critic good, what to
+change next. In: its metrics and samples. Out: findings, each a question with an answer, a sentence, and the
+numbers that say so.
 
 Did it learn, what did it cost in KL, did it game the reward, is the critic good, what to change next. Every
 sentence follows from a rule on the numbers beside it; where they are too few, the finding says that.

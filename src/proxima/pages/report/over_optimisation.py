@@ -1,5 +1,5 @@
-"""Whether more reward was still more quality. In: the metrics of a run. Out: a status in plain words, the
-step after which it was not, and the numbers beside it.
+"""Whether more reward was still more quality: the signs of over-optimisation and their limits. In: the
+metrics of a run. Out: a status in plain words, the step after which it was not, and the numbers beside it.
 
 Quality is what judges say who are not trained on: their win rate against the reference on held-out prompts.
 Where there are none, signs have to do: answers that get longer or shorter, alike, or repetitive, that begin

@@ -1,4 +1,4 @@
-"""The page that reports share.
+"""The page that all reports share.
 
 In: sections of escaped markup, charts and token records. Out: one self-contained HTML file.
 """

@@ -1,4 +1,4 @@
-"""Samples for a report.
+"""Samples in a report: which are shown, before and after, and their token records.
 
 In: a run. Out: token records of a few steps within a bound on size; texts before and after.
 """

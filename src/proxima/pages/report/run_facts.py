@@ -1,4 +1,4 @@
-"""The outcome of a run.
+"""The conclusion and the headline numbers of a report.
 
 In: a `Run`. Out: a conclusion in a sentence, headline numbers with intervals, what was trained on what.
 """

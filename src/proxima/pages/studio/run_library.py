@@ -1,5 +1,5 @@
-"""The runs of a folder, held open between requests. In: runs/. Out: a run by its name, and a line for the
-list.
+"""The runs of a folder, held open between requests; when a run counts as training, stalled or stopped. In:
+runs/. Out: a run by its name, and a line for the list.
 
 Only names found in the folder are accepted, so no path of a request reaches the disk. For the list, only the
 last line and a few others of each run are read. The numbers of the runs viewed last stay in memory.

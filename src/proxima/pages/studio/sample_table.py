@@ -1,4 +1,4 @@
-"""The same prompts at several steps.
+"""The studio's table of samples: the same prompts at several steps.
 
 In: rows of samples.jsonl. Out: one row per prompt, one cell per chosen step.
 """

@@ -1,4 +1,4 @@
-"""One metric of a long file, for a small drawing.
+"""The small curve beside a run in the studio's list.
 
 In: metrics.jsonl of any length. Out: a few points of it.
 """

@@ -1,4 +1,4 @@
-"""Serving a page.
+"""Serves a page on this machine: port, access token, `--open`.
 
 In: an address. Out: `Site`, its socket open and its token drawn; then the app served until it is stopped.
 """

@@ -1,4 +1,4 @@
-"""What lets a run continue after a kill.
+"""Checkpoints: what lets a run continue after a kill.
 
 In: a step's state. Out: folders on disk that are whole, checked, or passed over.
 """

@@ -1,4 +1,4 @@
-"""Folders that are whole or not there.
+"""Folders that are whole or not there: renamed into place, with a manifest of checksums that is verified.
 
 In: a function that fills a folder. Out: the folder in its place, with checksums.
 """

@@ -1,4 +1,4 @@
-"""`Checkpoints`: the checkpoints of a run.
+"""`Checkpoints`: which checkpoints of a run are kept, and the newest or best that is undamaged.
 
 In: a step's state and weights. Out: the newest or best one that is undamaged.
 """

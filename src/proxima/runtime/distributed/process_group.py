@@ -1,4 +1,5 @@
-"""`Processes`: the processes of a run and their collective operations (all-reduce, all-gather, broadcast).
+"""`Processes`: the processes of a run, their collective operations (all-reduce, all-gather, broadcast), and
+how a minibatch is dealt to them.
 
 Every collective is called here, in `gradient_sync.py` or in `sharding.py`. With one process each of them is
 the identity.

@@ -1,4 +1,5 @@
-"""What is sent to a rollout engine and what comes back: jobs, policy versions, checked responses."""
+"""What is sent to a rollout engine and what comes back; the check that its log-probabilities are the
+trainer's."""
 
 from __future__ import annotations
 

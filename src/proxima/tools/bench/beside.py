@@ -1,4 +1,4 @@
-"""A PPO step while other processes keep the cores busy.
+"""`proxima bench --beside`: a step while other processes keep the cores busy.
 
 In: a case and their number. Out: seconds per step alone and beside them, and alone in a process whose
 threads wait as OpenMP's do by default (`runtime/threads.py`).

@@ -1,4 +1,4 @@
-"""How the time of a step grows with its size.
+"""`proxima bench --scaling` and `--lengths`: how the time of a step grows with its size.
 
 In: a case. Out: seconds at half, once and twice its batch, prompt and response, or by response length.
 """

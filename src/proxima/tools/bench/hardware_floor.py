@@ -1,4 +1,4 @@
-"""The least time a step can take.
+"""The least time a step can take, from this machine's measured bandwidth and FLOP/s.
 
 In: shapes, and two ceilings measured on this machine. Out: seconds per phase.
 """

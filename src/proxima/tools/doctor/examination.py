@@ -1,4 +1,4 @@
-"""Runs the checks.
+"""Runs the checks in order.
 
 In: a config and data. Out: findings: first those that need no weights, then those of one PPO step that learns
 nothing. Each check is a function in one of the `*_checks` modules and returns a `Finding`.

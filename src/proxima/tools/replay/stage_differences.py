@@ -1,6 +1,5 @@
-"""How far two recordings of a tensor are apart, and how far they may be. In: tensors of both sides, a
-tolerance. Out: the largest difference, with its place.
-"""
+"""How far two recordings of a tensor are apart, and the tolerances: how far they may be. In: tensors of
+both sides, a tolerance. Out: the largest difference, with its place."""
 
 from __future__ import annotations
 

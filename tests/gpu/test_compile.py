@@ -1,0 +1,127 @@
+"""Every Triton kernel compiles for GPUs that are not here, and fits their shared memory.
+
+Needs Triton but no GPU (`make test-kernels`): a stand-in for Triton's driver names the GPU, a launch compiles
+its kernel and does not run it, and tensors are on torch's device without memory.
+"""
+
+import os
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("Triton's interpreter compiles nothing", allow_module_level=True)
+
+from proxima.runtime.engine import kernels  # noqa: E402
+from proxima.runtime.engine.decoder import Decoder  # noqa: E402
+from proxima.runtime.engine.few_rows_decoder import FewRowsDecoder  # noqa: E402
+from proxima.runtime.engine.generation_slots import new_slots  # noqa: E402
+
+META, HALF = torch.device("meta"), torch.bfloat16
+SHARED = {89: 99, 90: 227}  # compute capability: KiB of shared memory that a program may use
+SHAPES = {
+    "0.6B": ("qwen3", {"head_dim": 128}, 1024, 16, 8, 3072),
+    "8B": ("qwen3", {"head_dim": 128}, 4096, 32, 8, 12288),
+    "SmolLM2": ("llama", {}, 576, 9, 3, 1536),
+}
+
+
+class NoGpu:
+    """Answers what Triton asks of a driver before it compiles."""
+
+    def __init__(self, capability):
+        self.capability = capability
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self):
+        return self.capability  # a kernel keeps what was compiled by device
+
+    def get_current_stream(self, device):
+        return 0
+
+
+@pytest.fixture
+def compiled(request, monkeypatch, tmp_path):
+    """Name of a kernel -> what its launches were compiled to, while launches only compile."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    found, launch = {}, JITFunction.run
+
+    def compile_only(kernel, *given, grid, warmup, **options):
+        made = launch(kernel, *given, grid=grid, warmup=True, **options)
+        found.setdefault(kernel.__name__, []).append(made)
+        return made
+
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(driver, "_active", NoGpu(request.param))
+    return found
+
+
+def decoder_of(kind, more, hidden, heads, kv_heads, inner):
+    """One layer in a model's shape, with adapters of rank 16 on it."""
+    from peft import LoraConfig, inject_adapter_in_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        kind,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=inner,
+        num_hidden_layers=1,
+        vocab_size=1000,
+        **more,
+    )
+    with META:
+        network = AutoModelForCausalLM.from_config(config, dtype=HALF)
+        for parameter in network.parameters():
+            parameter.requires_grad = False
+        adapted = inject_adapter_in_model(LoraConfig(r=16, target_modules="all-linear"), network)
+    return Decoder(adapted)
+
+
+def no_matter(*shape, kind=HALF):
+    return torch.empty(*shape, dtype=kind, device=META)
+
+
+def calls_over_the_vocabulary(size=151_936):
+    logits, ids, row = no_matter(64, size), no_matter(64, kind=torch.long), no_matter(64, kind=torch.float32)
+    return [
+        lambda: kernels.stats(logits, ids, 1.0),
+        lambda: kernels.pair(logits, logits, (row, row), 1.0),
+        lambda: kernels.slope(logits, ids, row, 1.0),
+        lambda: kernels.slope(logits, ids, row, 1.0, row),
+    ]
+
+
+def calls_of_gpt2():
+    new, cache = no_matter(8, 12, 64), no_matter(8, 256, 12, 64)
+    return [
+        lambda: kernels.decode_attention(
+            new, new, new, cache, cache, no_matter(8, kind=torch.int32), scale=0.125
+        )
+    ]
+
+
+@pytest.mark.parametrize("compiled", SHARED, indirect=True, ids="sm_{}".format)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_kernel_compiles_and_fits_the_shared_memory(shape, compiled, request):
+    decoder = decoder_of(*SHAPES[shape])
+    slots = new_slots(64, 2048, decoder, META)
+    rows = FewRowsDecoder(decoder, slots)
+    calls = [*rows.kernels(8), *rows.kernels(64), *kernels.training_calls(decoder)]
+    if shape == "0.6B":
+        calls += [*calls_over_the_vocabulary(), *calls_of_gpt2()]
+    for call in calls:
+        call()
+    assert len(compiled) >= 12
+    limit = SHARED[request.node.callspec.params["compiled"]] * 1024
+    needed = {name: max(made.metadata.shared for made in all_made) for name, all_made in compiled.items()}
+    assert {name: bytes for name, bytes in needed.items() if bytes > limit} == {}
