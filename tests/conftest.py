@@ -7,6 +7,8 @@ Processes that tests start have one thread too: two tests run beside each other.
 
 import gc
 import os
+import sqlite3
+from functools import partial
 
 import proxima  # noqa: F401 (before torch: it shortens the waits of OpenMP's threads)
 
@@ -25,11 +27,19 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 PROMPTS = ["SUBREDDIT: r/a TITLE: b POST: c TL;DR:", "Why? TL;DR:", "A somewhat longer prompt, TL;DR:", "x"]
 
 
+class Unflushed(sqlite3.Connection):
+    """A database that waits for no disk."""
+
+    def execute(self, sql, *parameters):
+        return super().execute(sql.replace("synchronous = FULL", "synchronous = OFF"), *parameters)
+
+
 def pytest_configure(config):
     """No garbage collection until the tests are imported; and no flushes of the disk, thousands of which
     would take a minute: no test cuts the power."""
     gc.disable()
     os.fsync = lambda file: None
+    sqlite3.connect = partial(sqlite3.connect, factory=Unflushed)
 
 
 def pytest_runtestloop(session):
