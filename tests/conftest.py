@@ -21,6 +21,7 @@ import torch
 
 from proxima.config import PPOConfig
 from proxima.world.tiny_models import ARCHITECTURES, make_tiny_model
+from tests.forks import forked_programs, package_modules
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
@@ -57,6 +58,21 @@ def tiny_folders(tmp_path_factory):
 @pytest.fixture
 def tiny(tiny_folders):
     return tiny_folders["qwen3"]
+
+
+@pytest.fixture(scope="session")
+def forked():
+    """Runs a command of Python to its end, in processes that need not import the package first; those that
+    are killed are started as usual."""
+    from tests.runtime.test_processes import ENVIRONMENT, finish
+
+    with forked_programs(package_modules(), ENVIRONMENT) as programs:
+        python = str(programs / "python")
+
+        def forked(command, cwd, timeout=240):
+            return finish([python, *command[1:]], cwd, timeout, PYTHON_EXEC=python)
+
+        yield forked
 
 
 @pytest.fixture
