@@ -108,7 +108,12 @@ def check_equal(one: dict, several: dict, count: int) -> None:
     assert several["norms"] == pytest.approx(one["norms"], rel=1e-4)
 
 
-QUICK = ("lora", "full-sharded", "failures", "groups", "bootstrap")
+QUICK = (
+    "full-sharded",
+    "failures",
+    "groups",
+    "bootstrap",
+)  # the others than the first with replicated adapters
 
 
 @TOGETHER
@@ -119,7 +124,9 @@ def test_two_processes_equal_one(outcome):
     one, two = outcome(1, *QUICK), outcome(2, *QUICK)
     for name in QUICK:
         check_equal(one[name], two[name], 2)
-    assert two["full-sharded"]["reference_parameters_held"] < 0.75 * two["lora"]["reference_parameters_held"]
+    assert (
+        two["full-sharded"]["reference_parameters_held"] < 0.75 * two["groups"]["reference_parameters_held"]
+    )
     assert one["failures"]["steps"][0]["numbers"]["failed_rewards"] > 0
 
 

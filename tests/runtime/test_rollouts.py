@@ -324,7 +324,13 @@ def undisturbed():
     return {}
 
 
-@pytest.mark.parametrize("name", FAULTS)
+PARSED = ("ids out of the vocabulary", "too many tokens", "too few tokens", "no ids", "no log-probabilities")
+"""Refused by `parse_response`, as above: in a whole step they are what `no choice` is."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in PARSED)) for name in FAULTS]
+)
 def test_another_server_completes_the_step(serve, on_servers, prompts, undisturbed, name):
     if not undisturbed:
         undisturbed["weights"] = weights(two_steps(on_servers(serve()), prompts)[0])
