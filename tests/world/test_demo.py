@@ -33,8 +33,8 @@ def short(monkeypatch):
 def test_the_same_seed_gives_the_same_results_but_for_times(short, tmp_path):
     results = []
     for name in ("one", "two"):
-        demo.run_demo(seed=3, steps=2, run_dir=tmp_path, run_name=name, preferences=40)
-        text = (tmp_path / name / "results.json").read_text()
+        Demo(seed=3, steps=2, preferences=24, run_dir=tmp_path / name).run()
+        text = (tmp_path / name / "demo" / "results.json").read_text()
         results.append({key: value for key, value in json.loads(text).items() if key != "seconds"})
     assert results[0] == results[1]
     assert set(results[0]) >= {
@@ -45,8 +45,10 @@ def test_the_same_seed_gives_the_same_results_but_for_times(short, tmp_path):
         "win_rate_by_reward_model",
         "curve",
     }
-    assert (tmp_path / "one" / "report.html").read_text() == (tmp_path / "two" / "report.html").read_text()
-    assert (tmp_path / "one" / "ppo" / "policy" / "adapter_model.safetensors").is_file()
+    assert results[0]["reward_model"]["preferences"] == 24, "as many as asked for"
+    one, two = (tmp_path / name / "demo" for name in ("one", "two"))
+    assert (one / "report.html").read_text() == (two / "report.html").read_text()
+    assert (one / "ppo" / "policy" / "adapter_model.safetensors").is_file()
 
 
 def test_preferences_can_be_labelled_live(short, tmp_path, monkeypatch):
@@ -131,8 +133,3 @@ def test_the_command_says_how_many_preferences_there_are(tmp_path):
         Demo(preferences=0, run_dir=tmp_path).run()
     with pytest.raises(ValueError, match=r"preferences \(5533\) is more than the 5532 that ship"):
         Demo(preferences=5533, run_dir=tmp_path).run()
-
-
-def test_the_command_trains_on_as_many_preferences_as_asked_for(short, tmp_path):
-    Demo(preferences=24, steps=1, run_dir=tmp_path).run()
-    assert json.loads((tmp_path / "demo" / "results.json").read_text())["reward_model"]["preferences"] == 24
