@@ -49,6 +49,7 @@ def test_the_long_experiments_in_short(tmp_path, monkeypatch, name, capsys):
     assert "over seeds" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_jobs_give_their_results_in_order():
     assert learn.in_jobs(2, [partial(divmod, 7, number) for number in (2, 3, 5)]) == [(3, 1), (2, 1), (1, 2)]
     assert learn.in_jobs(1, [partial(abs, -3)]) == [3]
