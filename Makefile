@@ -115,10 +115,10 @@ clean:  ## remove what the other targets made
 	rm -rf $(VENV) .venv-dist .venv-trl .venv-vllm .triton runs .mypy_cache .ruff_cache .hypothesis build dist site
 
 learn: $(VENV)/.installed  ## the long proof: five seeds to convergence (within an hour on two cores)
-	$(BIN)/python -m proxima.world.demo.learn
+	$(BIN)/python -m examples.study.learn
 
 frontier: $(VENV)/.installed  ## gold and reward-model score against KL, for KL coefficients from 0 to 0.3 and for best-of-n
-	$(BIN)/python -m proxima.world.demo.learn --frontier --seeds 0
+	$(BIN)/python -m examples.study.learn --frontier --seeds 0
 
 real: $(VENV)/.installed  ## SmolLM2 on real posts: `make real DATA=folder SEED=0` (examples/tldr_real/README.md)
 	$(if $(DATA),,$(error give the folder of posts: make real DATA=folder))

@@ -7,6 +7,8 @@ Processes that tests start have one thread too: two tests run beside each other.
 
 import gc
 import os
+import sqlite3
+from functools import partial
 
 import proxima  # noqa: F401 (before torch: it shortens the waits of OpenMP's threads)
 
@@ -19,10 +21,18 @@ import torch
 
 from proxima.config import PPOConfig
 from proxima.world.tiny_models import ARCHITECTURES, make_tiny_model
+from tests.forks import forked_programs, package_modules
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 PROMPTS = ["SUBREDDIT: r/a TITLE: b POST: c TL;DR:", "Why? TL;DR:", "A somewhat longer prompt, TL;DR:", "x"]
+
+
+class Unflushed(sqlite3.Connection):
+    """A database that waits for no disk."""
+
+    def execute(self, sql, *parameters):
+        return super().execute(sql.replace("synchronous = FULL", "synchronous = OFF"), *parameters)
 
 
 def pytest_configure(config):
@@ -30,6 +40,7 @@ def pytest_configure(config):
     would take a minute: no test cuts the power."""
     gc.disable()
     os.fsync = lambda file: None
+    sqlite3.connect = partial(sqlite3.connect, factory=Unflushed)
 
 
 def pytest_runtestloop(session):
@@ -47,6 +58,21 @@ def tiny_folders(tmp_path_factory):
 @pytest.fixture
 def tiny(tiny_folders):
     return tiny_folders["qwen3"]
+
+
+@pytest.fixture(scope="session")
+def forked():
+    """Runs a command of Python to its end, in processes that need not import the package first; those that
+    are killed are started as usual."""
+    from tests.runtime.test_processes import ENVIRONMENT, finish
+
+    with forked_programs(package_modules(), ENVIRONMENT) as programs:
+        python = str(programs / "python")
+
+        def forked(command, cwd, timeout=240):
+            return finish([python, *command[1:]], cwd, timeout, PYTHON_EXEC=python)
+
+        yield forked
 
 
 @pytest.fixture

@@ -97,11 +97,11 @@ SENT_TO_A_CHILD = {"worker_process.py": "dill.dumps", "worker_child.py": "dill.l
 """A user's own function goes from the trainer to its worker process by value. Nothing comes back this way."""
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_no_source_file_can_run_what_it_reads(path):
-    allowed = SENT_TO_A_CHILD.get(path.name, "")
-    assert dangers(path.read_text()) == ({"dill"} if allowed else set())
-    assert set(re.findall(r"dill\.\w+", path.read_text())) == ({allowed} if allowed else set())
+def test_no_source_file_can_run_what_it_reads():
+    for path in FILES:
+        allowed = SENT_TO_A_CHILD.get(path.name, "")
+        assert dangers(path.read_text()) == ({"dill"} if allowed else set()), path
+        assert set(re.findall(r"dill\.\w+", path.read_text())) == ({allowed} if allowed else set()), path
 
 
 @pytest.mark.parametrize(

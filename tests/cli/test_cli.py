@@ -230,11 +230,10 @@ def test_a_reader_that_went_away_is_no_error():
     process.stderr.close()
 
 
-def test_a_warning_is_one_line_without_a_place_in_the_code(tmp_path):
+def test_a_warning_is_one_line_without_a_place_in_the_code(forked, tmp_path):
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"prompt": ""}\n')
     words = ["generate", "--model", "embedded", "--data", "p.jsonl", "--max-new-tokens", "1"]
-    command = [sys.executable, "-m", "proxima", *words]
-    done = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True, check=True)
+    done = forked([sys.executable, "-m", "proxima", *words], tmp_path)
     assert (
         done.stderr == "proxima: p.jsonl: 1 of 2 rows are left out: 1 with an empty prompt (first: line 2)\n"
     )

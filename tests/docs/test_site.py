@@ -58,6 +58,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.docs
 def test_every_page_is_there_and_code_has_a_copy_button(site):
     for page in PAGES[1:]:
         assert (site / page.relative_to(ROOT / "docs")).with_suffix(".html").is_file()
@@ -80,6 +81,7 @@ class Loaded(HTMLParser):
             self.found.append(values.get(LOADS[tag]) or "")
 
 
+@pytest.mark.docs
 def test_no_page_asks_another_host_for_anything(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) >= len(PAGES)
@@ -117,6 +119,7 @@ def source(tmp_path):
     return tmp_path
 
 
+@pytest.mark.docs
 def test_formulas_are_mathml_and_code_is_left_alone(source):
     code, said = build(source, source / "site")
     assert code == 0, said
@@ -133,6 +136,7 @@ def test_formulas_are_mathml_and_code_is_left_alone(source):
     assert "mathjax" not in text.lower()
 
 
+@pytest.mark.docs
 def test_broken_links_and_anchors_fail_the_build(source):
     broken = ["nowhere.md", "#nowhere", "../README.md", "/index.md"]
     (source / "docs" / "index.md").write_text(
@@ -143,6 +147,7 @@ def test_broken_links_and_anchors_fail_the_build(source):
     assert [link for link in broken if not re.search(rf"^WARNING.*'{link}'", said, re.MULTILINE)] == []
 
 
+@pytest.mark.docs
 def test_a_broken_formula_fails_the_build_and_is_named_with_its_page(source):
     (source / "docs" / "index.md").write_text(r"# Page $\undefinedthing{x}$", encoding="utf-8")
     code, said = build(source, source / "site")

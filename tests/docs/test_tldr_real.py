@@ -216,6 +216,7 @@ def start(place, *more):
     )
 
 
+@pytest.mark.long
 def test_the_splits_share_no_post_and_only_hold_short_ones(done):
     folder = done / "out" / "seed-0"
     splits = {name: rows_of(folder / f"{name}.jsonl") for name in (*run.SHORT.posts, "held_out")}
@@ -226,6 +227,7 @@ def test_the_splits_share_no_post_and_only_hold_short_ones(done):
     assert all(len(tokenizer(prompt)["input_ids"]) <= run.SHORT.prompt_tokens for prompt in prompts)
 
 
+@pytest.mark.long
 def test_preferences_are_the_person_s_summary_over_a_sample_of_the_sft_model(done):
     folder = done / "out" / "seed-0"
     for posts, pairs in (("reward", "preferences"), ("dev", "preferences-dev")):
@@ -238,6 +240,7 @@ def test_preferences_are_the_person_s_summary_over_a_sample_of_the_sft_model(don
     assert f"sft_adapter: {folder / 'sft'}" in settings
 
 
+@pytest.mark.long
 def test_the_runs_have_the_two_rewards_and_the_sft_model_as_reference(done):
     folder = done / "out" / "seed-0"
     by_rouge, by_reward = (saved_config(folder / name) for name in evaluate.RUNS.values())
@@ -257,6 +260,7 @@ def test_the_runs_have_the_two_rewards_and_the_sft_model_as_reference(done):
             assert sample["reward"] >= 10 * measures.rouge([summary], [sample["text"]])["rouge_l"][0] - 1e-5
 
 
+@pytest.mark.long
 def test_the_results_follow_from_the_answers(done):
     folder = done / "out" / "seed-0"
     results = evaluate.read_json(folder / "results.json")
@@ -286,6 +290,7 @@ def test_the_results_follow_from_the_answers(done):
     assert results["win_rates"] == evaluate.win_rates([results])
 
 
+@pytest.mark.long
 def test_what_is_complete_is_not_repeated_and_seeds_are_joined(done, capsys):
     folder = done / "out" / "seed-0"
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}

@@ -60,10 +60,16 @@ def test_a_second_call_begins_with_an_evaluation_of_its_own(settings):
     assert [step["step"] for step in again.metrics] == [4, 5, 6]
 
 
+@pytest.fixture(scope="module")
+def wholes():
+    """Runs that nothing interrupted, by `checkpoint_every`."""
+    return {}
+
+
 @pytest.mark.parametrize("dies", ["before it", "before its line", "after its line", "in its checkpoint"])
 @pytest.mark.parametrize("checkpoint_every", [1, 0])
 def test_killed_around_it_the_run_resumes_as_if_nothing_had_happened(
-    settings, monkeypatch, dies, checkpoint_every
+    settings, monkeypatch, wholes, dies, checkpoint_every
 ):
     def die(*given, **more):
         raise Crash
@@ -74,7 +80,9 @@ def test_killed_around_it_the_run_resumes_as_if_nothing_had_happened(
 
     write = RunFolder.write_metrics
     whole, cut = (settings(run_name=name, checkpoint_every=checkpoint_every) for name in ("whole", "cut"))
-    expected = PPOTrainer(whole).train(PROMPTS, 1, ["held out"])
+    if checkpoint_every not in wholes:
+        wholes[checkpoint_every] = PPOTrainer(whole).train(PROMPTS, 1, ["held out"])
+    expected = wholes[checkpoint_every]
     with monkeypatch.context() as patch:
         place, what = {
             "before it": (held_out.HeldOut, "__call__"),

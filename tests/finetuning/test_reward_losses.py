@@ -219,7 +219,9 @@ def test_the_heads_of_an_ensemble_have_their_own_examples_and_the_mean_has_unit_
     sure, doubting = (one.reward_computer.score_tokens(tokens) for one in trainers)
     assert float(sure.spread.min()) > 0
     assert torch.allclose(doubting.total, sure.total - 2 * sure.spread, atol=1e-5)
-    assert torch.allclose(trainers[0].models.reward.token_scores(tokens).double(), sure.total, atol=1e-5)
+    assert torch.allclose(
+        trainers[0].models.reward.token_members(tokens).mean(1).double(), sure.total, atol=1e-5
+    )
     heads = trainers[0].models.reward.head
     assert heads.weight.shape[0] == 3
     assert torch.allclose(trainers[0].models.value.head.weight, heads.weight.mean(0, keepdim=True))

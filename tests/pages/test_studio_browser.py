@@ -623,6 +623,7 @@ def test_findings_and_the_doctor_are_read_in_the_studio(studio, everything):
 
 def test_the_log_grows_while_it_is_read_and_warnings_stand_out(studio, everything):
     visitor = studio()
+    visitor.script("const real = setTimeout; window.setTimeout = (what, wait) => real(what, wait / 10)")
     visitor.go("#/run/gamed/log")
     visitor.wait_for(".log li", "began")
     assert visitor.all(".log li.loud") == ["2026-11-16 10:00:01,000 WARNING slow"]

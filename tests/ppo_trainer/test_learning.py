@@ -13,7 +13,7 @@ from proxima.config import PRESETS
 from proxima.ppo_trainer import PPOTrainer
 
 PROMPTS = [f"r/x number {i} TL;DR:" for i in range(24)]
-SEEDS = range(4)
+SEEDS = range(2)
 STEPS, LENGTH = 12, 6
 
 
@@ -50,8 +50,8 @@ def learn(
 
 
 def test_the_policy_learns_to_write_letters_and_kl_rises_only_as_the_coefficient_allows(make_config):
-    """Of ten seeds the gain was 0.53 to 0.85, its mean 0.71; with PPO's sign flipped it is below 0 for
-    every seed."""
+    """Of ten seeds the gain was 0.53 to 0.86, its mean 0.71; with PPO's sign flipped it is below 0 for
+    every seed. With the penalty it was at most 0.08, and KL at most 7.4, against 18 to 34 without."""
     free = [learn(make_config, seed, kl_coef=0.0) for seed in SEEDS]
     held = [learn(make_config, seed, kl_coef=0.3) for seed in SEEDS]
     free_gain, free_kl = map(statistics.mean, zip(*free, strict=True))

@@ -85,7 +85,7 @@ def test_advantages_do_not_depend_on_the_order_of_a_rollout(trainer_of, prompts,
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_that_died_resumes_bit_exactly(make_config, name):
     settings = {"batch_size": 2, "max_new_tokens": 4, "minibatch_size": 4, "checkpoint_every": 1}
-    prompts, found = ["a", "b", "c", "d", "e", "f"], []
+    prompts, found = ["a", "b", "c", "d"], []
     for run in ("whole", "cut"):
         config = make_config(**{**settings, **METHODS[name]}, run_name=run)
         if run == "cut":

@@ -52,7 +52,7 @@ def test_the_passes_read_what_was_observed_and_measure_what_was_chosen(trainer, 
     expected = trainer.value_adder.add_values_to_sa_pairs(whole).column("value")
     values = trainer.value_adder.add_values_to_sa_pairs(holed).column("value")
     torch.testing.assert_close(values[holed.mask], expected[holed.mask], rtol=1e-4, atol=1e-5)
-    scores = trainer.models.reward.token_scores
+    scores = trainer.models.reward.token_members
     torch.testing.assert_close(scores(holed.tokens), scores(whole.tokens), rtol=1e-4, atol=1e-5)
     cut = trainer.value_adder.values_after_cut
     torch.testing.assert_close(cut(holed), cut(whole), rtol=1e-4, atol=1e-5)

@@ -31,7 +31,7 @@ from proxima.training import importance_weights
 from proxima.world.tiny_models import make_tiny_model
 from tests.helpers import LOGPROB_ROUNDING, difference, rounding, shake, weights
 from tests.rollout_server import RolloutServer, is_sampling, stalls
-from tests.runtime.test_processes import finish, torchrun
+from tests.runtime.test_processes import torchrun
 
 
 @pytest.fixture
@@ -324,7 +324,13 @@ def undisturbed():
     return {}
 
 
-@pytest.mark.parametrize("name", FAULTS)
+PARSED = ("ids out of the vocabulary", "too many tokens", "too few tokens", "no ids", "no log-probabilities")
+"""Refused by `parse_response`, as above: in a whole step they are what `no choice` is."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in PARSED)) for name in FAULTS]
+)
 def test_another_server_completes_the_step(serve, on_servers, prompts, undisturbed, name):
     if not undisturbed:
         undisturbed["weights"] = weights(two_steps(on_servers(serve()), prompts)[0])
@@ -411,7 +417,7 @@ def test_when_no_server_is_left_the_run_stops_and_can_go_on(serve, on_servers, p
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("masks", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_two_processes_share_the_servers(serve, on_servers, tmp_path, masks):
+def test_two_processes_share_the_servers(serve, on_servers, forked, tmp_path, masks):
     """Each asks for its own rows; the numbers are those of one process."""
     server, prompts = serve(masks=masks), [f"Post {i}: TL;DR:" for i in range(6)]
     settings = {
@@ -435,7 +441,7 @@ def test_two_processes_share_the_servers(serve, on_servers, tmp_path, masks):
         "--data",
         str(tmp_path / "prompts.txt"),
     ]
-    done = finish(torchrun(2, *words, "--skip-checks"), tmp_path)
+    done = forked(torchrun(2, *words, "--skip-checks"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 processes" in done.stdout
     two = [json.loads(line) for line in (tmp_path / "two" / "two" / "metrics.jsonl").read_text().splitlines()]

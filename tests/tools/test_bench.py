@@ -225,6 +225,7 @@ def runs(status: Path) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_the_command_writes_its_numbers(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(CASES, "test", SMALL)
     busy, started = beside.busy_processes, []
@@ -248,6 +249,9 @@ def test_the_command_writes_its_numbers(monkeypatch, tmp_path, capsys):
     assert [process.returncode for process in started] == [-signal.SIGKILL]
     if not torch.cuda.is_available():
         assert found["quiet_ratio"] == pytest.approx(found["alone"] / found["alone_with_default_waits"])
+
+
+def test_flags_that_cannot_be_are_refused(capsys):
     for flags, reason in (
         (["--cases", "nothing"], "the cases are standard"),
         (["--beside", "-1"], "must be at least 0"),

@@ -15,7 +15,7 @@ from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import TOLERANCE, read_bundle, write_bundle
 from proxima.tools.replay import compare_bundles, contents, redacted, replay_step, stage_lines
 from tests.rollout_server import RolloutServer
-from tests.runtime.test_processes import finish, torchrun
+from tests.runtime.test_processes import torchrun
 from tests.runtime.test_rollouts import lying_by
 from tests.tools.replay_recipe import BUNDLE, PROMPTS, make_model, record
 
@@ -492,12 +492,12 @@ def test_a_step_that_vllm_sampled_replays_to_the_same_bits_but_for_the_sampling(
     assert comparison.sentence == BITS.format(10)
 
 
-def test_a_step_of_two_processes_replays_on_one_within_the_tolerance(model, tmp_path):
+def test_a_step_of_two_processes_replays_on_one_within_the_tolerance(model, forked, tmp_path):
     (tmp_path / "prompts.txt").write_text("\n".join(f"prompt number {i}" for i in range(10)))
     words = f"""train --model-name {model} --data prompts.txt --batch-size 5 --minibatch-size 3 --run-name two
         --rewards length_band,low=2,high=5 --max-new-tokens 6 --record-steps 1 --lora-r 2 --skip-checks
         --learning-rate 1e-3 --device cpu"""
-    done = finish(torchrun(2, "-m", "proxima", *words.split()), tmp_path)
+    done = forked(torchrun(2, "-m", "proxima", *words.split()), tmp_path)
     assert done.returncode == 0, done.stderr
     path = tmp_path / "runs" / "two" / "replay" / "step-00000002.safetensors"
     comparison = replay_step(read_bundle(path)).comparison

@@ -4,7 +4,6 @@ How well it learns is measured by `make demo`.
 """
 
 import json
-from functools import partial
 
 import pytest
 
@@ -12,15 +11,13 @@ from proxima.cli.demo_command import Demo
 from proxima.runs import Run
 from proxima.world import make_posts
 from proxima.world.demo import demo_pipeline as demo
-from proxima.world.demo import learn, rounds
 from proxima.world.demo.demo_report import write_report
 from proxima.world.demo.gold_judge import Judgement
 from tests.fake_run import HOSTILE, metrics_at, token_sample, write_run
 from tests.pages.test_report import page_of
 
 
-@pytest.fixture
-def short(monkeypatch):
+def shorten(monkeypatch):
     """A few posts and preferences: the same pipeline, in seconds."""
     monkeypatch.setattr(demo, "EVALUATION_POSTS", 12)
     shipped = demo.read_preferences
@@ -28,11 +25,16 @@ def short(monkeypatch):
     monkeypatch.setitem(demo.PPO_SETTINGS, "batch_size", 8)
 
 
+@pytest.fixture
+def short(monkeypatch):
+    shorten(monkeypatch)
+
+
 def test_the_same_seed_gives_the_same_results_but_for_times(short, tmp_path):
     results = []
     for name in ("one", "two"):
-        demo.run_demo(seed=3, steps=2, run_dir=tmp_path, run_name=name, preferences=40)
-        text = (tmp_path / name / "results.json").read_text()
+        Demo(seed=3, steps=2, preferences=24, run_dir=tmp_path / name).run()
+        text = (tmp_path / name / "demo" / "results.json").read_text()
         results.append({key: value for key, value in json.loads(text).items() if key != "seconds"})
     assert results[0] == results[1]
     assert set(results[0]) >= {
@@ -43,8 +45,10 @@ def test_the_same_seed_gives_the_same_results_but_for_times(short, tmp_path):
         "win_rate_by_reward_model",
         "curve",
     }
-    assert (tmp_path / "one" / "report.html").read_text() == (tmp_path / "two" / "report.html").read_text()
-    assert (tmp_path / "one" / "ppo" / "policy" / "adapter_model.safetensors").is_file()
+    assert results[0]["reward_model"]["preferences"] == 24, "as many as asked for"
+    one, two = (tmp_path / name / "demo" for name in ("one", "two"))
+    assert (one / "report.html").read_text() == (two / "report.html").read_text()
+    assert (one / "ppo" / "policy" / "adapter_model.safetensors").is_file()
 
 
 def test_preferences_can_be_labelled_live(short, tmp_path, monkeypatch):
@@ -129,52 +133,3 @@ def test_the_command_says_how_many_preferences_there_are(tmp_path):
         Demo(preferences=0, run_dir=tmp_path).run()
     with pytest.raises(ValueError, match=r"preferences \(5533\) is more than the 5532 that ship"):
         Demo(preferences=5533, run_dir=tmp_path).run()
-
-
-def test_the_command_trains_on_as_many_preferences_as_asked_for(short, tmp_path):
-    Demo(preferences=24, steps=1, run_dir=tmp_path).run()
-    assert json.loads((tmp_path / "demo" / "results.json").read_text())["reward_model"]["preferences"] == 24
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["controllers", "rounds", "frontier"])
-def test_the_long_experiments_in_short(short, tmp_path, monkeypatch, name, capsys):
-    monkeypatch.setattr(rounds, "EVALUATION_POSTS", 6)
-    monkeypatch.setattr(rounds, "read_preferences", demo.read_preferences)
-    monkeypatch.setattr(learn, "EVALUATION_POSTS", 6)
-    monkeypatch.setattr(learn, "demo_reward_model", partial(demo.demo_reward_model, count=40))
-    monkeypatch.setattr(learn, "LABELS", 24)
-    monkeypatch.setattr(learn, "BEST_OF", 4)
-    monkeypatch.setattr(learn, "COEFFICIENTS", (0.1, 0.0))
-    kept = ("fixed-0.1", "budget-2")
-    monkeypatch.setattr(learn, "CONTROLLERS", {key: learn.CONTROLLERS[key] for key in kept})
-    learn.main([f"--{name}", "--seeds", "1", "--steps", "2", "--folder", str(tmp_path)])
-    rows = json.loads((tmp_path / f"{name}.json").read_text())
-    by_name = {row["run"]: row["ppo"] for row in rows}
-    assert (
-        list(by_name)
-        == {
-            "controllers": ["fixed-0.1-seed-1", "budget-2-seed-1"],
-            "rounds": ["one-round-seed-1", "two-rounds-seed-1"],
-            "frontier": [
-                "kl-0.1-seed-1",
-                "kl-0-seed-1",
-                "best-of-1-seed-1",
-                "best-of-2-seed-1",
-                "best-of-4-seed-1",
-            ],
-        }[name]
-    )
-    assert all(0 <= ppo["gold"] <= 1 for ppo in by_name.values())
-    if name == "rounds":
-        assert {ppo["labels"] for ppo in by_name.values()} == {24}
-    if name == "frontier":
-        best = [by_name[f"best-of-{n}-seed-1"]["score"] for n in (1, 2, 4)]
-        assert best == sorted(best)
-    assert "over seeds" in capsys.readouterr().out
-
-
-def test_jobs_give_their_results_in_order():
-    assert learn.in_jobs(2, [partial(divmod, 7, number) for number in (2, 3, 5)]) == [(3, 1), (2, 1), (1, 2)]
-    assert learn.in_jobs(1, [partial(abs, -3)]) == [3]

@@ -91,17 +91,17 @@ def test_annotators_follow_the_gold_score_through_noise_and_have_the_stated_bias
     def share(first: str, second: str, **options: float) -> float:
         annotator = Annotator(0, **options)
         return statistics.mean(
-            annotator.prefers_first(POST, (first, True), (second, True)) for _ in range(2000)
+            annotator.prefers_first(POST, (first, True), (second, True)) for _ in range(1000)
         )
 
     worse = " my boss cut my hours last week at home, is it my fault?"  # 0.75
     assert share(GOOD, worse) == pytest.approx(1 / (1 + 2.718281828 ** (-0.25 / 0.08)), abs=0.03)
     assert share(GOOD, worse, noise=1e-6) == 1.0
-    assert share(GOOD, GOOD) == pytest.approx(0.5, abs=0.04)
+    assert share(GOOD, GOOD) == pytest.approx(0.5, abs=0.05)
     assert share(f" {OPENING}{GOOD}", GOOD) == pytest.approx(
         1 / (1 + 2.718281828 ** (-0.15 / 0.08)), abs=0.03
     )
-    assert share(f" {OPENING}{GOOD}", GOOD, bias=0.0) == pytest.approx(0.5, abs=0.04)
+    assert share(f" {OPENING}{GOOD}", GOOD, bias=0.0) == pytest.approx(0.5, abs=0.05)
 
 
 def test_what_ships_is_small_and_in_order():

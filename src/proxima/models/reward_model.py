@@ -79,10 +79,6 @@ class RewardModel(BaseModel):
         )
         return self.member_scores(self.backbone.hidden(tokens.input_ids, layout, self.adapter))
 
-    def token_scores(self, tokens: Tokens) -> Tensor:
-        """Scores (B,) of a rollout: the mean of the heads."""
-        return self.token_members(tokens).mean(1)
-
     def scores(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Scores (B,) of sequences (B, T), padded on either side."""
         return self.member_scores(self.backbone.hidden(ids, pack_mask(mask), self.adapter)).mean(1)

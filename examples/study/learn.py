@@ -1,9 +1,11 @@
+# python -m examples.study.learn
+# not run: an hour on two cores
 """The long experiments. In: seeds. Out: a table, and NAME.json in runs/learn. Runs that are there are kept.
 
-python -m proxima.world.demo.learn                each seed its own reward model, PPO to convergence
-python -m proxima.world.demo.learn --frontier     KL coefficients 0 to 0.3 and best-of-n: scores against KL
-python -m proxima.world.demo.learn --controllers  fixed and adaptive KL coefficients, and KL budgets
-python -m proxima.world.demo.learn --rounds       labels in one round, or in two, the second of PPO's samples
+python -m examples.study.learn                each seed its own reward model, PPO to convergence
+python -m examples.study.learn --frontier     KL coefficients 0 to 0.3 and best-of-n: scores against KL
+python -m examples.study.learn --controllers  fixed and adaptive KL coefficients, and KL budgets
+python -m examples.study.learn --rounds       labels in one round, or in two, the second of PPO's samples
 """
 
 from __future__ import annotations
@@ -11,29 +13,43 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import shutil
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
+import proxima  # noqa: F401 - before torch: it says how waiting threads wait
+
+# isort: split
+import torch
+
+from proxima.base_setup import EMBEDDED
 from proxima.core.json_record import Record
+from proxima.finetuning import Preference, read_preferences
+from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import Run, write_json
+from proxima.world.build_embedded import sample_preferences
 from proxima.world.demo.demo_pipeline import (
     EVALUATION_POSTS,
     RESULTS_FILE,
     demo_reward_model,
+    fresh_folder,
     make_trainer,
     run_demo,
+    train_reward_model,
+    training_prompts,
 )
-from proxima.world.demo.gold_judge import judge_best_of
-from proxima.world.demo.parallel_jobs import in_jobs
-from proxima.world.demo.rounds import one_round, two_rounds
+from proxima.world.demo.gold_judge import judge, judge_best_of
 from proxima.world.demo_settings import PPO_SETTINGS
 from proxima.world.posts import make_posts
 
 Row = Record
+Result = TypeVar("Result")
 
 SEEDS = (0, 1, 2, 3, 4)
 COEFFICIENTS = (0.3, 0.2, 0.1, 0.05, 0.02, 0.0)
@@ -47,8 +63,8 @@ CONTROLLERS: dict[str, Record] = {
     "budget-2": {"kl_controller": "budget", "kl_target": 2.0},
     "budget-4": {"kl_controller": "budget", "kl_target": 4.0},
 }
-ROUNDS = {"one-round": one_round, "two-rounds": two_rounds}
 LABELS = 3000
+NEW_POSTS = 10  # added to a seed: posts that nothing else is trained on
 ROUNDS_SETTINGS = {"kl_controller": "budget", "kl_target": 3.0}
 
 
@@ -143,6 +159,67 @@ def controllers(
     return run_trials(folder, trials, jobs, device)
 
 
+def one_round(home: Path, seed: int, steps: int, labels: int, ppo: Record, device: str) -> Record:
+    """Reward model and PPO on the first `labels` shipped pairs."""
+    fresh_folder(home)
+    shipped, held_out = _shipped()
+    accuracy = train_reward_model(home, "reward", seed, shipped[:labels], held_out, device)["accuracy"]
+    trainer = _train(home, "reward", "ppo", seed, steps, ppo, device)
+    return {"seed": seed, "labels": labels, "accuracy": accuracy, **_measured(trainer, seed)}
+
+
+def two_rounds(home: Path, seed: int, steps: int, labels: int, ppo: Record, device: str) -> Record:
+    """Half of the labels, PPO, the other half on what its policy writes; reward model and PPO again."""
+    fresh_folder(home)
+    shipped, held_out = _shipped()
+    old = shipped[: labels // 2]
+    train_reward_model(home, "reward", seed, old, held_out, device)
+    first = _train(home, "reward", "ppo", seed, steps, ppo, device)
+    new = label_samples(first, labels - len(old), seed)
+    accuracy = train_reward_model(
+        home, "reward-2", seed, [*old, *new], held_out, device, start_from=home / "reward"
+    )["accuracy"]
+    second = _train(home, "reward-2", "ppo-2", seed, steps, ppo, device)
+    before = _measured(first, seed)
+    return {
+        "seed": seed,
+        "labels": len(old) + len(new),
+        "accuracy": accuracy,
+        "gold_after_round_one": before["gold"],
+        **_measured(second, seed),
+    }
+
+
+def label_samples(trainer: PPOTrainer, count: int, seed: int) -> list[Preference]:
+    """This many pairs of the policy's samples on new posts, each with an annotator's choice."""
+    found: list[Record] = []
+    step = 1
+    while len(found) < count:  # pairs of equal samples are left out
+        posts = make_posts(count - len(found), "train", seed + NEW_POSTS + step)
+        found += sample_preferences(trainer.generator, posts, seed + step, step)
+        step += 1
+    return [Preference(**row) for row in found]
+
+
+def _shipped() -> tuple[Sequence[Preference], Sequence[Preference]]:
+    names = ("preferences_train.jsonl.gz", "preferences_eval.jsonl.gz")
+    train, held_out = (read_preferences(EMBEDDED / name) for name in names)
+    return train, held_out
+
+
+def _train(home: Path, reward: str, name: str, seed: int, steps: int, ppo: Record, device: str) -> PPOTrainer:
+    trainer = make_trainer(home, home / reward, seed, device, ppo, name)
+    trainer.train(training_prompts(steps * trainer.config.batch_size, seed))
+    return trainer
+
+
+def _measured(trainer: PPOTrainer, seed: int) -> dict[str, float]:
+    return judge(trainer, make_posts(EVALUATION_POSTS, "eval", seed + 2)).summary()
+
+
+ROUNDS = {"one-round": one_round, "two-rounds": two_rounds}
+
+
 def rounds(folder: Path, seeds: Sequence[int], steps: int, jobs: int, device: str) -> list[Row]:
     calls = [partial(run_rounds, folder, name, seed, steps, device) for seed in seeds for name in ROUNDS]
     return in_jobs(jobs, calls)
@@ -156,6 +233,15 @@ def run_rounds(folder: Path, name: str, seed: int, steps: int, device: str) -> R
         with _told_in(folder / f"{run}.log"):
             write_json(done, ROUNDS[name](folder / run, seed, steps, LABELS, ppo, device))
     return {"run": run, "ppo": json.loads(done.read_text(encoding="utf-8"))}
+
+
+def in_jobs(jobs: int, calls: Sequence[Callable[[], Result]]) -> list[Result]:
+    """The results of these calls, in order; several at a time, each in a process with one thread."""
+    if jobs == 1:
+        return [call() for call in calls]
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, spawned, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
 @contextlib.contextmanager

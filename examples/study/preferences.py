@@ -1,8 +1,10 @@
+# python -m examples.study.preferences
+# not run: an hour on two cores
 """From preferences to a policy, seed by seed: is it truly better, and does it stay so? In: seeds, settings.
 Out: a table, and NAME.json in the folder.
 
-    python -m proxima.world.demo.preferences_study --folder runs/study --jobs 5
-    python -m proxima.world.demo.preferences_study --reward '{"lm_coef": 0}' --ppo '{"kl_coef": 0.2}'
+    python -m examples.study.preferences --folder runs/study --jobs 5
+    python -m examples.study.preferences --reward '{"lm_coef": 0}' --ppo '{"kl_coef": 0.2}'
 
 Each seed trains a reward model on the shipped pairs with default settings and runs PPO for twice the demo's
 long runs. The gold score judges held-out posts along the way; training never sees it. A seed whose reward
@@ -17,8 +19,12 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import proxima  # noqa: F401 - before torch: it says how waiting threads wait
+
+# isort: split
 import torch
 
+from examples.study.learn import in_jobs
 from proxima.base_setup import EMBEDDED
 from proxima.config import PPOConfig, RewardConfig, RewardSpec
 from proxima.core.json_record import Record, RecordView
@@ -28,7 +34,6 @@ from proxima.models import REPORT_FILE
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import write_json
 from proxima.world.demo.gold_judge import Judgement, judge, judge_best_of
-from proxima.world.demo.parallel_jobs import in_jobs
 from proxima.world.demo_settings import MAX_NEW_TOKENS
 from proxima.world.posts import make_posts
 from proxima.world.words import OPENING
@@ -106,7 +111,7 @@ def run_ppo(home: Path, reward: Path, seed: int, given: RecordView) -> Record:
             judged.append((trainer.step, judge(trainer, posts)))
         return outcome
 
-    trainer.ppo_step = judged_step  # type: ignore[method-assign]
+    trainer.ppo_step = judged_step
     count = given["steps"] * trainer.config.batch_size
     prompts = [post.prompt for post in make_posts(count, "train", seed + 4)]
     trainer.train(prompts, resume=True)  # begins again where it was killed

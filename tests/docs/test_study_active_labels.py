@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import pytest
 
+from examples.study import active_labels
+from examples.study.active_labels import curve, labels_for, show
 from proxima.finetuning import Preference
-from proxima.world.demo import active_labels
-from proxima.world.demo.active_labels import curve, labels_for, show
 
 
 def pool(count):

@@ -1,7 +1,9 @@
+# python -m examples.study.active_labels
+# not run: an hour on two cores
 """Which pairs to label next: chosen at random, or where the reward model is least sure. In: a seed. Out:
 held-out accuracy by number of labels, for either choice.
 
-    python -m proxima.world.demo.active_labels --seeds 0 1 2 3 4 --jobs 5
+    python -m examples.study.active_labels --seeds 0 1 2 3 4 --jobs 5
 
 Both begin with the same random pairs. Then, in rounds, a reward model is trained from the start on the pairs
 that are labelled so far, and the next ones are taken from a pool: at random, or those on which its heads
@@ -19,8 +21,12 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import proxima  # noqa: F401 - before torch: it says how waiting threads wait
+
+# isort: split
 import torch
 
+from examples.study.learn import in_jobs
 from proxima.base_setup import EMBEDDED
 from proxima.config import RewardConfig
 from proxima.core.json_record import Record
@@ -28,7 +34,6 @@ from proxima.finetuning import Preference, RewardTrainer, read_preferences
 from proxima.models import least_sure
 from proxima.runs import write_json
 from proxima.world.demo.demo_pipeline import fresh_folder
-from proxima.world.demo.parallel_jobs import in_jobs
 from proxima.world.demo_settings import REWARD_SETTINGS
 
 BUDGETS = (200, 300, 420, 600)  # labels after each round

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from proxima.world.demo import preferences_study as study
+from examples.study import preferences as study
 
 
 @pytest.mark.long
