@@ -217,8 +217,8 @@ class Generation:
             buffer[slot] = value
 
     def _step(self, batch: GenerationBatch, n: int) -> None:
-        """One decode step of the first n slots; on a GPU by a graph, captured at first use."""
-        if not self.on_gpu:
+        """One decode step of the first n slots; on a GPU by a graph, captured at first use if it can be."""
+        if not (self.on_gpu and self.decoder.capturable):
             self._step_eagerly(batch, n)
             self.eager_steps += 1
             return
