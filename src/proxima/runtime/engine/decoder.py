@@ -99,18 +99,28 @@ class Decoder:
 
     # --- passes ---
 
-    def hidden(self, ids: Tensor, layout: Layout, adapter: str | None, dropout: float = 0.0) -> Tensor:
+    def hidden(
+        self,
+        ids: Tensor,
+        layout: Layout,
+        adapter: str | None,
+        dropout: float = 0.0,
+        experts: Tensor | None = None,
+    ) -> Tensor:
         """Normalised last hidden states (M, hidden) at the layout's `read` positions.
 
         Args:
             ids: (B, T), padded in any way; the layout says which are real.
             dropout: on the adapter's inputs, with gradients on.
+            experts: (B, T, L, K) recorded ones, to be replayed.
         """
+        recorded = None if experts is None else experts.flatten(0, 1)[layout.source]
         if self.graphed:
-            return self.graphed_passes(ids, layout, adapter, dropout if torch.is_grad_enabled() else 0.0)
+            rate = dropout if torch.is_grad_enabled() else 0.0
+            return self.graphed_passes(ids, layout, adapter, rate, recorded)
         self.load(adapter)
-        loras = self.loras(adapter, dropout)
-        return self.run(ids.flatten()[layout.source], layout, loras, read=layout.read)
+        loras, routing = self.loras(adapter, dropout), Routing(recorded)
+        return self.run(ids.flatten()[layout.source], layout, loras, read=layout.read, routing=routing)
 
     def run(
         self,
@@ -196,7 +206,7 @@ class Decoder:
         assert block.experts is not None
         sizes = (block.experts.down.weight.shape[2],) * 2
         shares = torch.softmax(product(x, block.up, lora.up), -1, dtype=torch.float32)
-        chosen = routing.choose(number, shares, block.experts.per_token, read)
+        chosen = routing.choose(number, shares.detach(), block.experts.per_token, read)
         return experts_output(
             x[:, : block.up.inputs],
             block.experts,

@@ -77,6 +77,10 @@ class Experts(NamedTuple):
     """Whether the probabilities of a token's experts are scaled to a sum of 1."""
 
     @property
+    def count(self) -> int:
+        return len(self.up.weight)
+
+    @property
     def are_grouped(self) -> bool:
         """Whether one kernel computes the products of all experts, without asking the device how many tokens
         each has."""
@@ -104,7 +108,10 @@ class Routing:
     """By layer (N, K), or (M, K) where a layer computes only the positions that are read."""
 
     def choose(self, layer: int, probabilities: Tensor, per_token: int, read: Tensor | None) -> Tensor:
-        """The experts (N, K) of tokens whose router gives (N, E)."""
+        """The experts (N, K) of tokens whose router gives (N, E); where a layer is computed again for its
+        backward pass, the same."""
+        if layer in self.chosen:
+            return self.chosen[layer]
         experts = likeliest(probabilities, per_token)
         if self.recorded is not None:
             recorded = self.recorded[:, layer] if read is None else self.recorded[read, layer]
