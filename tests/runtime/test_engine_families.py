@@ -71,14 +71,14 @@ def make_network(case, **changes):
     return network
 
 
-def make_backbones(case, adapted=True, device="cpu", dtype=torch.float32, **changes):
-    """The same network with an adapter on all linear layers, on either path."""
+def make_backbones(case, adapted=True, device="cpu", dtype=torch.float32, targets="all-linear", **changes):
+    """The same network with an adapter on all linear layers, or on these, on either path."""
     made = []
     for fast in (True, False):
         backbone = Backbone(make_network(case, **changes).to(device, dtype))
         backbone.settings.fast = fast
         if adapted:
-            lora = LoraConfig(r=3, lora_alpha=6, target_modules="all-linear", init_lora_weights=False)
+            lora = LoraConfig(r=3, lora_alpha=6, target_modules=targets, init_lora_weights=False)
             torch.manual_seed(5)
             peft = get_peft_model(backbone.network, lora, adapter_name="policy")
             backbone.network = peft.get_base_model()

@@ -1,6 +1,8 @@
 """The experts that a rollout's tokens went to are recorded, and the policy's scoring and training replay
 them."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -10,10 +12,13 @@ from proxima.core.recorded_experts import expert_dtype, unrecorded
 from proxima.core.types import Tokens
 from proxima.models import PolicyModel, Sampling
 from proxima.ppo_trainer import PPOTrainer
+from proxima.ppo_trainer.process_shares import join_tokens
 from proxima.runs import read_bundle, write_bundle
+from proxima.runtime.distributed import Processes
 from proxima.runtime.engine import experts
 from proxima.tools.replay import redacted, replay_step
 from proxima.world.tiny_models import byte_tokenizer
+from tests.environments.games import Parity
 from tests.families.networks import tiny_network
 from tests.helpers import LOGPROB_ROUNDING, difference, rounding, shake, weights
 from tests.runtime.test_engine_families import (
@@ -117,9 +122,10 @@ def test_given_experts_are_used_with_the_router_s_current_weights(case):
 def forced_logits(network, ids, forced):
     def replace_experts(layer):
         def hook(module, given, output):
-            probabilities = output[0].softmax(-1).gather(1, forced[:, layer].long())
+            logits, chosen = output[0], forced[:, layer].long()
+            probabilities = logits.softmax(-1, dtype=torch.float32).gather(1, chosen)
             total = probabilities.sum(-1, keepdim=True) if network.config.norm_topk_prob else 1
-            return output[0], probabilities / total, forced[:, layer].long()
+            return logits, (probabilities / total).to(logits.dtype), chosen
 
         return hook
 
@@ -231,6 +237,69 @@ def test_rows_keep_their_experts_when_batches_are_cut_and_joined():
     assert torch.equal(joined.experts.whole, tokens.select(torch.arange(4)).experts.whole)
     bare = replace(parts[1], experts=None)
     assert Tokens.cat([parts[0], bare]).experts is None
+
+
+class Threads(Processes):
+    """Two processes that are threads."""
+
+    def meet(self, value):
+        self.said[self.rank] = value
+        self.barrier.wait()
+        found = list(self.said)
+        self.barrier.wait()
+        return found
+
+    def all_gather(self, rows, total):
+        assert rows.dtype != torch.int16, "neither gloo nor NCCL sends these"
+        return torch.cat(self.meet(rows))
+
+    def all_reduce_max(self, number):
+        return max(self.meet(number))
+
+    def all_gather_object(self, value):
+        return self.meet(value)
+
+
+@pytest.mark.parametrize("rows", [4, 1], ids=["two each", "one has none"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
+def test_all_processes_have_the_experts_of_all_rows(rows, dtype):
+    fast, _ = make_backbones("qwen3_moe")
+    prompts = make_prompts().select(torch.arange(rows))
+    tokens = fast.generation.generate(prompts, Sampling(4, 1.0, 0, 1.0, (), 0, 0), "policy")
+    none = unrecorded(dtype)
+    wide = tokens.experts.map(lambda part: part.to(dtype).masked_fill(part == NONE, none))
+    tokens = replace(tokens, experts=wide)
+    barrier, said = threading.Barrier(2, timeout=60), [None, None]
+    processes = [Threads(rank=rank, world_size=2) for rank in range(2)]
+    for each in processes:
+        each.barrier, each.said = barrier, said
+    given = [
+        (tokens if rows > 1 or each.rank == 1 else prompts).select(each.rows(rows)) for each in processes
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda own, each: join_tokens(prompts, own, each), given, processes))
+    for joined in found:
+        assert torch.equal(joined.response_ids, tokens.response_ids)
+        assert torch.equal(joined.experts.whole, tokens.experts.whole)
+
+
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+def test_episodes_of_several_turns_are_recorded_too(mixture, make_config, monkeypatch, engine):
+    """Later turns read the earlier ones again; each token has the experts of its last reading."""
+    noisy_routers(monkeypatch)
+    settings = {"environment": Parity, "rewards": (), "max_turns": 3, "max_new_tokens": 4, "lora_r": 2}
+    trainer = shake(PPOTrainer(make_config(model_name=mixture, engine=engine, **settings)))
+    trainer.models.eos_ids = tuple(range(0, 200, 5))  # turns of several lengths
+    results = trainer.ppo_step(PROMPTS)
+    tokens = results["sa_pairs"].tokens
+    assert results["episode_turns"] > 1
+    assert results["first_ratio_error"] == 0
+    if engine == "plain":
+        assert tokens.experts is None
+        return
+    known = (tokens.experts.response[:, :, 0] < EXPERTS).all(-1)
+    sizes = tokens.sizes.unsqueeze(1)
+    assert torch.equal(known, torch.arange(known.shape[1]) < sizes - 1)
 
 
 @pytest.mark.parametrize(("count", "dtype"), [(128, torch.uint8), (255, torch.uint8), (256, torch.int16)])
