@@ -4,6 +4,7 @@ them."""
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from proxima.ppo_trainer import PPOTrainer
 from proxima.ppo_trainer.process_shares import join_tokens
 from proxima.runs import read_bundle, write_bundle
 from proxima.runtime.distributed import Processes
-from proxima.runtime.engine import experts
+from proxima.runtime.engine import experts, families
 from proxima.tools.replay import redacted, replay_step
 from proxima.world.tiny_models import byte_tokenizer
 from tests.environments.games import Parity
@@ -31,6 +32,7 @@ from tests.runtime.test_engine_families import (
 )
 from tests.tools.replay_recipe import PROMPTS, record
 
+ROOT = Path(__file__).parents[2]
 NONE = unrecorded(torch.uint8)
 MIXTURES = ["olmoe", "qwen3_moe"]
 EXPERTS, PER_TOKEN = 4, 2
@@ -300,6 +302,16 @@ def test_episodes_of_several_turns_are_recorded_too(mixture, make_config, monkey
     known = (tokens.experts.response[:, :, 0] < EXPERTS).all(-1)
     sizes = tokens.sizes.unsqueeze(1)
     assert torch.equal(known, torch.arange(known.shape[1]) < sizes - 1)
+
+
+def test_the_docs_show_the_declarations():
+    page, source = ((ROOT / path).read_text() for path in ("docs/families.md", families.__file__))
+    shown = page.split("```diff")[1].split("```")[0].splitlines()
+    added = [line[1:] for line in shown if line.startswith("+") and not line.startswith("+++")]
+    declared, entered = "\n".join(added[:-2]), added[-2:]
+    assert declared.startswith("OLMOE = ")
+    assert declared in source
+    assert all(f"{line}\n" in source for line in entered)
 
 
 @pytest.mark.parametrize(("count", "dtype"), [(128, torch.uint8), (255, torch.uint8), (256, torch.int16)])

@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 from peft.tuners.lora import LoraLayer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import grouped_mm, linear, pad
 
+FUSED = ("gate_up_proj", "down_proj")
+"""What transformers calls the weights of experts."""
 ALIGNED = 8  # bfloat16 numbers of 16 bytes, which grouped products need
 
 
@@ -145,6 +147,15 @@ def experts_output(
     if experts.normalised:
         own = own / own.sum(-1, keepdim=True)
     return (out * own.to(x.dtype).unsqueeze(-1)).sum(1)
+
+
+def expert_matrices(network: nn.Module) -> dict[str, nn.Parameter]:
+    """The fused weights (E, out, in) of all experts of any architecture, by name."""
+    return {
+        name: weight
+        for name, weight in network.named_parameters()
+        if weight.dim() == 3 and name.split(".")[-1] in FUSED
+    }
 
 
 def _product(x: Tensor, weights: Tensor, ends: Tensor, grouped: bool) -> Tensor:
