@@ -38,7 +38,7 @@ class RecordedExperts:
         return RecordedExperts(function(self.prompt), function(self.response))
 
     def resized(self, prompts: int, responses: int) -> RecordedExperts:
-        """Cut or padded to so many tokens, prompts on the left."""
+        """Cut or padded to `prompts` and `responses` tokens, prompts on the left."""
         before, after = prompts - self.prompt.shape[1], responses - self.response.shape[1]
         fill = unrecorded(self.prompt.dtype)
         return RecordedExperts(

@@ -72,7 +72,8 @@ def join_tokens(prompts: Tokens, own: Tokens, processes: Processes) -> Tokens:
 def _join_experts(
     own: Tokens, total: int, columns: tuple[int, int], processes: Processes
 ) -> RecordedExperts | None:
-    """The experts of all rows, of so many prompt and response tokens; None where a process recorded none."""
+    """The experts of all rows, padded to `columns` of prompts and responses; None where a process recorded
+    none."""
     here = own.experts
     layers = processes.all_reduce_max(0 if here is None else here.prompt.shape[2])
     if not layers or not processes.all_reduce_min(int(here is not None or not own.prompts)):
