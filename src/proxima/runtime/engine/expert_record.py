@@ -70,4 +70,4 @@ def new_expert_record(count: int, size: int, decoder: Decoder, device: torch.dev
     if experts is None:
         return None
     shape = (count + 1, size, len(decoder.blocks), experts.per_token)
-    return ExpertRecord(torch.zeros(shape, dtype=expert_dtype(experts.count), device=device))
+    return ExpertRecord(torch.zeros(shape, dtype=expert_dtype(experts.total), device=device))

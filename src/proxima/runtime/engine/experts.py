@@ -79,7 +79,7 @@ class Experts(NamedTuple):
     """Whether the probabilities of a token's experts are scaled to a sum of 1."""
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         return len(self.up.weight)
 
     @property

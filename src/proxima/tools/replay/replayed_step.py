@@ -170,7 +170,7 @@ def recorded_tokens(bundle: Bundle, trainer: PPOTrainer) -> Tokens:
         for each in bundle.facts["prompts"]
     ]
     kept = {name: own.pop(f"kept_{name}", None) for name in ("ids", "bits")}
-    experts = [own.pop(f"experts_{name}", None) for name in ("prompt", "response")]
+    experts = [own.pop(name) for name in ("experts_prompt", "experts_response") if name in own]
     named = any(each is not None for each in kept.values())
     by_scoring = "scoring/outside_kept" in bundle.tensors  # whatever sampled did not name the kept sets
     tokens = Tokens(
@@ -178,7 +178,7 @@ def recorded_tokens(bundle: Bundle, trainer: PPOTrainer) -> Tokens:
         tokenizer=trainer.tokenizer,
         kept=KeptSet(**kept) if named and not by_scoring else None,
         episodes=None,
-        experts=None if experts[0] is None or experts[1] is None else RecordedExperts(*experts),
+        experts=RecordedExperts(*experts) if len(experts) == 2 else None,
         **own,
     )
     _check_tokens(tokens, trainer, bundle)
@@ -220,8 +220,8 @@ def _has_experts(experts: RecordedExperts, trainer: PPOTrainer) -> bool:
     if decoder is None or own is None:
         return decoder is None  # the reference path replays none
     numbers = experts.whole
-    known = (numbers < own.count) | (numbers == unrecorded(numbers.dtype))
-    shape, dtype = (len(decoder.blocks), own.per_token), expert_dtype(own.count)
+    known = (numbers < own.total) | (numbers == unrecorded(numbers.dtype))
+    shape, dtype = (len(decoder.blocks), own.per_token), expert_dtype(own.total)
     return numbers.shape[2:] == shape and numbers.dtype == dtype and bool((known & (numbers >= 0)).all())
 
 
@@ -242,8 +242,14 @@ def _sample_again(
     if bundle.facts["settings"].get("engine") == "vllm":
         return again, {"sampled tokens": "taken from the bundle: vLLM sampled them"}
     nothing = tokens.response_ids[:, :0]
-    bare = {"kept": None, "sampled_logprobs": None, "experts": None}
-    prompts = replace(tokens, response_ids=nothing, mask=nothing.bool(), **bare)
+    prompts = replace(
+        tokens,
+        response_ids=nothing,
+        mask=nothing.bool(),
+        kept=None,
+        sampled_logprobs=None,
+        experts=None,
+    )
     sampled = generator.sample(prompts, int(state["step"]))
     found = {name: each.detach().cpu() for name, each in token_tensors(sampled).items()}
     if "scoring/outside_kept" in bundle.tensors:
