@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from proxima.runtime.engine.attention_rules import AttentionRule
-from proxima.runtime.engine.experts import FUSED, ExpertProjection, Experts
+from proxima.runtime.engine.experts import FUSED, ExpertProjection, Experts, can_group
 from proxima.runtime.engine.families import FAMILIES, Config, Family
 from proxima.runtime.engine.layer_functions import ACTIVATIONS, NO_NORM, DecoderShape, Norm
 
@@ -185,7 +185,8 @@ class Architecture:
         while isinstance(module, ParamWrapper):  # one for each of the weights that have adapters
             adapted[module.parameter_name], module = module, module.base_layer
         up, down = (ExpertProjection(getattr(module, name), adapted.get(name)) for name in FUSED)
-        return Experts(up, down, self.config.num_experts_per_tok, self.config.norm_topk_prob)
+        config, grouped = self.config, can_group(up.weight, down.weight)
+        return Experts(up, down, config.num_experts_per_tok, config.norm_topk_prob, grouped)
 
     def norms(self, layer: DecoderLayer) -> tuple[Norm, Norm, Norm, Norm]:
         """The norms before and after attention, before and after the MLP."""

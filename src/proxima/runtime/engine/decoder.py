@@ -87,7 +87,7 @@ class Decoder:
     @property
     def capturable(self) -> bool:
         """Whether a decode step can be a CUDA graph: it asks the device nothing."""
-        return all(block.experts is None or block.experts.are_grouped for block in self.blocks)
+        return all(block.experts is None or block.experts.grouped for block in self.blocks)
 
     @property
     def graphed(self) -> bool:

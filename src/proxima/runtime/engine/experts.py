@@ -77,22 +77,13 @@ class Experts(NamedTuple):
     per_token: int  # K
     normalised: bool
     """Whether the probabilities of a token's experts are scaled to a sum of 1."""
+    grouped: bool
+    """Whether one kernel computes the products of all experts, without asking the device how many tokens each
+    has."""
 
     @property
     def total(self) -> int:
         return len(self.up.weight)
-
-    @property
-    def are_grouped(self) -> bool:
-        """Whether one kernel computes the products of all experts, without asking the device how many tokens
-        each has."""
-        weight, sizes = self.up.weight, (*self.up.weight.shape[1:], *self.down.weight.shape[1:])
-        return (
-            weight.is_cuda
-            and weight.dtype == torch.bfloat16
-            and torch.cuda.get_device_capability(weight.device) >= (8, 0)
-            and not any(size % ALIGNED for size in sizes)
-        )
 
     @property
     def are_adapted(self) -> bool:
@@ -136,7 +127,7 @@ def experts_output(
         chosen: (N, K) experts.
         activate: the inside of an expert, (S, 2 I) -> (S, I).
     """
-    grouped, count = experts.are_grouped, experts.per_token
+    grouped, count = experts.grouped, experts.per_token
     numbers, order = chosen.flatten().sort(stable=True)  # (S,), S = N K
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
     every = torch.arange(shares.shape[1], device=x.device)
@@ -147,6 +138,17 @@ def experts_output(
     if experts.normalised:
         own = own / own.sum(-1, keepdim=True)
     return (out * own.to(x.dtype).unsqueeze(-1)).sum(1)
+
+
+def can_group(*weights: Tensor) -> bool:
+    """Whether grouped products run on these weights (E, out, in)."""
+    return all(
+        weight.is_cuda
+        and weight.dtype == torch.bfloat16
+        and torch.cuda.get_device_capability(weight.device) >= (8, 0)
+        and not any(size % ALIGNED for size in weight.shape[1:])
+        for weight in weights
+    )
 
 
 def expert_matrices(network: nn.Module) -> dict[str, nn.Parameter]:
