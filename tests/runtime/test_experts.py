@@ -21,7 +21,7 @@ from proxima.tools.replay import redacted, replay_step
 from proxima.world.tiny_models import byte_tokenizer
 from tests.environments.games import Parity
 from tests.families.networks import tiny_network
-from tests.helpers import LOGPROB_ROUNDING, difference, rounding, shake, weights
+from tests.helpers import LOGPROB_ROUNDING, Crash, crash_at, difference, rounding, shake, weights
 from tests.runtime.test_engine_families import (
     LENGTHS,
     ROUNDING,
@@ -228,6 +228,21 @@ def test_a_recorded_step_holds_the_experts_and_replays_to_the_same_bits(mixture,
     assert again.comparison.first.name == "sampled tokens"
     both = [each.tensors["scoring/logprob_policy"] for each in (read, again.recomputed)]
     assert torch.equal(*both)
+
+
+def test_a_killed_run_resumes_bit_exactly(mixture, make_config, tmp_path):
+    settings = {"model_name": mixture, "lora_r": 2, "batch_size": 4, "checkpoint_every": 1}
+    found = []
+    for killed in (False, True):
+        config = make_config(**settings, run_dir=str(tmp_path / str(killed)), run_name="one")
+        if killed:
+            with pytest.raises(Crash):
+                crash_at(PPOTrainer(config), 2).train(PROMPTS, 3)
+        trainer = PPOTrainer(config)
+        trainer.train(PROMPTS, 3, resume=killed)
+        assert trainer.step == 3
+        found.append(weights(trainer))
+    assert difference(*found) == 0
 
 
 def test_rows_keep_their_experts_when_batches_are_cut_and_joined():
