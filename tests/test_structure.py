@@ -192,6 +192,7 @@ ANY = {
     "ppo_trainer/model_trainer.py": 1,
     # torch: a module's table of modules, the context of an autograd function, compiled functions
     "models/passes.py": 1,
+    "runtime/engine/experts.py": 3,
     "runtime/engine/kernels/attention_kernels.py": 5,
     "runtime/engine/kernels/head_kernels.py": 3,
     "runtime/engine/kernels/norm_kernels.py": 3,

@@ -44,11 +44,15 @@ CASES = {
     "mistral without a window": ("mistral", {"sliding_window": None}),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", LAYERS),
+    "olmoe": ("olmoe", {}),
+    "olmoe normalised": ("olmoe", {"norm_topk_prob": True, "num_experts_per_tok": 3}),
     "phi3": ("phi3", {}),
     "phi3 windowed, partly rotated": ("phi3", {"sliding_window": WINDOW, "rope_parameters": PARTIAL}),
     "qwen2": ("qwen2", {}),
     "qwen2 windowed": ("qwen2", {"use_sliding_window": True, **LAYERS}),
     "qwen3": ("qwen3", {}),
+    "qwen3_moe": ("qwen3_moe", {"norm_topk_prob": True}),
+    "qwen3_moe windowed": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": WINDOW}),
     "smollm3": ("smollm3", {"use_sliding_window": True, **LAYERS, "no_rope_layers": [1, 0]}),
 }
 LENGTHS = (11, 3, 1, 8)  # around the window
@@ -67,14 +71,14 @@ def make_network(case, **changes):
     return network
 
 
-def make_backbones(case, adapted=True, device="cpu", dtype=torch.float32, **changes):
-    """The same network with an adapter on all linear layers, on either path."""
+def make_backbones(case, adapted=True, device="cpu", dtype=torch.float32, targets="all-linear", **changes):
+    """The same network with an adapter on all linear layers, or on these, on either path."""
     made = []
     for fast in (True, False):
         backbone = Backbone(make_network(case, **changes).to(device, dtype))
         backbone.settings.fast = fast
         if adapted:
-            lora = LoraConfig(r=3, lora_alpha=6, target_modules="all-linear", init_lora_weights=False)
+            lora = LoraConfig(r=3, lora_alpha=6, target_modules=targets, init_lora_weights=False)
             torch.manual_seed(5)
             peft = get_peft_model(backbone.network, lora, adapter_name="policy")
             backbone.network = peft.get_base_model()
@@ -184,6 +188,9 @@ def test_decoded_tokens_and_log_probabilities_are_those_of_transformers(case):
         ("phi3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4,
                                       "long_factor": [2.0] * 4}}),
         ("gemma3_text", {"use_bidirectional_attention": True}),
+        ("olmoe", {"clip_qkv": 0.5}),
+        ("qwen3_moe", {"mlp_only_layers": [0]}),
+        ("qwen3_moe", {"decoder_sparse_step": 2}),
     ],
 )  # fmt: skip
 def test_what_a_declaration_leaves_out_takes_the_reference_path(case, changes):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, Qwen3Config
 
 from proxima.cli import main
@@ -26,6 +27,7 @@ from proxima.tools.doctor.settings_checks import check_batches, check_learning_r
 from proxima.tools.doctor.show_findings import show
 from proxima.tools.doctor.step_checks import check_ratio, tolerance_of, unchanging
 from proxima.tools.doctor.tokenizer_checks import check_pad
+from tests.families.networks import tiny_network
 from tests.helpers import shake, weights
 
 TEXTS = [f"Prompt {i} about {'many ' * i}things. TL;DR:" for i in range(8)]
@@ -247,6 +249,19 @@ def test_a_full_disk_is_found(ask, monkeypatch):
         shutil, "disk_usage", lambda path: SimpleNamespace(total=2**30, used=2**30, free=2**20)
     )
     assert levels(ask(**EMBEDDED)) == {"disk": "fail"}
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "q_proj,v_proj", "gate_proj,up_proj,down_proj"])
+def test_adapters_on_every_expert_are_counted(targets):
+    """All but those on routers, which are small."""
+    network = tiny_network("qwen3_moe")
+    size = network_size(network.config, targets)
+    names = targets if targets == "all-linear" else targets.split(",")
+    adapted = get_peft_model(network, LoraConfig(r=3, target_modules=names))
+    own = {name: p.numel() for name, p in adapted.named_parameters() if "lora_" in name}
+    assert 3 * size.adapted == sum(count for name, count in own.items() if ".gate." not in name)
+    one = network_size(network.config.from_dict({**network.config.to_dict(), "num_experts_per_tok": 1}))
+    assert size.widths - one.widths == 2 * (32 + 32 + 16 + 32)  # two layers, one more expert per token
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama", "gpt2"])

@@ -20,7 +20,7 @@ from proxima.core.types import Tokens
 from proxima.models import Backbone
 from proxima.runtime import free_cached_memory, is_out_of_memory
 from proxima.runtime.distributed import decoder_layers
-from proxima.runtime.engine import cut
+from proxima.runtime.engine import cut, expert_matrices
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +97,8 @@ def tokens_for_memory(network: PreTrainedModel, memory: int, checkpointing: bool
         for name, part in layer.named_modules()
         if isinstance(part, nn.Linear | Conv1D) and ".lora_" not in name
     ]
+    used = getattr(network.config.get_text_config(), "num_experts_per_tok", None) or 1
+    widths += [used * sum(weight.shape[1:]) for weight in expert_matrices(network).values()]
     held = sum(weight.numel() * weight.element_size() for weight in weights)
     kept = KEPT * sum(widths) * weights[0].element_size()
     if checkpointing:  # each layer's input, and one layer's backward pass

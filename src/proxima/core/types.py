@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 
 from proxima.core.chat_turns import Turn
 from proxima.core.episode import Episode
+from proxima.core.recorded_experts import RecordedExperts
 from proxima.core.token_text import text_prefixes
 from proxima.core.tokenizer import Tokenizer
 
@@ -113,6 +114,7 @@ class Tokens:
         None  # (B, R) bool, response tokens that it did not choose; None = there are none
     )
     episodes: list[Episode] | None = None  # B, where an environment or tools answered
+    experts: RecordedExperts | None = None  # of a mixture of experts, where the engine recorded them
 
     @cached_property
     def prompt_sizes(self) -> Tensor:
@@ -163,6 +165,7 @@ class Tokens:
             sampled_logprobs=None if sampled is None else function(sampled),
             observed=None if observed is None else function(observed),
             kept=None if self.kept is None else self.kept.map(function),
+            experts=None if self.experts is None else self.experts.map(function),
         )
 
     def select(self, rows: Tensor) -> Tokens:
@@ -187,6 +190,7 @@ class Tokens:
             else chosen.sampled_logprobs[:, :responses],
             observed=None if chosen.observed is None else chosen.observed[:, :responses],
             episodes=None if self.episodes is None else [self.episodes[row] for row in rows.tolist()],
+            experts=None if chosen.experts is None else chosen.experts.resized(prompts, responses),
         )
         decoded = {special: [texts[row] for row in rows.tolist()] for special, texts in self._decoded.items()}
         selected.__dict__.update(prompt_sizes=prompt_sizes, sizes=sizes, _decoded=decoded)
@@ -215,6 +219,7 @@ class Tokens:
             episodes=None
             if any(part.episodes is None for part in parts)
             else [episode for part in parts for episode in part.episodes or ()],
+            experts=RecordedExperts.cat([part.experts for part in parts], prompts, responses),
             tokenizer=parts[0].tokenizer,
         )
 

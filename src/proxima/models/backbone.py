@@ -196,10 +196,16 @@ class Backbone:
         """Free the memory that sampling keeps from one call to the next."""
         self._generation = None
 
-    def hidden(self, ids: Tensor, layout: Layout, adapter: str | None) -> Tensor:
-        """Last hidden states (M, D) at the layout's `read` positions of ids (B, T), with one adapter."""
+    def hidden(
+        self, ids: Tensor, layout: Layout, adapter: str | None, experts: Tensor | None = None
+    ) -> Tensor:
+        """Last hidden states (M, D) at the layout's `read` positions of ids (B, T), with one adapter.
+
+        Args:
+            experts: (B, T, L, K) recorded ones of a mixture, which the fast path replays.
+        """
         if self.decoder is not None:
-            return self.decoder.hidden(ids, layout, adapter, self._dropout(adapter))
+            return self.decoder.hidden(ids, layout, adapter, self._dropout(adapter), experts)
         with self.using(adapter):
             return self.reference_hidden(ids, layout)
 

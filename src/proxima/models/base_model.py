@@ -68,7 +68,14 @@ class BaseModel:
         padding."""
         sizes = (tokens.prompt_sizes, tokens.sizes, tokens.prompt_ids.shape[1])
         layout = pack(*sizes, self.device, chosen=tokens.holes)
-        return self.backbone.hidden(tokens.input_ids, layout, self.adapter)
+        recorded = tokens.experts if self.replays_experts else None
+        experts = None if recorded is None else recorded.whole
+        return self.backbone.hidden(tokens.input_ids, layout, self.adapter, experts)
+
+    @property
+    def replays_experts(self) -> bool:
+        """Whether its tokens go to the experts that were recorded when the policy sampled them."""
+        return False
 
     def response_logits(self, tokens: Tokens) -> Tensor:
         """Logits (B, R, V) that predict each response token, 0 on padding.

@@ -18,6 +18,10 @@ from proxima.models.weight_files import adapter_tensors
 class PolicyModel(BaseModel):
     """The base with the policy's adapter, or a trainable copy of the base."""
 
+    @property
+    def replays_experts(self) -> bool:
+        return True
+
     @torch.no_grad()
     def is_still(self, reference: BaseModel) -> bool:
         """Whether its weights are provably those of the reference, so that both give the same answers.

@@ -15,6 +15,10 @@ class ValueModel(BaseModel):
 
     shares_policy = False
 
+    @property
+    def replays_experts(self) -> bool:
+        return self.shares_policy
+
     def parameters(self) -> list[nn.Parameter]:
         """With a shared trunk only the head; the policy's optimiser trains the trunk."""
         if self.shares_policy and self.head is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.episode import Episode
+from proxima.core.recorded_experts import RecordedExperts
 from proxima.core.types import KeptSet, Tokens, pad_to
 from proxima.runtime.distributed import Processes
 
@@ -64,4 +65,27 @@ def join_tokens(prompts: Tokens, own: Tokens, processes: Processes) -> Tokens:
         sampled_logprobs=joined(own.sampled_logprobs) if sampled else None,
         observed=joined(own.observed, dtype=torch.bool) if observed else None,
         episodes=[Episode(**each) for part in episodes for each in part] if observed else None,
+        experts=_join_experts(own, total, (prompts.prompt_ids.shape[1], width), processes),
     )
+
+
+def _join_experts(
+    own: Tokens, total: int, columns: tuple[int, int], processes: Processes
+) -> RecordedExperts | None:
+    """The experts of all rows, padded to `columns` of prompts and responses; None where a process recorded
+    none."""
+    here = own.experts
+    layers = processes.all_reduce_max(0 if here is None else here.prompt.shape[2])
+    if not layers or not processes.all_reduce_min(int(here is not None or not own.prompts)):
+        return None
+    per_token = processes.all_reduce_max(0 if here is None else here.prompt.shape[3])
+    size = processes.all_reduce_max(0 if here is None else here.prompt.element_size())
+    if here is None:
+        dtype = torch.uint8 if size == 1 else torch.int16
+        empty = torch.zeros(0, 0, layers, per_token, dtype=dtype, device=own.mask.device)
+        here = RecordedExperts(empty, empty)
+
+    def gathered(part: Tensor) -> Tensor:  # as bytes, which every backend sends
+        return processes.all_gather(part.contiguous().view(torch.uint8), total).view(part.dtype)
+
+    return here.resized(*columns).map(gathered)

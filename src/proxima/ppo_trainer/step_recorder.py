@@ -187,6 +187,8 @@ def token_tensors(tokens: Tokens) -> dict[str, Tensor]:
         nowhere, kept = ~tokens.mask.unsqueeze(-1), tokens.kept
         found["kept_ids"] = None if kept.ids is None else kept.ids.masked_fill(nowhere, -1)
         found["kept_bits"] = None if kept.bits is None else kept.bits.masked_fill(nowhere, 0)
+    if tokens.experts is not None:
+        found |= {"experts_prompt": tokens.experts.prompt, "experts_response": tokens.experts.response}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 

@@ -38,13 +38,15 @@ TYPES = {
     "BF16": torch.bfloat16,
     "I64": torch.int64,
     "I32": torch.int32,
+    "I16": torch.int16,
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
 FLOATS = ("F64", "F32", "F16", "BF16")
 LAYOUT: dict[str, tuple[tuple[str, ...], str]] = {
     # B sequences, P and R tokens of prompt and response; T sequences that were trained on, S tokens of these;
-    # K kept tokens, V bytes of kept bits, N rewards, W tokens that have rewards, M minibatches
+    # K kept tokens, V bytes of kept bits, N rewards, W tokens that have rewards, M minibatches; L layers with
+    # X experts of each token
     "tokens/prompt_ids": (("I64",), "BP"),
     "tokens/prompt_mask": (("BOOL",), "BP"),
     "tokens/response_ids": (("I64",), "BR"),
@@ -55,6 +57,8 @@ LAYOUT: dict[str, tuple[tuple[str, ...], str]] = {
     "tokens/kept_ids": (("I32",), "BRK"),
     "tokens/kept_bits": (("U8",), "BRV"),
     "tokens/sampled_logprobs": (FLOATS, "BR"),
+    "tokens/experts_prompt": (("U8", "I16"), "BPLX"),
+    "tokens/experts_response": (("U8", "I16"), "BRLX"),
     "rewards/sequence": (FLOATS, "B"),
     "rewards/spread": (FLOATS, "B"),
     "rewards/by_name": (FLOATS, "NB"),

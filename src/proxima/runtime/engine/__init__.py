@@ -5,8 +5,9 @@ responses, equal to those of the reference path by test.
 
 A pass: `layout` (where tokens lie), `families` (which networks), `architecture` and `layer_weights` (what is
 multiplied), `decoder` (the layers) with `lora_products`, `layer_functions`, `packed_attention` and
-`attention_rules`; on a GPU `graphed_passes` and `cuda_graphs`. Sampling: `generation`, on the buffers of
-`generation_slots`. After the head: `vocabulary`.
+`attention_rules`, and `experts` where a layer has several MLPs; on a GPU `graphed_passes` and `cuda_graphs`.
+Sampling: `generation`, on the buffers of `generation_slots` and `expert_record`. After the head:
+`vocabulary`.
 """
 
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from proxima.core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from proxima.runtime.engine.architecture import knows, network_logits, supports
     from proxima.runtime.engine.decoder import Decoder
+    from proxima.runtime.engine.experts import expert_matrices
     from proxima.runtime.engine.generation import Generation
     from proxima.runtime.engine.layer_functions import worth_compiling
     from proxima.runtime.engine.layout import Layout, cells, cut, pack, pack_mask

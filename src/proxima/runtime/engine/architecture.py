@@ -10,12 +10,13 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from peft.tuners.lora import LoraLayer
+from peft.tuners.lora import LoraLayer, ParamWrapper
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from proxima.runtime.engine.attention_rules import AttentionRule
+from proxima.runtime.engine.experts import FUSED, ExpertProjection, Experts, can_group
 from proxima.runtime.engine.families import FAMILIES, Config, Family
 from proxima.runtime.engine.layer_functions import ACTIVATIONS, NO_NORM, DecoderShape, Norm
 
@@ -37,9 +38,11 @@ def supports(network: PreTrainedModel) -> bool:
     does."""
     if any(isinstance(module, AuxiliaryTrainingWrapper) for module in network.modules()):
         return False
-    layers = [module for module in network.modules() if isinstance(module, LoraLayer)]
-    adapted_head = isinstance(network.get_output_embeddings(), LoraLayer)
-    return knows(network) and not adapted_head and not any(_is_special(layer) for layer in layers)
+    if not knows(network) or isinstance(network.get_output_embeddings(), LoraLayer):
+        return False
+    adapted = [module for module in network.modules() if isinstance(module, LoraLayer)]
+    mixtures = _mixtures(network)
+    return not any(_is_special(layer, mixtures) for layer in adapted)
 
 
 def knows(network: PreTrainedModel) -> bool:
@@ -84,13 +87,28 @@ def _field(config: Config, name: str | None, otherwise: float | None = None) -> 
     return otherwise if name is None else getattr(config, name, otherwise)
 
 
-def _is_special(layer: LoraLayer) -> bool:
-    """An adapter that is not plain LoRA (down, up and scale), or not on a linear layer."""
+def _mixtures(network: PreTrainedModel) -> set[nn.Module]:
+    """The routers and experts of a mixture of experts."""
+    family = FAMILIES[network.config.model_type]
+    if family.experts is None:
+        return set()
+    found = {
+        attrgetter(path)(layer)
+        for layer in attrgetter(family.layers)(network.base_model)
+        for path in (family.experts, *family.up)
+    }
+    return {module.get_base_layer() if isinstance(module, LoraLayer) else module for module in found}
+
+
+def _is_special(layer: LoraLayer, mixtures: set[nn.Module]) -> bool:
+    """An adapter that is not plain LoRA (down, up and scale), or on anything but linear layers, routers and
+    experts."""
+    base = layer.get_base_layer()
     return bool(
         any(getattr(layer, "use_dora", {}).values())
         or any(getattr(layer, "lora_bias", {}).values())
         or len(layer.lora_embedding_A)
-        or not isinstance(layer.get_base_layer(), (nn.Linear, Conv1D))
+        or not (isinstance(base, (nn.Linear, Conv1D)) or base in mixtures)
     )
 
 
@@ -138,7 +156,7 @@ class Architecture:
         turned = [rope.get("partial_rotary_factor") or 1.0 for rope in _rotary_parameters(self.config)]
         return all(
             (
-                self.plain_head and self.family.gated,
+                self.plain_head and self.family.gated and self.family.experts is None,
                 shape.activation == "silu" and shape.residual_factor == 1,
                 [norm is NO_NORM for norm in norms] == [False, True, False, True],
                 norms[0].bias is None and norms[0].offset is None,
@@ -156,8 +174,19 @@ class Architecture:
     def members(self, layer: DecoderLayer) -> tuple[list[LinearModule], ...]:
         """The modules of each projection, in the order of `layer_weights.Loras`."""
         family = self.family
-        groups = (family.qkv, (family.out,), family.up, (family.down,))
+        groups = (family.qkv, (family.out,), family.up, (family.down,) if family.experts is None else ())
         return tuple([attrgetter(path)(layer) for path in group] for group in groups)
+
+    def experts(self, layer: DecoderLayer) -> Experts | None:
+        """The weights of a mixture of experts; None where the layer has one MLP."""
+        if self.family.experts is None:
+            return None
+        module, adapted = attrgetter(self.family.experts)(layer), {}
+        while isinstance(module, ParamWrapper):  # one for each of the weights that have adapters
+            adapted[module.parameter_name], module = module, module.base_layer
+        up, down = (ExpertProjection(getattr(module, name), adapted.get(name)) for name in FUSED)
+        config, grouped = self.config, can_group(up.weight, down.weight)
+        return Experts(up, down, config.num_experts_per_tok, config.norm_topk_prob, grouped)
 
     def norms(self, layer: DecoderLayer) -> tuple[Norm, Norm, Norm, Norm]:
         """The norms before and after attention, before and after the MLP."""

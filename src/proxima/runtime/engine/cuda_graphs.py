@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxima.core.recorded_experts import unrecorded
 from proxima.runtime.engine.layout import TILE, Layout, tile_table
 
 if TYPE_CHECKING:
@@ -77,18 +78,26 @@ class GraphedPass:
     """One adapter's pass. A backward pass must directly follow its forward pass: they share memory."""
 
     def __init__(
-        self, run: Pass, gradients: GradientBuffers, sizes: PassCapacity, device: torch.device, pool: Pool
+        self,
+        run: Pass,
+        gradients: GradientBuffers,
+        sizes: PassCapacity,
+        device: torch.device,
+        pool: Pool,
+        recorded: Tensor | None = None,
     ):
         """
         Args:
             run: (ids (N,), layout) -> hidden states (M, D); it reads parameters in place, and its backward
                 pass adds to the sinks.
             pool: memory shared with other passes, which never run at the same time.
+            recorded: (N, L, K) where `run` reads the experts to be replayed.
         """
         self.sizes = sizes
         self.parameters = list(gradients.of)
         self.gradients = gradients
         self.device = device
+        self._recorded = recorded
         self._inputs = torch.zeros(2 * sizes.tokens + sizes.reads, dtype=torch.long, device=device)
         self._source, self._positions, self._read = self._inputs.split(
             [sizes.tokens, sizes.tokens, sizes.reads]
@@ -152,9 +161,13 @@ class GraphedPass:
     def pool(self) -> Pool:
         return self._forward.pool()
 
-    def __call__(self, ids: Tensor, layout: Layout) -> Tensor:
+    def __call__(self, ids: Tensor, layout: Layout, experts: Tensor | None = None) -> Tensor:
         """Hidden states (M, D); with gradients on, the backward pass adds to the parameters' `grad`."""
         self._fill(ids, layout)
+        if self._recorded is not None:
+            self._recorded.fill_(unrecorded(self._recorded.dtype))
+            if experts is not None:
+                self._recorded[: layout.total] = experts
         if torch.is_grad_enabled() and self.parameters:
             return _Replayed.apply(self, len(layout.read), self._anchor())
         return self.forward(len(layout.read))

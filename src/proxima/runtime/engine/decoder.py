@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from proxima.runtime.engine.architecture import Architecture
 from proxima.runtime.engine.attention_rules import ruled_packed_attention
+from proxima.runtime.engine.experts import Routing, experts_output
 from proxima.runtime.engine.graphed_passes import GraphedPasses
 from proxima.runtime.engine.layer_functions import (
     NO_NORM,
@@ -28,7 +29,7 @@ from proxima.runtime.engine.layer_functions import (
     kernel_functions,
     with_gate_kernel,
 )
-from proxima.runtime.engine.layer_weights import Loras, read_block, read_loras, trains_base_weights
+from proxima.runtime.engine.layer_weights import Block, Loras, read_block, read_loras, trains_base_weights
 from proxima.runtime.engine.layout import Layout
 from proxima.runtime.engine.lora_products import load_lora, product
 from proxima.runtime.engine.packed_attention import packed_attention
@@ -84,25 +85,42 @@ class Decoder:
         return self.weight.dtype in (torch.bfloat16, torch.float16)
 
     @property
+    def capturable(self) -> bool:
+        """Whether a decode step can be a CUDA graph: it asks the device nothing."""
+        return all(block.experts is None or block.experts.grouped for block in self.blocks)
+
+    @property
     def graphed(self) -> bool:
         """Whether passes run as CUDA graphs: adapters on half-precision weights on a GPU, where no attention
-        needs to know how long sequences are."""
-        return self.weight.is_cuda and self.half and not self.trained and not any(map(any, self.rules))
+        needs to know how long sequences are, and none on experts."""
+        adapted = any(block.experts is not None and block.experts.are_adapted for block in self.blocks)
+        fixed = self.capturable and not adapted and not any(map(any, self.rules))
+        return self.weight.is_cuda and self.half and not self.trained and fixed
 
     # --- passes ---
 
-    def hidden(self, ids: Tensor, layout: Layout, adapter: str | None, dropout: float = 0.0) -> Tensor:
+    def hidden(
+        self,
+        ids: Tensor,
+        layout: Layout,
+        adapter: str | None,
+        dropout: float = 0.0,
+        experts: Tensor | None = None,
+    ) -> Tensor:
         """Normalised last hidden states (M, hidden) at the layout's `read` positions.
 
         Args:
             ids: (B, T), padded in any way; the layout says which are real.
             dropout: on the adapter's inputs, with gradients on.
+            experts: (B, T, L, K) recorded ones, to be replayed.
         """
+        recorded = None if experts is None else experts.flatten(0, 1)[layout.source]
         if self.graphed:
-            return self.graphed_passes(ids, layout, adapter, dropout if torch.is_grad_enabled() else 0.0)
+            rate = dropout if torch.is_grad_enabled() else 0.0
+            return self.graphed_passes(ids, layout, adapter, rate, recorded)
         self.load(adapter)
-        loras = self.loras(adapter, dropout)
-        return self.run(ids.flatten()[layout.source], layout, loras, read=layout.read)
+        loras, routing = self.loras(adapter, dropout), Routing(recorded)
+        return self.run(ids.flatten()[layout.source], layout, loras, read=layout.read, routing=routing)
 
     def run(
         self,
@@ -112,6 +130,7 @@ class Decoder:
         attend: Attend | None = None,
         read: Tensor | None = None,
         functions: Functions | None = None,
+        routing: Routing | None = None,
     ) -> Tensor:
         """Normalised last hidden states (N, hidden) of (N,) ids, or (M, hidden) of those in `read`, with the
         loaded adapter.
@@ -119,8 +138,9 @@ class Decoder:
         Args:
             loras: the parameters that receive gradients.
             attend: (layer, q, k, v) -> attended; by default each sequence of the layout attends to itself.
+            routing: of the N tokens to experts; by default as their routers say.
         """
-        functions = functions or self.functions
+        functions, routing = functions or self.functions, routing or Routing()
         x, angles = self.architecture.embed(flat, layout.positions)
         normed = functions.first_norm(x, self.blocks[0].norm, self.blocks[0].qkv.padding, self.shape.eps)
 
@@ -129,7 +149,17 @@ class Decoder:
 
         for number, lora in enumerate(loras):
             wanted = read if number + 1 == len(loras) else None
-            given = (number, x, normed, lora, *angles[number], attend or by_layout, functions, wanted)
+            given = (
+                number,
+                x,
+                normed,
+                lora,
+                *angles[number],
+                attend or by_layout,
+                functions,
+                wanted,
+                routing,
+            )
             if self.checkpointing and torch.is_grad_enabled():
                 x, normed = checkpoint(self._layer, *given, use_reentrant=False)
             else:
@@ -138,7 +168,7 @@ class Decoder:
 
     def _layer(
         self, number: int, x: Tensor, normed: Tensor, lora: Loras, cos: Tensor | None, sin: Tensor | None,
-        attend: Attend, functions: Functions, read: Tensor | None,
+        attend: Attend, functions: Functions, read: Tensor | None, routing: Routing,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The residual stream after this layer, and its norm as the next layer reads it; of all tokens, or
         of those in `read`."""
@@ -152,18 +182,38 @@ class Decoder:
         out = product(attended, block.out, lora.out)
         out = self._change(out, block.after_attention, functions)
         x, normed = functions.add_and_norm(x, out, block.mlp_norm, block.up.padding, shape.eps)
-        wide = product(normed, block.up, lora.up)
-        if functions.gate is not None and block.down.padding:
-            mlp_out = product(wide, block.down, lora.down, functions.gate)
+        if block.experts is None:
+            mlp_out = self._mlp(block, normed, lora, functions)
         else:
-            mlp_out = product(
-                functions.activate(wide, block.up.sizes, shape.activation), block.down, lora.down
-            )
+            mlp_out = self._experts(number, normed, lora, functions, read, routing)
         mlp_out = self._change(mlp_out, block.after_mlp, functions)
         if number + 1 == len(self.blocks):
             return functions.add_and_norm(x, mlp_out, self.architecture.last_norm, 0, shape.eps)
         after = self.blocks[number + 1]
         return functions.add_and_norm(x, mlp_out, after.norm, after.qkv.padding, shape.eps)
+
+    def _mlp(self, block: Block, x: Tensor, lora: Loras, functions: Functions) -> Tensor:
+        wide = product(x, block.up, lora.up)
+        if functions.gate is not None and block.down.padding:
+            return product(wide, block.down, lora.down, functions.gate)
+        inside = functions.activate(wide, block.up.sizes, self.shape.activation)
+        return product(inside, block.down, lora.down)
+
+    def _experts(
+        self, number: int, x: Tensor, lora: Loras, functions: Functions, read: Tensor | None, routing: Routing
+    ) -> Tensor:
+        block = self.blocks[number]
+        assert block.experts is not None
+        sizes = (block.experts.down.weight.shape[2],) * 2
+        shares = torch.softmax(product(x, block.up, lora.up), -1, dtype=torch.float32)
+        chosen = routing.choose(number, shares.detach(), block.experts.per_token, read)
+        return experts_output(
+            x[:, : block.up.inputs],
+            block.experts,
+            shares,
+            chosen,
+            lambda wide: functions.activate(wide, sizes, self.shape.activation),
+        )
 
     def _change(self, out: Tensor, norm: Norm, functions: Functions) -> Tensor:
         """What attention or MLP adds to the residual stream."""
@@ -200,6 +250,9 @@ class Decoder:
         for block, loras in zip(self.blocks, self.loras(adapter), strict=True):
             for projection, lora in zip(block.projections, loras, strict=True):
                 load_lora(projection, lora)
+            if block.experts is not None:
+                block.experts.up.load(adapter)
+                block.experts.down.load(adapter)
 
 
 def compile_kernels(decoder: Decoder) -> None:

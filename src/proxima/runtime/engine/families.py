@@ -28,6 +28,8 @@ class Family:
     down: str = "mlp.down_proj"
     gated: bool = True
     """activation(gate) * up; otherwise activation(up)."""
+    experts: str | None = None
+    """Module with the weights of a mixture's experts; `up` is its router then, and `down` is not read."""
 
     norm: str | None = "input_layernorm"
     """Of what attention reads; None = it reads the residual stream itself."""
@@ -86,6 +88,14 @@ GPT2 = Family(
 )
 MISTRAL = replace(LLAMA, window_everywhere=True)
 PHI3 = replace(MISTRAL, qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",))
+OLMOE = replace(LLAMA, up=("mlp.gate",), experts="mlp.experts", usual=lambda config: config.clip_qkv is None)
+QWEN3_MOE = replace(
+    OLMOE,
+    window_everywhere=True,
+    usual=lambda config: (
+        config.num_experts > 0 and config.decoder_sparse_step == 1 and not config.mlp_only_layers
+    ),
+)
 SMOLLM3 = replace(LLAMA, rotates_field="no_rope_layers")
 OLMO2 = replace(
     LLAMA,
@@ -128,9 +138,11 @@ FAMILIES: dict[str, Family] = {
     "mistral": MISTRAL,
     "olmo2": OLMO2,
     "olmo3": OLMO2,
+    "olmoe": OLMOE,
     "phi3": PHI3,
     "qwen2": LLAMA,
     "qwen3": LLAMA,
+    "qwen3_moe": QWEN3_MOE,
     "smollm3": SMOLLM3,
 }
 """By `model_type` of the config."""

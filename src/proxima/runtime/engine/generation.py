@@ -34,6 +34,8 @@ from proxima.core.types import Tokens
 from proxima.runtime.engine.attention_rules import ruled_cached_attention
 from proxima.runtime.engine.decode_clock import StepTimer
 from proxima.runtime.engine.decoder import Decoder
+from proxima.runtime.engine.expert_record import new_expert_record
+from proxima.runtime.engine.experts import Routing
 from proxima.runtime.engine.few_rows_decoder import FewRowsDecoder, few_rows_decoder
 from proxima.runtime.engine.generation_slots import Drawn, Outputs, Slots, new_outputs, new_slots
 from proxima.runtime.engine.layout import Layout, cut, pack
@@ -173,10 +175,13 @@ class Generation:
             )
             self._few_rows = few_rows_decoder(self.decoder, slots)
         setup = (replace(sampling, seed=0, step=0), adapter)  # what a captured graph depends on
-        if outputs is None or outputs.ids.shape[0] <= count or setup != self._made_for:
+        record = None if outputs is None else outputs.experts
+        short = record is not None and record.positions < slots.size
+        if outputs is None or outputs.ids.shape[0] <= count or setup != self._made_for or short:
             self._graphs.clear()
             vocabulary = self.decoder.architecture.network.get_output_embeddings().weight.shape[0]
-            outputs = self._outputs = new_outputs(count, sampling, vocabulary, device)
+            record = new_expert_record(count, slots.size, self.decoder, device)
+            outputs = self._outputs = new_outputs(count, sampling, vocabulary, device, record)
             self._made_for = setup
         outputs.reset()
         self.decoder.load(adapter)
@@ -207,9 +212,12 @@ class Generation:
             slots.values[layer].flatten(0, 1).index_copy_(0, place, v)
             return self.decoder.attend(layer, q, k, v, layout)
 
+        routing = Routing()
         states = self.decoder.run(
-            ids.flatten()[layout.source], layout, self._no_loras, attend, read=layout.read
+            ids.flatten()[layout.source], layout, self._no_loras, attend, read=layout.read, routing=routing
         )
+        if batch.outputs.experts is not None:
+            batch.outputs.experts.write(routing, row[layout.rows], layout.positions, None, layout.read)
         running = torch.ones(len(rows), dtype=torch.bool, device=device)
         drawn, going = self._draw(batch, states, batch.lanes[row], row, start, running, limits)
         values = (drawn, lengths.to(device).int(), start + 1, row, batch.lanes[row], going, limits)
@@ -217,8 +225,8 @@ class Generation:
             buffer[slot] = value
 
     def _step(self, batch: GenerationBatch, n: int) -> None:
-        """One decode step of the first n slots; on a GPU by a graph, captured at first use."""
-        if not self.on_gpu:
+        """One decode step of the first n slots; on a GPU by a graph, captured at first use if it can be."""
+        if not (self.on_gpu and self.decoder.capturable):
             self._step_eagerly(batch, n)
             self.eager_steps += 1
             return
@@ -229,7 +237,7 @@ class Generation:
 
     def _step_eagerly(self, batch: GenerationBatch, n: int) -> None:
         slots, sampling, fast = batch.slots, batch.sampling, self._few_rows
-        states = self._states(slots, n) if fast is None else fast(n)
+        states = self._states(batch, n) if fast is None else fast(n)
         columns, running = slots.columns[:n], slots.running[:n]
         if fast is not None and batch.outputs.kept is None and batch.transcript is None:
             fast.sample_and_advance(states, batch.outputs, sampling.temperature, sampling.max_new_tokens)
@@ -241,9 +249,9 @@ class Generation:
         columns.add_(running.long())
         running.copy_(going)
 
-    def _states(self, slots: Slots, n: int) -> Tensor:
+    def _states(self, batch: GenerationBatch, n: int) -> Tensor:
         """Hidden states (n, D) after the last token of each slot, which is added to the cache."""
-        scale = self.decoder.shape.scale
+        slots, scale, routing = batch.slots, self.decoder.shape.scale, Routing()
         tokens, lengths = slots.tokens[:n], slots.lengths[:n]
         now = lengths + 1
         place = slots.base[:n] + lengths
@@ -260,7 +268,10 @@ class Generation:
             return cached_attention(q, keys, values, now, slots.starts[:, : n + 1], scale)
 
         here = replace(_EMPTY_LAYOUT, positions=lengths)
-        return self.decoder.run(tokens, here, self._no_loras, attend)
+        states = self.decoder.run(tokens, here, self._no_loras, attend, routing=routing)
+        if batch.outputs.experts is not None:
+            batch.outputs.experts.write(routing, slots.rows[:n], lengths.long(), slots.running[:n], None)
+        return states
 
     def _draw(
         self,

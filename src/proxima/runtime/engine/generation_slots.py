@@ -15,6 +15,7 @@ from proxima.core.sampling import Sampling, kept_shape
 from proxima.core.transcript import Transcript
 from proxima.core.types import KeptSet, Tokens
 from proxima.runtime.engine.decoder import Decoder
+from proxima.runtime.engine.expert_record import ExpertRecord
 
 Drawn = tuple[Tensor, Tensor, KeptSet | None]
 """Sampled tokens (n,), their log-probabilities and their kept sets."""
@@ -95,6 +96,7 @@ class Outputs:
     logprobs: Tensor  # (B + 1, R) float32, by the engine's own arithmetic
     kept: KeptSet | None
     eos: Tensor  # (E,) ids that end a response; here because a graph reads them in place
+    experts: ExpertRecord | None  # None where a layer has one MLP
 
     def parts(self) -> list[Tensor]:
         kept = (
@@ -102,11 +104,13 @@ class Outputs:
             if self.kept is None
             else [part for part in (self.kept.ids, self.kept.bits) if part is not None]
         )
-        return [self.ids, self.logprobs, *kept]
+        return [self.ids, self.logprobs, *kept, *([] if self.experts is None else [self.experts.experts])]
 
     def reset(self) -> None:
         for part in self.parts():
             part.fill_(-1 if part.dtype == torch.int32 else 0)
+        if self.experts is not None:
+            self.experts.reset()
 
     def write(self, drawn: Drawn, rows: Tensor, columns: Tensor, running: Tensor, limits: Tensor) -> Tensor:
         """Write what was sampled for running sequences; returns which of them continue."""
@@ -133,6 +137,7 @@ class Outputs:
             observed=observed,
             kept=None if self.kept is None else self.kept.map(lambda part: part[:count, :width].clone()),
             sampled_logprobs=self.logprobs[:count, :width].masked_fill(~chosen, 0),
+            experts=None if self.experts is None else self.experts.collect(prompts, width),
         )
 
     def collect(self, prompts: Tokens) -> Tokens:
@@ -150,10 +155,13 @@ class Outputs:
             ended=(is_end & mask).any(1),
             kept=None if self.kept is None else self.kept.map(lambda part: part[:count, :width].clone()),
             sampled_logprobs=self.logprobs[:count, :width].masked_fill(~mask[:, :width], 0),
+            experts=None if self.experts is None else self.experts.collect(prompts, width),
         )
 
 
-def new_outputs(count: int, sampling: Sampling, vocabulary: int, device: torch.device) -> Outputs:
+def new_outputs(
+    count: int, sampling: Sampling, vocabulary: int, device: torch.device, experts: ExpertRecord | None
+) -> Outputs:
     shape = (count + 1, sampling.width)
     kept = None
     if (kept_set := kept_shape(sampling.top_k, sampling.top_p, vocabulary)) is not None:
@@ -165,4 +173,5 @@ def new_outputs(count: int, sampling: Sampling, vocabulary: int, device: torch.d
         logprobs=torch.zeros(*shape, device=device),
         kept=kept,
         eos=torch.tensor(sampling.eos_ids, device=device, dtype=torch.long),
+        experts=experts,
     )

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from proxima.runtime.engine.cuda_graphs import GradientBuffers, GraphedPass, PassCapacity
+from proxima.runtime.engine.expert_record import new_expert_record
+from proxima.runtime.engine.experts import Routing
 from proxima.runtime.engine.layer_weights import Block, Loras
 from proxima.runtime.engine.layout import Layout
 from proxima.runtime.engine.lora_products import Lora, Projection, adapter_views, batched_copy
@@ -45,8 +47,19 @@ class GraphedPasses:
         """Passes of several capacities: quicker for batches of different sizes, but a sequence's bits then
         depend on the batch it is in."""
 
-    def __call__(self, ids: Tensor, layout: Layout, adapter: str | None, dropout: float = 0.0) -> Tensor:
-        """Hidden states (M, D) at the layout's `read` positions of padded ids (B, T)."""
+    def __call__(
+        self,
+        ids: Tensor,
+        layout: Layout,
+        adapter: str | None,
+        dropout: float = 0.0,
+        experts: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states (M, D) at the layout's `read` positions of padded ids (B, T).
+
+        Args:
+            experts: (N, L, K) recorded ones, to be replayed.
+        """
         size = max(SMALLEST, 1 << (layout.total - 1).bit_length()) if self.by_size else 0
         reads = size if len(layout.read) > len(layout.lengths) else 0  # one per sequence, or any number
         known = self._sizes.get(size, PassCapacity(size, 0, 0, reads))
@@ -58,7 +71,7 @@ class GraphedPasses:
         if key not in self._passes or (trains and not self._passes[key].parameters):
             self._passes.pop(key, None)  # frees its memory first
             self._passes[key] = self._capture(layout, key, trains)
-        return self._passes[key](ids, layout)
+        return self._passes[key](ids, layout, experts)
 
     def _capture(self, layout: Layout, key: PassKey, trains: bool) -> GraphedPass:
         decoder = self.decoder
@@ -68,14 +81,17 @@ class GraphedPasses:
                 self._buffers[key.adapter] = self._make_buffers(key.adapter)
             loras, gradients = self._buffers[key.adapter]
             loras = [lora.with_dropout(key.dropout) for lora in loras]
-        load = self._loader(key.adapter)
+        load, size = self._loader(key.adapter), self._sizes[key.size]
+        record = new_expert_record(0, size.tokens, decoder, layout.read.device)
+        recorded = None if record is None else record.experts[0]
 
         def run(flat: Tensor, layout: Layout) -> Tensor:
             load()
-            return decoder.run(flat, layout, loras, read=layout.read, functions=decoder.train_functions)
+            given = (layout.read, decoder.train_functions, Routing(recorded))
+            return decoder.run(flat, layout, loras, None, *given)
 
         pool = next(iter(self._passes.values())).pool if self._passes else None
-        return GraphedPass(run, gradients, self._sizes[key.size], layout.read.device, pool)
+        return GraphedPass(run, gradients, size, layout.read.device, pool, recorded)
 
     def _make_buffers(self, adapter: str) -> tuple[list[Loras], GradientBuffers]:
         """An adapter's parameters with sinks, and its gradients: the same for passes of all sizes."""

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from proxima.runtime.engine.architecture import Architecture, DecoderLayer, LinearModule
+from proxima.runtime.engine.experts import Experts
 from proxima.runtime.engine.layer_functions import Norm
-from proxima.runtime.engine.lora_products import Lora, Projection
+from proxima.runtime.engine.lora_products import NO_PROJECTION, Lora, Projection
 
 PADDING_STEP = 8  # inner sizes are multiples of this: fast products need the alignment
 
@@ -30,9 +31,10 @@ class Block(NamedTuple):
     out: Projection
     after_attention: Norm
     mlp_norm: Norm
-    up: Projection  # gate and up, or the one up projection
+    up: Projection  # gate and up, or the one up projection, or a mixture's router
     down: Projection
     after_mlp: Norm
+    experts: Experts | None = None  # `down` is empty then
 
     @property
     def projections(self) -> tuple[Projection, ...]:
@@ -62,7 +64,7 @@ def read_block(architecture: Architecture, layer: DecoderLayer, trained: bool) -
     qkv, out, up, down = architecture.members(layer)
     norm, after_attention, mlp_norm, after_mlp = architecture.norms(layer)
     q_norm, k_norm = architecture.head_norms(layer)
-    shape = architecture.shape
+    shape, experts = architecture.shape, architecture.experts(layer)
     return Block(
         norm=norm,
         qkv=_projection(qkv, trained, shares=(shape.heads, shape.kv_heads, shape.kv_heads)),
@@ -71,9 +73,10 @@ def read_block(architecture: Architecture, layer: DecoderLayer, trained: bool) -
         out=_projection(out, trained),
         after_attention=after_attention,
         mlp_norm=mlp_norm,
-        up=_projection(up, trained, shares=(1, 1) if architecture.family.gated else (1,)),
+        up=_projection(up, trained, shares=(1, 1) if architecture.family.gated and experts is None else (1,)),
         down=_projection(down, trained),
         after_mlp=after_mlp,
+        experts=experts,
     )
 
 
@@ -84,14 +87,17 @@ def _projection(modules: list[LinearModule], trained: bool, shares: tuple[int, .
         trained: whether the weights are trained; they are not fused then.
         shares: relative sizes of the parts that a single module gives (GPT-2's queries, keys and values).
     """
+    if not modules:
+        return NO_PROJECTION
     bases = [_base(module) for module in modules]
     weights = [_matrix(base) for base in bases]
     sizes = tuple(len(weight) for weight in weights)
     inputs = weights[0].shape[1]
-    given = [base.bias for base in bases if base.bias is not None]
+    biases = [getattr(base, "bias", None) for base in bases]
+    given = [bias for bias in biases if bias is not None]
     shown = sizes if len(sizes) > 1 else tuple(sizes[0] * share // sum(shares) for share in shares)
     if trained:
-        return Projection(tuple(weights), tuple(base.bias for base in bases), shown, inputs, None)
+        return Projection(tuple(weights), tuple(biases), shown, inputs, None)
     names = {name for module in modules if isinstance(module, LoraLayer) for name in module.lora_A}
     ranks = {tuple(_rank(module, name) for module in modules) for name in names}
     padding = -(-max(map(sum, ranks), default=0) // PADDING_STEP) * PADDING_STEP

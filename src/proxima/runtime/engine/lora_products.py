@@ -47,6 +47,7 @@ class Projection(NamedTuple):
 
 
 NO_LORA = Lora((), (), ())
+NO_PROJECTION = Projection((), (), (), 0, None)
 
 
 def adapter_views(lora: Lora, down: Tensor, up: Tensor) -> list[tuple[Tensor, Tensor, float]]:

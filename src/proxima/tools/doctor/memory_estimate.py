@@ -32,6 +32,7 @@ from proxima.config import PPOConfig
 from proxima.core.errors import first_line
 from proxima.models import CHUNK
 from proxima.runtime.distributed import decoder_layers
+from proxima.runtime.engine import expert_matrices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -66,6 +67,10 @@ class MemoryEstimate:
     @property
     def largest(self) -> str:
         return max(fields(self), key=lambda part: getattr(self, part.name)).name
+
+
+FUSED_FROM = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""The matrices of an expert; each adds its rank to an adapter."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,12 @@ def network_size(network: PreTrainedConfig, targets: str = "all-linear") -> Netw
         width for name, width in widths.items() if targets == "all-linear" or name.split(".")[-1] in names
     ]
     text, layers = network.get_text_config(), decoder_layers(built)
+    used = _number(text, "num_experts_per_tok") or 1
+    for name, weight in expert_matrices(built).items():
+        one, fused = sum(weight.shape[1:]), FUSED_FROM.get(name.split(".")[-1], ())
+        widths[name] = used * one
+        if targets == "all-linear" or set(names) & set(fused):
+            adapted.append(len(weight) * len(fused) * one)
     hidden = _number(text, "hidden_size") or built.get_input_embeddings().weight.shape[1]
     heads = _number(text, "num_attention_heads")
     keys = (_number(text, "num_key_value_heads") or heads) * (

@@ -21,6 +21,7 @@ from proxima.config import PPOConfig, RewardSpec
 from proxima.core.encoding import pad_rows
 from proxima.core.json_record import Record
 from proxima.core.pairs import TokenPairs
+from proxima.core.recorded_experts import RecordedExperts, expert_dtype, unrecorded
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import KeptSet, Prompt, Tokens
 from proxima.models import fill_adapter
@@ -169,6 +170,7 @@ def recorded_tokens(bundle: Bundle, trainer: PPOTrainer) -> Tokens:
         for each in bundle.facts["prompts"]
     ]
     kept = {name: own.pop(f"kept_{name}", None) for name in ("ids", "bits")}
+    experts = [own.pop(name) for name in ("experts_prompt", "experts_response") if name in own]
     named = any(each is not None for each in kept.values())
     by_scoring = "scoring/outside_kept" in bundle.tensors  # whatever sampled did not name the kept sets
     tokens = Tokens(
@@ -176,6 +178,7 @@ def recorded_tokens(bundle: Bundle, trainer: PPOTrainer) -> Tokens:
         tokenizer=trainer.tokenizer,
         kept=KeptSet(**kept) if named and not by_scoring else None,
         episodes=None,
+        experts=RecordedExperts(*experts) if len(experts) == 2 else None,
         **own,
     )
     _check_tokens(tokens, trainer, bundle)
@@ -198,6 +201,8 @@ def _check_tokens(tokens: Tokens, trainer: PPOTrainer, bundle: Bundle) -> None:
         and tokens.kept.bits.shape[2] != -(-rows // 8)
     ):
         problem = "kept sets of another vocabulary"
+    elif tokens.experts is not None and not _has_experts(tokens.experts, trainer):
+        problem = "experts that the model does not have"
     elif (tokens.prompt_mask.int().diff(dim=1) < 0).any() or (tokens.read.int().diff(dim=1) > 0).any():
         problem = "gaps within sequences"
     elif not tokens.prompt_mask.any(1).all() or not tokens.read.any(1).all():
@@ -206,6 +211,18 @@ def _check_tokens(tokens: Tokens, trainer: PPOTrainer, bundle: Bundle) -> None:
         problem = "sequences longer than the model's context"
     if problem:
         raise ValueError(f"{bundle.path}: it holds {problem}, so it is no step of this model")
+
+
+def _has_experts(experts: RecordedExperts, trainer: PPOTrainer) -> bool:
+    """Whether the model has these layers and experts, so that they can be replayed."""
+    decoder = trainer.models.policy.backbone.decoder
+    own = None if decoder is None else decoder.blocks[0].experts
+    if decoder is None or own is None:
+        return decoder is None  # the reference path replays none
+    numbers = experts.whole
+    known = (numbers < own.total) | (numbers == unrecorded(numbers.dtype))
+    shape, dtype = (len(decoder.blocks), own.per_token), expert_dtype(own.total)
+    return numbers.shape[2:] == shape and numbers.dtype == dtype and bool((known & (numbers >= 0)).all())
 
 
 def _sample_again(
@@ -225,7 +242,14 @@ def _sample_again(
     if bundle.facts["settings"].get("engine") == "vllm":
         return again, {"sampled tokens": "taken from the bundle: vLLM sampled them"}
     nothing = tokens.response_ids[:, :0]
-    prompts = replace(tokens, response_ids=nothing, mask=nothing.bool(), kept=None, sampled_logprobs=None)
+    prompts = replace(
+        tokens,
+        response_ids=nothing,
+        mask=nothing.bool(),
+        kept=None,
+        sampled_logprobs=None,
+        experts=None,
+    )
     sampled = generator.sample(prompts, int(state["step"]))
     found = {name: each.detach().cpu() for name, each in token_tensors(sampled).items()}
     if "scoring/outside_kept" in bundle.tensors:

@@ -55,8 +55,12 @@ class Differences:
         if stage == "minibatches":
             return self.first_minibatch(names, exact=False)
         odd = [each for each in names if not same(self.left[each], self.right[each])]
-        found = [self._kept(each) if "/kept_" in each else self._difference(each) for each in odd]
-        return max(found, key=lambda each: each.excess)
+        return max(map(self._worst, odd), key=lambda each: each.excess)
+
+    def _worst(self, name: str) -> Difference:
+        if "/experts_" in name:
+            return self._experts(name)
+        return self._kept(name) if "/kept_" in name else self._difference(name)
 
     def _difference(self, name: str) -> Difference:
         left, right = self.left[name], self.right[name]
@@ -125,6 +129,14 @@ class Differences:
         share = alone / max(sum(len(one) + len(other) for one, other in pairs), 1)
         where = f": {share:.3g} of the kept tokens are not in both"
         return Difference(name, where, "", "", share, self.numbers)
+
+    def _experts(self, name: str) -> Difference:
+        """Of the experts of a mixture: the share that are others."""
+        ours, theirs = self.left[name], self.right[name]
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            return self._difference(name)
+        share = float((ours != theirs).float().mean())
+        return Difference(name, f": {share:.3g} of the experts are others", "", "", share, self.numbers)
 
     def first_minibatch(self, names: Sequence[str], exact: bool) -> Difference:
         """The worst number of the first minibatch that is over its limit, or that is not exactly the same;
