@@ -83,7 +83,8 @@ class NF4Weight:
 
     def to(self, device: torch.device | str) -> NF4Weight:
         """The same bytes on another device; no dtype ever changes."""
-        return replace(self, **{name: value.to(device) for name, value in self.tensors.items()})  # type: ignore[arg-type]  # the tensors
+        moved = {name: value.to(device) for name, value in self.tensors.items()}
+        return replace(self, **moved)  # type: ignore[arg-type]  # only tensors
 
 
 @cache
