@@ -449,3 +449,67 @@ def test_every_kernel_that_is_compiled_ahead_can_be_called_as_it_is_there(tmp_pa
     for call in calls:
         with torch.no_grad():
             call()
+
+
+def quantized(sizes, inputs, padding, nested, scale=1.0):
+    """A joined weight of random matrices, and what it stands for beside its adapter, (sum out, in + padding)."""
+    from proxima.core.nf4 import dequantize, quantize
+    from proxima.runtime.engine.quantized_weights import Scratch, join
+
+    matrices = [scale * (1 + part) * random(size, inputs) for part, size in enumerate(sizes)]
+    weights = [quantize(matrix, nested) for matrix in matrices]  # offsets differ from part to part
+    joined = join(weights, padding, Scratch(random(1)))
+    joined.up.copy_(scale * random(sum(sizes), padding))
+    return joined, torch.cat([torch.cat([dequantize(weight) for weight in weights]), joined.up], 1)
+
+
+@pytest.mark.parametrize("nested", [True, False], ids=["nested", "plain"])
+@pytest.mark.parametrize(
+    ("sizes", "inputs", "padding"), [((48, 16, 16), 64, 24), ((37, 350), 192, 8), ((6,), 2112, 0)]
+)
+def test_filling_a_scratch_gives_the_bits_that_dequantising_gives(sizes, inputs, padding, nested):
+    from proxima.runtime.engine.kernels import fill
+    from proxima.runtime.engine.quantized_weights import fill_plainly
+
+    torch.manual_seed(0)
+    joined, wanted = quantized(sizes, inputs, padding, nested)
+    for function in (fill, fill_plainly):
+        out = torch.full_like(wanted, 7)
+        function(joined, out)
+        assert torch.equal(out, wanted)
+    assert torch.equal(joined.fill(), wanted)
+
+
+@pytest.mark.parametrize("nested", [True, False], ids=["nested", "plain"])
+@pytest.mark.parametrize(
+    ("sizes", "inputs", "padding", "gated"),
+    [
+        ((48, 16, 16), 64, 24, False),
+        ((50, 50), 192, 8, True),
+        ((40,), 2112, 40, False),
+        ((40,), 2048, 0, False),
+    ],
+)
+def test_products_with_4_bit_weights_are_those_of_float64_and_do_not_depend_on_the_rows(
+    sizes, inputs, padding, gated, nested, monkeypatch
+):
+    from proxima.runtime.engine.kernels import nf4_kernels
+
+    torch.manual_seed(0)
+    joined, weight = quantized(sizes, inputs, padding, nested, scale=0.1 * inputs**-0.5)
+    x, bias, down = random(20, inputs), 0.1 * random(sum(sizes)), random(padding, inputs) * inputs**-0.5
+    inner = (x.double() @ down.double().t()).to(KIND)
+    padded = torch.cat([x, inner], 1)
+    exact = padded.double() @ weight.double().t() + bias.double()
+    wanted = activate(exact, (50, 50), "silu") if gated else exact
+    near = {"rtol": 1e-6, "atol": 1e-6} if INTERPRETED else {"rtol": 2e-2, "atol": 2e-2}
+    calls = [lambda rows: nf4_kernels.nf4_product(padded[rows], joined, bias, gated=gated)]
+    if not gated:
+        calls.append(lambda rows: nf4_kernels.nf4_product(x[rows], joined, bias, down))
+    if INTERPRETED:  # its products are numpy's, which round by shape: all have one shape
+        monkeypatch.setattr(nf4_kernels, "FEW_ROWS", nf4_kernels.MANY_ROWS)
+    for call in calls:
+        out = call(slice(None))
+        torch.testing.assert_close(out.double(), wanted, **near)
+        for rows in (slice(1), slice(8), slice(17), [19, 3, 0, 11]):
+            assert torch.equal(call(rows), out[rows])

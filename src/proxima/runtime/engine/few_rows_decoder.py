@@ -143,7 +143,12 @@ def supports_few_rows(decoder: Decoder) -> bool:
         return False
     shape = decoder.shape
     plain = decoder.suits_kernels and decoder.half and not decoder.trained
-    return plain and fits(shape.heads, shape.kv_heads, shape.head_size)
+    packed = [part.quantized for part in decoder.blocks[0].projections if part.quantized is not None]
+    return (
+        plain
+        and fits(shape.heads, shape.kv_heads, shape.head_size)
+        and all(weight.suits_kernels for weight in packed)
+    )
 
 
 def few_rows_decoder(decoder: Decoder, slots: Slots) -> FewRowsDecoder | None:

@@ -2,8 +2,8 @@
 
 Computed as y = x W' + s (x A') B', y is read and written twice. Here A x is appended to x and s B to W, so
 that one product does both, and the backward product for the inputs also yields the gradient of the adapter's
-inner values. Only the adapter is trained. A quantised weight is decoded before each product, so backward passes
-decode it again and nothing keeps it.
+inner values. Only the adapter is trained. A quantised weight is decoded before each product, in backward
+passes too, and nothing keeps it.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def can_join(weights: Sequence[NF4Weight]) -> bool:
 
 
 def join(weights: Sequence[NF4Weight], padding: int, scratch: Scratch) -> QuantizedWeight:
-    """Matrices (out, in) of one input, joined; the caller replaces its own tensors by the views in `parts`."""
+    """Matrices (out, in) of one input, joined; whoever gave them should hold the views in `parts` instead."""
     inputs, first = weights[0].shape[1], weights[0]
     sizes = [one.shape[0] * inputs for one in weights]
     padded = [-(-size // ALIGNED) * ALIGNED for size in sizes]

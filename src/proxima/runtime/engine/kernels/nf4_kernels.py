@@ -110,7 +110,9 @@ def _product(  # type: ignore[no-untyped-def]
         w = _decode(codes, absmax, nested, offsets, table, values, first, block, inside, is_nested, kind)
         found = tl.dot(w, given, found)
         if gated:
-            w = _decode(codes, absmax, nested, offsets, table, values, first_up, block, inside, is_nested, kind)
+            w = _decode(
+                codes, absmax, nested, offsets, table, values, first_up, block, inside, is_nested, kind
+            )
             second = tl.dot(w, given, second)
     if padding:  # the adapter is the last tile of the last part
         last = part == splits - 1
