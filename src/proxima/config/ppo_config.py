@@ -101,6 +101,9 @@ class PPOConfig(Settings):
     """`auto` = cuda where there is one, else mps (Apple; docs/apple.md), else cpu; or any torch device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto")
     """Type of the frozen weights; auto = bfloat16 on cuda, float32 on cpu, on mps as a probe says."""
+    quantize: Literal["none", "nf4"] = setting("none")
+    """Form of the frozen base's linear layers: `nf4`, 4 bits per weight in bitsandbytes' format, quantised
+    while loading, or as a `...-bnb-4bit` checkpoint has them; `none`, as `dtype` says. docs/fourbit.md."""
     trust_remote_code: bool = setting(False, changes_results=False, defines_experiment=False)
     """Run Python code that comes with a checkpoint. Off: such checkpoints are refused."""
     seed: int = setting(0, at_least=0, at_most=2**32 - 1, defines_experiment=False)

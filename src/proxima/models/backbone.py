@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from proxima.core.linear4bit import is_quantized
 from proxima.models.passes import Passes
 from proxima.models.probe import probe
 from proxima.runtime import FAST_PATH
@@ -70,6 +71,8 @@ class Backbone:
         self._passes: Passes | None = None
         self.adapts_head = False
         """Whether an adapter changes what comes after the layers, such as the output embeddings."""
+        self.quantized = is_quantized(network)
+        """Whether its linear layers are in 4 bits."""
         self._supported: bool | None = None
         self._base_drops: bool | None = None
         self._parameters: dict[str, list[nn.Parameter]] = {}
@@ -164,13 +167,14 @@ class Backbone:
         """The fast path, made at first use; None where it does not support this network or this device, or
         where the base itself has dropout and trains.
 
-        It reads full weights, so a sharded network cannot use it.
+        It reads full weights, so a sharded or quantised network cannot use it.
         """
         if (
             not self.settings.fast
             or (self.network.training and self.base_drops)
             or self.sharded
             or self.device.type not in FAST_PATH
+            or self.quantized
         ):
             return None
         if self._supported is None:
