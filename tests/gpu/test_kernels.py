@@ -324,8 +324,9 @@ def test_attention_against_the_cache_in_pieces(heads, normed, monkeypatch):
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="compares on a CPU; on a GPU test_gpu.py does")
+@pytest.mark.parametrize("quantize", ["none", "nf4"])
 @pytest.mark.parametrize("name", ["qwen3", "llama"])
-def test_a_decode_step_by_kernels_is_the_decoders(name, tmp_path, monkeypatch):
+def test_a_decode_step_by_kernels_is_the_decoders(name, quantize, tmp_path, monkeypatch):
     from proxima.config import PPOConfig
     from proxima.models import Sampling
     from proxima.ppo_trainer import PPOTrainer
@@ -334,7 +335,8 @@ def test_a_decode_step_by_kernels_is_the_decoders(name, tmp_path, monkeypatch):
     from tests.helpers import shake
 
     folder = str(make_tiny_model(tmp_path / name, name))
-    trainer = shake(PPOTrainer(PPOConfig(folder, device="cpu", max_new_tokens=4)), 0.05)
+    config = PPOConfig(folder, device="cpu", max_new_tokens=4, quantize=quantize)
+    trainer = shake(PPOTrainer(config), 0.05)
     prompts = trainer.generator.read_prompts(["a", "some longer prompt", "another one"])
     free = trainer.models.policy.generate(prompts, Sampling(4, 1.0, 0, 1.0, (), 0, 0))
     ends = (int(free.response_ids[0, 1]), 255, 254)  # one response ends early
@@ -431,7 +433,8 @@ def test_a_pass_and_its_gradients_by_kernels_are_the_decoders(name, tmp_path, mo
         torch.testing.assert_close(found[parameter], gradient, rtol=1e-2, atol=1e-3)
 
 
-def test_every_kernel_that_is_compiled_ahead_can_be_called_as_it_is_there(tmp_path):
+@pytest.mark.parametrize("quantize", ["none", "nf4"])
+def test_every_kernel_that_is_compiled_ahead_can_be_called_as_it_is_there(quantize, tmp_path):
     """What compiles kernels before their first use calls them; each call must run."""
     from proxima.config import PPOConfig
     from proxima.ppo_trainer import PPOTrainer
@@ -442,7 +445,8 @@ def test_every_kernel_that_is_compiled_ahead_can_be_called_as_it_is_there(tmp_pa
 
     folder = str(make_tiny_model(tmp_path, "qwen3"))
     dtype = "float32" if INTERPRETED else "bfloat16"
-    decoder = PPOTrainer(PPOConfig(folder, device=DEVICE, dtype=dtype)).models.policy.backbone.decoder
+    config = PPOConfig(folder, device=DEVICE, dtype=dtype, quantize=quantize)
+    decoder = PPOTrainer(config).models.policy.backbone.decoder
     slots = new_slots(3, 64, decoder, torch.device(DEVICE))
     calls = [*FewRowsDecoder(decoder, slots).kernels(3), *training_calls(decoder)]
     assert len(calls) > 10

@@ -54,6 +54,8 @@ class EngineSettings:
     checkpointing: bool = False
     by_size: bool = False
     """Passes for batches of several sizes: see `GraphedPasses`."""
+    pass_tokens: int | None = None
+    """Bounds the memory of sampling: see `Generation`."""
 
 
 class Backbone:
@@ -167,14 +169,13 @@ class Backbone:
         """The fast path, made at first use; None where it does not support this network or this device, or
         where the base itself has dropout and trains.
 
-        It reads full weights, so a sharded or quantised network cannot use it.
+        It reads full weights, so a sharded network cannot use it.
         """
         if (
             not self.settings.fast
             or (self.network.training and self.base_drops)
             or self.sharded
             or self.device.type not in FAST_PATH
-            or self.quantized
         ):
             return None
         if self._supported is None:
@@ -193,7 +194,7 @@ class Backbone:
         if self.decoder is None:
             return None
         if self._generation is None:
-            self._generation = Generation(self.decoder)
+            self._generation = Generation(self.decoder, pass_tokens=self.settings.pass_tokens)
         return self._generation
 
     def release_generation(self) -> None:
