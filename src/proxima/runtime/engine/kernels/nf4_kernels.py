@@ -38,8 +38,10 @@ def _decode(  # type: ignore[no-untyped-def]
     lanes = tl.arange(0, 32)
     pairs = tl.load(codes + at[:, :, None] * 32 + lanes[None, None, :], mask=real[:, :, None], other=0)
     pairs = pairs.to(tl.int32)
-    high = tl.load(values + (pairs >> 4)) * scale[:, :, None]
-    low = tl.load(values + (pairs & 15)) * scale[:, :, None]
+    flat = tl.reshape(pairs, [first.shape[0] * block.shape[0] * 32])
+    known = tl.load(values + tl.arange(0, 16))  # gathered, not loaded by code: looked up in shared memory
+    high = tl.reshape(tl.gather(known, flat >> 4, 0), pairs.shape) * scale[:, :, None]
+    low = tl.reshape(tl.gather(known, flat & 15, 0), pairs.shape) * scale[:, :, None]
     both = tl.interleave(high.to(kind), low.to(kind))  # the first weight of a byte is in its high half
     return tl.reshape(both, [first.shape[0], block.shape[0] * 64])
 
