@@ -150,7 +150,7 @@ def _add_parts(  # type: ignore[no-untyped-def]
     parts, bias, out, count, outputs, splits: tl.constexpr, biased: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
     """The parts of a product in ascending order, then the bias."""
-    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    at = tl.program_id(0) * block + tl.arange(0, block)
     real = at < count
     total = tl.load(parts + at, mask=real, other=0.0)
     for part in tl.static_range(1, splits):
