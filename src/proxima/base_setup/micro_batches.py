@@ -102,13 +102,13 @@ def tokens_for_memory(network: PreTrainedModel, memory: int, checkpointing: bool
     """
     layers, weights = decoder_layers(network), list(network.parameters())
     widths = [
-        sum(part.weight.shape)
+        part.in_features + part.out_features if isinstance(part, nn.Linear) else sum(part.weight.shape)
         for layer in layers
         for name, part in layer.named_modules()
         if isinstance(part, nn.Linear | Conv1D) and ".lora_" not in name
     ]
     held = sum(weight.numel() * weight.element_size() for weight in weights)
-    kept = KEPT * sum(widths) * weights[0].element_size()
+    kept = KEPT * sum(widths) * network.dtype.itemsize
     if checkpointing:  # each layer's input, and one layer's backward pass
         kept *= 4 / max(4, len(layers))
     if is_quantized(network):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from proxima.config.setting_checks import check_folder_name
+from proxima.config.setting_checks import check_adapters, check_folder_name
 from proxima.config.setting_declaration import setting
 from proxima.config.settings_base import Settings, read_yaml, settings_class
 
@@ -85,6 +85,10 @@ class FinetuningConfig(Settings):
     )
     """Folder of this run in run_dir; by default the time it started."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_adapters(self.quantize, self.lora_r)
+
 
 @settings_class
 class RewardConfig(FinetuningConfig):
@@ -111,3 +115,9 @@ def saved_settings(path: Path) -> FinetuningConfig:
     """The settings in a fine-tuning run's folder, of either kind."""
     values = read_yaml(path)
     return (RewardConfig if "lm_coef" in values else FinetuningConfig).from_dict(values)
+
+
+def trained_quantize(folder: Path) -> Literal["none", "nf4"]:
+    """`quantize` of the fine-tuning run that left this folder: the base that its adapter belongs to."""
+    path = settings_in(folder)
+    return "none" if path is None else saved_settings(path).quantize

@@ -12,6 +12,7 @@ from proxima.config.credit_checks import WITHOUT_CRITIC, check_credit, idle_cred
 from proxima.config.presets import preset_values
 from proxima.config.reward_spec import RewardSpec
 from proxima.config.setting_checks import (
+    check_adapters,
     check_environment,
     check_folder_name,
     check_labels,
@@ -373,7 +374,18 @@ class PPOConfig(Settings):
             )
         if self.record_steps and self.not_recordable:
             raise ValueError(self.not_recordable)
+        if self.quantize != "none":
+            self._check_quantize()
         check_credit(self)
+
+    def _check_quantize(self) -> None:
+        check_adapters(self.quantize, self.lora_r)
+        for other, given in (("shard_base", self.shard_base), ("engine vllm", self.engine == "vllm")):
+            if given:
+                raise ValueError(
+                    f"quantize {self.quantize} does not work with {other}: it needs the weights in full; "
+                    "leave one of them out"
+                )
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Self:

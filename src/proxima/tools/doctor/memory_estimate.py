@@ -3,7 +3,8 @@
 In: a config, the model's config and the longest prompt. Out: bytes by what takes them:
 
 weights      parameters x bytes per weight (and those of reward models with networks of their own); where all
-             weights train, 4 more bytes per parameter for each trained copy
+             weights train, 4 more bytes per parameter for each trained copy; with quantize nf4 0.516 bytes
+             per weight of a linear map, and the largest map in full
 adapters     rank x (inputs + outputs of every adapted linear map) x 4 bytes, for each role that has one
 optimizer    12 bytes per trained weight: gradient and two moments
 activations  KEPT x tokens of a pass x (inputs + outputs of every linear map) x bytes per number; with
@@ -30,6 +31,7 @@ from transformers.pytorch_utils import Conv1D
 from proxima.base_setup import USUAL_TOKENS, has_head, is_adapter
 from proxima.config import PPOConfig
 from proxima.core.errors import first_line
+from proxima.core.nf4 import BLOCK, NESTED_BLOCK
 from proxima.models import CHUNK
 from proxima.runtime.distributed import decoder_layers
 
@@ -42,6 +44,7 @@ BACKWARD = 4  # the same for the one layer whose backward pass is running
 KEPT_BY_KERNELS = 0.9  # both again, for adapters on a GPU
 BACKWARD_BY_KERNELS = 2
 LOGITS = 8  # float32 tables of logits, probabilities and gradients alive at once
+NF4_BYTES = (4 + 8 / BLOCK + 32 / (BLOCK * NESTED_BLOCK)) / 8  # per weight: code, scale, scale of scales
 SLOTS = 256  # sequences generated at once, at most
 OVERHEAD = {"cuda": 2**31, "cpu": 3 * 2**28}
 GIB = 2**30
@@ -75,6 +78,10 @@ class NetworkSize:
     parameters: int
     in_layers: int
     """Those of the decoder layers, which several processes may shard."""
+    mapped: int
+    """Weights of all linear maps except the last."""
+    largest: int
+    """Weights of the largest of them."""
     widths: int
     """Inputs plus outputs, summed over all linear maps except the last."""
     adapted: int
@@ -122,6 +129,8 @@ def network_size(network: PreTrainedConfig, targets: str = "all-linear") -> Netw
     return NetworkSize(
         parameters=count_weights(built),
         in_layers=sum(count_weights(layer) for layer in layers),
+        mapped=sum(part.weight.numel() for part in maps.values()),
+        largest=max(part.weight.numel() for part in maps.values()),
         widths=sum(widths.values()),
         adapted=sum(adapted),
         layers=len(layers),
@@ -166,7 +175,10 @@ def estimate_memory(
     trained = (base if full else config.lora_r * size.adapted) * copies
     batch = -(-config.batch_size * config.num_generations // processes)
     minibatch = -(-config.minibatch_size // processes)
-    own = base + sum(count_weights(without_weights(AutoModel, other)) for other in others)
+    beside = sum(count_weights(without_weights(AutoModel, other)) for other in others)
+    held = (base + beside) * width
+    if config.quantize == "nf4":
+        held += int(size.mapped * (NF4_BYTES - width)) + size.largest * width
     longest = longest_prompt + config.max_new_tokens
     sequences = 1 if smallest else min(batch, minibatch, config.micro_batch_size)
     tokens = max(longest, min(sequences * longest, config.micro_batch_tokens or USUAL_TOKENS))
@@ -179,7 +191,7 @@ def estimate_memory(
     )
     positions = min(CHUNK, max(1, tokens // longest) * config.max_new_tokens)
     return MemoryEstimate(
-        weights=own * width + (4 * trained if full else 0),
+        weights=held + (4 * trained if full else 0),
         adapters=4 * ((0 if full else trained) + _frozen_adapters(config) * config.lora_r * size.adapted),
         optimizer=12 * trained,
         activations=int(tokens * (kept + backward * layer) * (4 if full else width)),
