@@ -4,13 +4,14 @@ In: a config, the model's config and the longest prompt. Out: bytes by what take
 
 weights      parameters x bytes per weight (and those of reward models with networks of their own); where all
              weights train, 4 more bytes per parameter for each trained copy; with quantize nf4 0.516 bytes
-             per weight of a linear map, and the largest map in full
+             per weight of a linear map, and two of the largest in full
 adapters     rank x (inputs + outputs of every adapted linear map) x 4 bytes, for each role that has one
 optimizer    12 bytes per trained weight: gradient and two moments
 activations  KEPT x tokens of a pass x (inputs + outputs of every linear map) x bytes per number; with
              gradient_checkpointing two hidden states per layer and the activations of one layer
 cache        2 x layers x key-value heads x head size x bytes per number x tokens of all sequences
-             generated at once
+             generated at once; both this and a chunk of logits follow from micro_batch_tokens where
+             quantize and a number below the usual one say that memory is short
 logits       LOGITS x positions of a chunk x vocabulary x 4 bytes
 overhead     libraries, and on a GPU the context and captured graphs
 """
@@ -28,12 +29,13 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from proxima.base_setup import USUAL_TOKENS, has_head, is_adapter
+from proxima.base_setup import LOGITS, USUAL_TOKENS, has_head, is_adapter
 from proxima.config import PPOConfig
 from proxima.core.errors import first_line
 from proxima.core.nf4 import BLOCK, NESTED_BLOCK
-from proxima.models import CHUNK
+from proxima.models import CHUNK, short_chunk
 from proxima.runtime.distributed import decoder_layers
+from proxima.runtime.engine import CACHED_PASSES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -43,7 +45,6 @@ KEPT = 1.2
 BACKWARD = 4  # the same for the one layer whose backward pass is running
 KEPT_BY_KERNELS = 0.9  # both again, for adapters on a GPU
 BACKWARD_BY_KERNELS = 2
-LOGITS = 8  # float32 tables of logits, probabilities and gradients alive at once
 NF4_BYTES = (4 + 8 / BLOCK + 32 / (BLOCK * NESTED_BLOCK)) / 8  # per weight: code, scale, scale of scales
 SLOTS = 256  # sequences generated at once, at most
 OVERHEAD = {"cuda": 2**31, "cpu": 3 * 2**28}
@@ -178,10 +179,13 @@ def estimate_memory(
     beside = sum(count_weights(without_weights(AutoModel, other)) for other in others)
     held = (base + beside) * width
     if config.quantize == "nf4":
-        held += int(size.mapped * (NF4_BYTES - width)) + size.largest * width
+        held += int(size.mapped * (NF4_BYTES - width)) + 2 * size.largest * width
     longest = longest_prompt + config.max_new_tokens
     sequences = 1 if smallest else min(batch, minibatch, config.micro_batch_size)
-    tokens = max(longest, min(sequences * longest, config.micro_batch_tokens or USUAL_TOKENS))
+    budget = config.micro_batch_tokens or USUAL_TOKENS
+    tokens = max(longest, min(sequences * longest, budget))
+    short = config.quantize == "nf4" and budget < USUAL_TOKENS
+    slots = max(1, CACHED_PASSES * budget // longest) if short else SLOTS
     layer = size.widths / size.layers
     share, backward = (KEPT_BY_KERNELS, BACKWARD_BY_KERNELS) if on_gpu and not full else (KEPT, BACKWARD)
     kept = (
@@ -189,13 +193,14 @@ def estimate_memory(
         if config.gradient_checkpointing
         else share * size.widths
     )
-    positions = min(CHUNK, max(1, tokens // longest) * config.max_new_tokens)
+    chunk = short_chunk(budget) if short else CHUNK
+    positions = min(chunk, max(1, tokens // longest) * config.max_new_tokens)
     return MemoryEstimate(
         weights=held + (4 * trained if full else 0),
         adapters=4 * ((0 if full else trained) + _frozen_adapters(config) * config.lora_r * size.adapted),
         optimizer=12 * trained,
         activations=int(tokens * (kept + backward * layer) * (4 if full else width)),
-        cache=min(batch, SLOTS) * longest * size.cached * width,
+        cache=min(batch, slots) * longest * size.cached * width,
         logits=LOGITS * positions * size.vocabulary * 4,
         overhead=OVERHEAD["cuda" if on_gpu else "cpu"],
     )
