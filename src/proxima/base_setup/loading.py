@@ -16,7 +16,7 @@ from transformers.utils import logging as progress
 from proxima.base_setup.gguf_files import SMOLLM2, is_gguf, smollm2_path
 from proxima.base_setup.gguf_networks import load_gguf_config, load_gguf_network
 from proxima.base_setup.nf4_loading import (
-    CannotQuantize,
+    QuantizeError,
     check_quantization,
     loading_arguments,
     quantization_of,
@@ -72,7 +72,7 @@ def explain_loading(what: str, name: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # for damaged files and odd settings the libraries raise anything
-            if is_out_of_memory(error) or isinstance(error, CannotQuantize):
+            if is_out_of_memory(error) or isinstance(error, QuantizeError):
                 raise
             raise ValueError(explanation(what, name, error, problem)) from error
 
@@ -137,7 +137,9 @@ def load_with_missing(
     """The same, and the names of weights that the checkpoint lacks and that are therefore untrained."""
     if device.type == "cpu" and any(problem := thread_wait_problem(torch.get_num_threads())):
         warnings.warn("; ".join(problem), stacklevel=2)
-    extra = {"num_labels": labels} if kind is AutoModelForSequenceClassification else {}
+    extra: dict[str, object] = {}
+    if kind is AutoModelForSequenceClassification:
+        extra["num_labels"] = labels
     dtype = pick_dtype(config.dtype, device)
     wanted = config.quantize if name == config.model_name else "none"
     if is_gguf(path := model_path(name)):

@@ -32,7 +32,7 @@ PARTS = ("nested_absmax", "nested_quant_map", "quant_map", "absmax", "quant_stat
 """What bitsandbytes saves beside a weight's codes, each under `weight.` and this name."""
 
 
-class CannotQuantize(ValueError):
+class QuantizeError(ValueError):
     """A network or checkpoint that cannot be had in 4 bits; the message says why and what to do."""
 
 
@@ -80,18 +80,18 @@ class NF4Quantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: object) -> PreTrainedModel:
         layers = {name: part for name, part in model.named_modules() if isinstance(part, Linear4bit)}
         if problem := getattr(model, "nf4_problem", ""):
-            raise CannotQuantize(problem)
+            raise QuantizeError(problem)
         if not layers:
-            raise CannotQuantize("it has no linear layers beside its head, so there is nothing to quantise")
+            raise QuantizeError("it has no linear layers beside its head, so there is nothing to quantise")
         for name, layer in layers.items():
             if layer._nf4 is None:
-                raise CannotQuantize(
+                raise QuantizeError(
                     f"its layer {name!r} is not quantised in the checkpoint, though its config does not name "
                     "it in llm_int8_skip_modules; the checkpoint and its config.json do not belong together"
                 )
         for name, weight in model.named_parameters():
             if name.rpartition(".")[0] not in layers and weight.shape != self.shapes[name]:
-                raise CannotQuantize(
+                raise QuantizeError(
                     f"its weight {name!r} has shape {tuple(weight.shape)}, where its config means "
                     f"{tuple(self.shapes[name])}; is it quantised, but named in llm_int8_skip_modules?"
                 )
@@ -110,13 +110,13 @@ def _check_layers(model: PreTrainedModel) -> None:
     """Refuse networks most of whose weights would stay as they are."""
     for name, module in model.named_modules():
         if isinstance(module, Conv1D):
-            raise CannotQuantize(
-                f"{model.config.model_type} keeps its weights transposed (Conv1D in {name!r}), which nf4 does "
-                "not take; set quantize to none, or use another architecture"
+            raise QuantizeError(
+                f"{model.config.model_type} keeps its weights transposed (Conv1D in {name!r}), which nf4 "
+                "does not take; set quantize to none, or use another architecture"
             )
     for name, weight in model.named_parameters():
         if weight.ndim > 2 and "experts" in name:
-            raise CannotQuantize(
+            raise QuantizeError(
                 f"the experts of {model.config.model_type} are one tensor ({name!r}), which nf4 does not "
                 "take; set quantize to none, or use a model without experts"
             )
@@ -159,7 +159,7 @@ class _Read(ConversionOps):
 
 
 def read_bitsandbytes(parts: Mapping[str, Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> NF4Weight:
-    """A weight from what bitsandbytes saved: `weight`, `weight.absmax` and so on, to be rounded to `dtype`."""
+    """A weight from what bitsandbytes saved: `weight`, `weight.absmax` and so on."""
     tensors = {name.removeprefix("weight."): value for name, value in parts.items()}
     codes, absmax = tensors["weight"], tensors["absmax"]
     state = json.loads(bytes(tensors["quant_state.bitsandbytes__nf4"].cpu().tolist()))
@@ -176,7 +176,7 @@ def read_bitsandbytes(parts: Mapping[str, Tensor], shape: tuple[int, ...], dtype
         sizes["nested_quant_map"] = tensors["nested_quant_map"], torch.float32, 256
     for name, (tensor, kind, size) in sizes.items():
         if tensor.dtype != kind or tensor.numel() != size:
-            raise CannotQuantize(
+            raise QuantizeError(
                 f"its {name} of a weight {shape} are {tensor.numel()} of {tensor.dtype}, not {size} of {kind}"
             )
     flat = codes.flatten()
@@ -191,9 +191,9 @@ def _check_state(state: RecordView, values: Tensor, nested: bool) -> None:
     known = {"quant_type": "nf4", "blocksize": BLOCK} | ({"nested_blocksize": NESTED_BLOCK} if nested else {})
     for name, value in known.items():
         if state.get(name) != value:
-            raise CannotQuantize(f"its {name} is {state.get(name)!r}, and only {value!r} is supported")
+            raise QuantizeError(f"its {name} is {state.get(name)!r}, and only {value!r} is supported")
     if values.cpu().tolist() != list(VALUES):
-        raise CannotQuantize("its table of 16 values is not that of NF4")
+        raise QuantizeError("its table of 16 values is not that of NF4")
 
 
 def quantization_of(config: PreTrainedConfig) -> RecordView | None:
@@ -210,12 +210,12 @@ def check_quantization(name: str, saved: RecordView | None, wanted: str) -> None
     form = saved.get("quant_method"), saved.get("bnb_4bit_quant_type"), saved.get("bnb_4bit_quant_storage")
     what = ", ".join(str(part) for part in form if part) or "an unknown method"
     if not (saved.get("load_in_4bit") and form in {("bitsandbytes", "nf4", "uint8"), (None, "nf4", "uint8")}):
-        raise CannotQuantize(
+        raise QuantizeError(
             f"{name!r} is quantised in a form that is not supported ({what}); use the model before "
             "quantisation, or its nf4 form by bitsandbytes (`...-bnb-4bit`)"
         )
     if wanted != "nf4":
-        raise CannotQuantize(f"{name!r} is quantised ({what}); set quantize to nf4 to use it")
+        raise QuantizeError(f"{name!r} is quantised ({what}); set quantize to nf4 to use it")
 
 
 def loading_arguments(

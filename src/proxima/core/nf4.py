@@ -40,7 +40,7 @@ VALUES = (
 )
 """What a code of 0 to 15 stands for: quantiles of the normal distribution."""
 TINY = 1e-38
-CHUNK = 2**20
+CHUNK = 2**18
 """Weights that are quantised or dequantised at a time, which bounds the temporary memory."""
 
 
@@ -123,7 +123,12 @@ def _quantize_blocks(flat: Tensor, block: int, values: Tensor) -> tuple[Tensor, 
         last = rest.abs().amax().clamp(min=TINY)
         absmax, scaled = torch.cat([absmax, last.view(1)]), torch.cat([scaled, rest / last])
     between = (values[:-1] + values[1:]) / 2
-    return torch.bucketize(scaled, between, out_int32=True).to(torch.uint8), absmax
+    if len(values) > len(VALUES):
+        return torch.bucketize(scaled, between, out_int32=True).to(torch.uint8), absmax
+    codes = torch.zeros_like(scaled, dtype=torch.uint8)
+    for bound in between.tolist():  # a few comparisons of all weights are faster than a search for each
+        codes += scaled > bound
+    return codes, absmax
 
 
 @torch.no_grad()
@@ -131,14 +136,17 @@ def quantize(weight: Tensor, nested: bool = True) -> NF4Weight:
     """A float tensor in NF4, on its own device. `nested`: with double quantisation."""
     if not weight.is_floating_point():
         raise ValueError(f"only floating-point weights can be quantised, got {weight.dtype}")
-    values = _values(weight.device)
-    found = [
-        _quantize_blocks(part.float(), BLOCK, values) for part in weight.detach().reshape(-1).split(CHUNK)
-    ]
-    codes, absmax = torch.cat([part[0] for part in found]), torch.cat([part[1] for part in found])
-    codes = torch.nn.functional.pad(codes, (0, codes.numel() % 2), value=VALUES.index(0.0))
-    packed = NF4Weight(codes[::2] << 4 | codes[1::2], absmax, tuple(weight.shape), weight.dtype)
-    return nest(packed, absmax.mean()) if nested else packed
+    values, flat = _values(weight.device), weight.detach().reshape(-1)
+    # what stays is allocated first, so that the memory of what does not is used again
+    packed = torch.empty(-(-flat.numel() // 2), dtype=torch.uint8, device=weight.device)
+    absmax = torch.empty(-(-flat.numel() // BLOCK), dtype=torch.float32, device=weight.device)
+    parts = zip(packed.split(CHUNK // 2), absmax.split(CHUNK // BLOCK), strict=True)
+    for part, (bytes_, scales) in zip(flat.split(CHUNK), parts, strict=True):
+        codes, scales[:] = _quantize_blocks(part.float(), BLOCK, values)
+        codes = torch.nn.functional.pad(codes, (0, codes.numel() % 2), value=VALUES.index(0.0))
+        bytes_[:] = codes[::2] << 4 | codes[1::2]
+    made = NF4Weight(packed, absmax, tuple(weight.shape), weight.dtype)
+    return nest(made, absmax.mean()) if nested else made
 
 
 def nest(weight: NF4Weight, offset: Tensor) -> NF4Weight:

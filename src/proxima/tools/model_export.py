@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 ENOUGH = 0.9  # warn if a merged model keeps a smaller share of the update
 NOT_THE_ORIGINAL = (
-    "the adapter was trained on a base in 4 bits (nf4) and is merged into that base, dequantised: this is not "
-    "the original model with an update, its weights are rounded to 4 bits first"
+    "the adapter was trained on a base in 4 bits (nf4) and is merged into that base, dequantised: this is "
+    "not the original model with an update, its weights are rounded to 4 bits first"
 )
 RESULTS = ("avg_reward", "kl", "response_length", "eos_rate", "validation/reward")
 

@@ -61,7 +61,7 @@ def _remedy(config: PPOConfig, largest: str) -> str:
 
 
 REMEDIES = {
-    "weights": "set quantize to nf4, which takes a quarter of bfloat16 (docs/fourbit.md), or use a smaller model",
+    "weights": "set quantize to nf4 (docs/fourbit.md), or use a smaller model",
     "activations": "set gradient_checkpointing, or lower micro_batch_tokens",
     "cache": "lower batch_size or max_new_tokens",
     "logits": "lower max_new_tokens or micro_batch_tokens",
