@@ -33,12 +33,13 @@ def dequantized(tiny, tmp_path):
     return str(folder)
 
 
+@pytest.mark.parametrize("engine", ["auto", "plain"])
 @pytest.mark.parametrize("more", [{}, {"gradient_checkpointing": True}, {"value_model": "policy"}])
-def test_a_step_equals_one_on_the_dequantised_weights(make_config, prompts, dequantized, more):
-    """Bit for bit, in all four roles; the fast path would have been taken on the CPU too, were it able to."""
+def test_a_step_equals_one_on_the_dequantised_weights(make_config, prompts, dequantized, more, engine):
+    """Bit for bit, in all four roles, on either path."""
     found = []
-    for settings in ({"quantize": "nf4"}, {"model_name": dequantized, "engine": "plain"}):
-        trainer = PPOTrainer(make_config(**settings, **more))
+    for settings in ({"quantize": "nf4"}, {"model_name": dequantized}):
+        trainer = PPOTrainer(make_config(**settings, **more, engine=engine))
         results = trainer.ppo_step(prompts)
         assert results["first_ratio_error"] <= 1e-5
         found.append((weights(trainer), results["policy_loss"], results["value_loss"], results["kl_exact"]))

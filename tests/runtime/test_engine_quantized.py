@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from proxima.core.linear4bit import Linear4bit, is_quantized
-from proxima.core.nf4 import dequantize, quantize
+from proxima.core.nf4 import quantize
 from proxima.models import Sampling
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runtime.engine import supports
@@ -62,25 +62,6 @@ def test_checkpointing_and_a_second_run_give_the_same_bits(build):
     assert difference(results[0], results[2]) == 0
 
 
-def test_the_base_in_4_bits_computes_what_one_with_its_dequantised_weights_computes(build):
-    ours, theirs = build(), build(quantize="none")
-    for part, other in zip(
-        *(trainer.models.policy.backbone.network.modules() for trainer in (ours, theirs)), strict=True
-    ):
-        if isinstance(part, Linear4bit):
-            other.weight.data = dequantize(part.nf4)
-    tokens, same = (
-        one.models.policy.generate(one.generator.read_prompts(PROMPTS), free()) for one in (ours, theirs)
-    )
-    assert torch.equal(tokens.response_ids, same.response_ids)
-    assert torch.equal(
-        *(trainer.models.policy.response_hidden(tokens) for trainer in (ours, theirs))
-    )  # the same products of the same bits
-    for trainer in (ours, theirs):
-        trainer.ppo_step(PROMPTS)
-    assert difference(weights(ours), weights(theirs)) == 0
-
-
 def test_codes_are_not_copied_and_no_pass_keeps_the_scratch(build):
     trainer = build()
     policy = trainer.models.policy
@@ -117,3 +98,31 @@ def test_a_projection_of_which_a_part_is_not_quantised_takes_the_reference_path(
     other = layer.o_proj.get_base_layer()
     other.set_weight(quantize(torch.randn(other.out_features, other.in_features), nested=False))
     assert supports(network)  # a projection of its own
+
+
+def test_few_tokens_in_a_pass_bound_prefill_cache_and_logits_and_change_nothing(build, monkeypatch):
+    results, most = [], []
+    for tokens in (0, 64):
+        trainer = build(micro_batch_tokens=tokens, micro_batch_size=1)
+        policy = trainer.models.policy
+        engine, head, prefill = policy.backbone.generation, policy.backbone.head, policy.backbone.decoder.run
+        seen = {"prefill": 0, "logits": 0}
+
+        def run(flat, *given, seen=seen, prefill=prefill, **more):
+            seen["prefill"] = max(seen["prefill"], len(flat))
+            return prefill(flat, *given, **more)
+
+        def logits(hidden, adapter, seen=seen, head=head):
+            seen["logits"] = max(seen["logits"], len(hidden))
+            return head(hidden, adapter)
+
+        monkeypatch.setattr(policy.backbone.decoder, "run", run)
+        monkeypatch.setattr(policy.backbone, "head", logits)
+        trainer.ppo_step(PROMPTS * 3)
+        most.append(seen | {"cache": engine._slots.count * engine._slots.size})
+        results.append(weights(trainer))
+    assert most[0]["prefill"] > 64 >= most[1]["prefill"]
+    assert most[0]["cache"] > 4 * 64 >= most[1]["cache"]
+    assert most[0]["logits"] == 6
+    assert most[1]["logits"] <= 64 // 8
+    assert difference(*results) < rounding(trainer)

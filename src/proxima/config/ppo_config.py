@@ -157,7 +157,8 @@ class PPOConfig(Settings):
     micro_batch_tokens: int = setting(0, at_least=0, changes_results=False)
     """Most prompt and response tokens in one forward pass with gradients; halved automatically when a GPU's
     memory runs out. 0 = 8,192, or what 40 % of a GPU's memory beside the weights holds where that is less.
-    Memory only."""
+    With `quantize`, fewer than 8,192 also bound prefill, the cache of sampling and the logits in memory at
+    once. Memory only."""
     gradient_checkpointing: bool = setting(False, changes_results=False)
     """Recompute activations in the backward pass instead of storing them: less memory, more time. Memory
     only."""

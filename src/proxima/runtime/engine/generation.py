@@ -178,16 +178,14 @@ class Generation:
     ) -> GenerationBatch:
         """Make the buffers large enough, reset the outputs, load the adapter's current weights."""
         count, device = len(prompts.prompts), prompts.keys.device
-        need = int(prompts.prompt_sizes.max()) + sampling.width
+        need = -(-int(prompts.prompt_sizes.max() + sampling.width) // CACHE_STEP) * CACHE_STEP
         slots, outputs = self._slots, self._outputs
         capacity = self._capacity(count, need)
         if slots is None or slots.count < capacity or slots.size < need or slots.tokens.device != device:
             self._graphs.clear()
             capacity = max(capacity, self._capacity(slots.count, need) if slots else 0)
             slots = self._slots = self._few_rows = None  # frees the old cache first
-            slots = self._slots = new_slots(
-                capacity, -(-need // CACHE_STEP) * CACHE_STEP, self.decoder, device
-            )
+            slots = self._slots = new_slots(capacity, need, self.decoder, device)
             self._few_rows = few_rows_decoder(self.decoder, slots)
         setup = (replace(sampling, seed=0, step=0), adapter)  # what a captured graph depends on
         if outputs is None or outputs.ids.shape[0] <= count or setup != self._made_for:
