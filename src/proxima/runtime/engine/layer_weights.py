@@ -107,10 +107,10 @@ def _projection(
     bias = None if not given else torch.cat([bias.detach() for bias in given])
     if quantized := [base for base in bases if isinstance(base, Linear4bit)]:
         packed = join([base.nf4 for base in quantized], padding, scratch)
-        for base, part in zip(quantized, packed.parts, strict=True):
-            base.set_weight(part)  # frees the old copy
-        down = scratch.new_zeros(padding, inputs)
-        return Projection((), (bias,), shown, inputs, down, len(ranks) <= 1, packed)
+        for layer, part in zip(quantized, packed.parts, strict=True):
+            layer.set_weight(part)  # frees the old copy
+        inner = scratch.new_zeros(padding, inputs)
+        return Projection((), (bias,), shown, inputs, inner, len(ranks) <= 1, packed)
     whole = bases[0].weight.new_zeros(sum(sizes), inputs + padding)
     for base, window in zip(bases, whole[:, :inputs].split(sizes), strict=True):
         window.copy_(_matrix(base).detach())

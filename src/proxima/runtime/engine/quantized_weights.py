@@ -109,20 +109,17 @@ def join(weights: Sequence[NF4Weight], padding: int, scratch: Scratch) -> Quanti
     sizes = [one.shape[0] * inputs for one in weights]
     padded = [-(-size // ALIGNED) * ALIGNED for size in sizes]
     blocks = [size // BLOCK for size in padded]
-    groups = [size // ALIGNED for size in padded]
     codes, code_parts = _joined([one.codes for one in weights], [size // 2 for size in padded])
     absmax, absmax_parts = _joined([one.absmax for one in weights], blocks)
     parts = [
         replace(one, codes=code, absmax=scale)
         for one, code, scale in zip(weights, code_parts, absmax_parts, strict=True)
     ]
-    nested = offsets = None
-    if first.nested:
-        nested, nested_parts = _joined([one.nested_absmax for one in weights], groups)
-        offsets = torch.cat(
-            [one.offset.float().expand(count) for one, count in zip(weights, groups, strict=True)]
-        )
-        parts = [replace(one, nested_absmax=part) for one, part in zip(parts, nested_parts, strict=True)]
+    nested, offsets = [], []  # one number each per `ALIGNED` weights
+    for one in weights:
+        if one.nested_absmax is not None and one.offset is not None:
+            nested.append(one.nested_absmax)
+            offsets.append(one.offset.expand(one.nested_absmax.shape))
     rows = sum(one.shape[0] for one in weights)
     scratch.reserve(rows, inputs + padding)
     return QuantizedWeight(
@@ -130,8 +127,8 @@ def join(weights: Sequence[NF4Weight], padding: int, scratch: Scratch) -> Quanti
         inputs=inputs,
         codes=codes,
         absmax=absmax,
-        nested=nested,
-        offsets=offsets,
+        nested=torch.cat(nested) if nested else None,
+        offsets=torch.cat(offsets) if offsets else None,
         table=first.nested_map,
         starts=_starts(weights, blocks),
         up=scratch.new_zeros(rows, padding),

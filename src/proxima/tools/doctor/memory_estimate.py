@@ -184,16 +184,12 @@ def estimate_memory(
     sequences = 1 if smallest else min(batch, minibatch, config.micro_batch_size)
     budget = config.micro_batch_tokens or USUAL_TOKENS
     tokens = max(longest, min(sequences * longest, budget))
-    short = config.quantize == "nf4" and budget < USUAL_TOKENS
-    slots = max(1, CACHED_PASSES * budget // longest) if short else SLOTS
+    chunk, slots = _limits(config, budget, longest)
     layer = size.widths / size.layers
     share, backward = (KEPT_BY_KERNELS, BACKWARD_BY_KERNELS) if on_gpu and not full else (KEPT, BACKWARD)
-    kept = (
-        share * layer + 2 * size.layers * size.hidden
-        if config.gradient_checkpointing
-        else share * size.widths
-    )
-    chunk = short_chunk(budget) if short else CHUNK
+    kept = share * size.widths
+    if config.gradient_checkpointing:
+        kept = share * layer + 2 * size.layers * size.hidden
     positions = min(chunk, max(1, tokens // longest) * config.max_new_tokens)
     return MemoryEstimate(
         weights=held + (4 * trained if full else 0),
@@ -204,6 +200,13 @@ def estimate_memory(
         logits=LOGITS * positions * size.vocabulary * 4,
         overhead=OVERHEAD["cuda" if on_gpu else "cpu"],
     )
+
+
+def _limits(config: PPOConfig, tokens: int, longest: int) -> tuple[int, int]:
+    """Positions that have logits at once, and sequences that are generated at once."""
+    if config.quantize == "none" or tokens >= USUAL_TOKENS:
+        return CHUNK, SLOTS
+    return short_chunk(tokens), max(1, CACHED_PASSES * tokens // longest)
 
 
 def _frozen_adapters(config: PPOConfig) -> int:
