@@ -38,6 +38,8 @@ TRAIN = ("train", "--data", "prompts.txt", "--rewards", "length_band,low=1,high=
 class Settings:
     dtype = "float32"
     trust_remote_code = False
+    model_name = ""
+    quantize = "none"
 
 
 def load(path, **settings):

@@ -16,6 +16,7 @@ from tests.helpers import difference, shake, weights
 # setting: (what both runs have, the value that must make a difference, role whose weights must differ)
 CHANGES = {
     "lora_alpha": ({}, 64, "policy"),
+    "quantize": ({"engine": "plain"}, "nf4", "policy"),
     "learning_rate": ({}, 2e-3, "policy"),
     "value_learning_rate": ({}, 2e-3, "value"),
     "max_new_tokens": ({}, 7, "policy"),

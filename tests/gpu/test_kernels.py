@@ -324,8 +324,9 @@ def test_attention_against_the_cache_in_pieces(heads, normed, monkeypatch):
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="compares on a CPU; on a GPU test_gpu.py does")
+@pytest.mark.parametrize("quantize", ["none", "nf4"])
 @pytest.mark.parametrize("name", ["qwen3", "llama"])
-def test_a_decode_step_by_kernels_is_the_decoders(name, tmp_path, monkeypatch):
+def test_a_decode_step_by_kernels_is_the_decoders(name, quantize, tmp_path, monkeypatch):
     from proxima.config import PPOConfig
     from proxima.models import Sampling
     from proxima.ppo_trainer import PPOTrainer
@@ -334,7 +335,8 @@ def test_a_decode_step_by_kernels_is_the_decoders(name, tmp_path, monkeypatch):
     from tests.helpers import shake
 
     folder = str(make_tiny_model(tmp_path / name, name))
-    trainer = shake(PPOTrainer(PPOConfig(folder, device="cpu", max_new_tokens=4)), 0.05)
+    config = PPOConfig(folder, device="cpu", max_new_tokens=4, quantize=quantize)
+    trainer = shake(PPOTrainer(config), 0.05)
     prompts = trainer.generator.read_prompts(["a", "some longer prompt", "another one"])
     free = trainer.models.policy.generate(prompts, Sampling(4, 1.0, 0, 1.0, (), 0, 0))
     ends = (int(free.response_ids[0, 1]), 255, 254)  # one response ends early
@@ -431,7 +433,8 @@ def test_a_pass_and_its_gradients_by_kernels_are_the_decoders(name, tmp_path, mo
         torch.testing.assert_close(found[parameter], gradient, rtol=1e-2, atol=1e-3)
 
 
-def test_every_kernel_that_is_compiled_ahead_can_be_called_as_it_is_there(tmp_path):
+@pytest.mark.parametrize("quantize", ["none", "nf4"])
+def test_every_kernel_that_is_compiled_ahead_can_be_called_as_it_is_there(quantize, tmp_path):
     """What compiles kernels before their first use calls them; each call must run."""
     from proxima.config import PPOConfig
     from proxima.ppo_trainer import PPOTrainer
@@ -442,10 +445,75 @@ def test_every_kernel_that_is_compiled_ahead_can_be_called_as_it_is_there(tmp_pa
 
     folder = str(make_tiny_model(tmp_path, "qwen3"))
     dtype = "float32" if INTERPRETED else "bfloat16"
-    decoder = PPOTrainer(PPOConfig(folder, device=DEVICE, dtype=dtype)).models.policy.backbone.decoder
+    config = PPOConfig(folder, device=DEVICE, dtype=dtype, quantize=quantize)
+    decoder = PPOTrainer(config).models.policy.backbone.decoder
     slots = new_slots(3, 64, decoder, torch.device(DEVICE))
     calls = [*FewRowsDecoder(decoder, slots).kernels(3), *training_calls(decoder)]
     assert len(calls) > 10
     for call in calls:
         with torch.no_grad():
             call()
+
+
+def quantized(sizes, inputs, padding, nested, scale=1.0):
+    """A joined weight of random matrices, and what it stands for beside its adapter, (sum out, in + padding)."""
+    from proxima.core.nf4 import dequantize, quantize
+    from proxima.runtime.engine.quantized_weights import Scratch, join
+
+    matrices = [scale * (1 + part) * random(size, inputs) for part, size in enumerate(sizes)]
+    weights = [quantize(matrix, nested) for matrix in matrices]  # offsets differ from part to part
+    joined = join(weights, padding, Scratch(random(1)))
+    joined.up.copy_(scale * random(sum(sizes), padding))
+    return joined, torch.cat([torch.cat([dequantize(weight) for weight in weights]), joined.up], 1)
+
+
+@pytest.mark.parametrize("nested", [True, False], ids=["nested", "plain"])
+@pytest.mark.parametrize(
+    ("sizes", "inputs", "padding"), [((48, 16, 16), 64, 24), ((37, 350), 192, 8), ((6,), 2112, 0)]
+)
+def test_filling_a_scratch_gives_the_bits_that_dequantising_gives(sizes, inputs, padding, nested):
+    from proxima.runtime.engine.kernels import fill
+    from proxima.runtime.engine.quantized_weights import fill_plainly
+
+    torch.manual_seed(0)
+    joined, wanted = quantized(sizes, inputs, padding, nested)
+    for function in (fill, fill_plainly):
+        out = torch.full_like(wanted, 7)
+        function(joined, out)
+        assert torch.equal(out, wanted)
+    assert torch.equal(joined.fill(), wanted)
+
+
+@pytest.mark.parametrize("nested", [True, False], ids=["nested", "plain"])
+@pytest.mark.parametrize(
+    ("sizes", "inputs", "padding", "gated"),
+    [
+        ((48, 16, 16), 64, 24, False),
+        ((50, 50), 192, 8, True),
+        ((40,), 2112, 40, False),
+        ((40,), 2048, 0, False),
+    ],
+)
+def test_products_with_4_bit_weights_are_those_of_float64_and_do_not_depend_on_the_rows(
+    sizes, inputs, padding, gated, nested, monkeypatch
+):
+    from proxima.runtime.engine.kernels import nf4_kernels
+
+    torch.manual_seed(0)
+    joined, weight = quantized(sizes, inputs, padding, nested, scale=0.1 * inputs**-0.5)
+    x, bias, down = random(20, inputs), 0.1 * random(sum(sizes)), random(padding, inputs) * inputs**-0.5
+    inner = (x.double() @ down.double().t()).to(KIND)
+    padded = torch.cat([x, inner], 1)
+    exact = padded.double() @ weight.double().t() + bias.double()
+    wanted = activate(exact, (50, 50), "silu") if gated else exact
+    near = {"rtol": 1e-6, "atol": 1e-6} if INTERPRETED else {"rtol": 2e-2, "atol": 2e-2}
+    calls = [lambda rows: nf4_kernels.nf4_product(padded[rows], joined, bias, gated=gated)]
+    if not gated:
+        calls.append(lambda rows: nf4_kernels.nf4_product(x[rows], joined, bias, down))
+    if INTERPRETED:  # its products are numpy's, which round by shape: all have one shape
+        monkeypatch.setattr(nf4_kernels, "FEW_ROWS", nf4_kernels.MANY_ROWS)
+    for call in calls:
+        out = call(slice(None))
+        torch.testing.assert_close(out.double(), wanted, **near)
+        for rows in (slice(1), slice(8), slice(17), [19, 3, 0, 11]):
+            assert torch.equal(call(rows), out[rows])

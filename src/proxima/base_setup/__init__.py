@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         lora_config,
         merge_adapter,
     )
-    from proxima.base_setup.micro_batches import USUAL_TOKENS, MicroBatches, tokens_for_memory
+    from proxima.base_setup.micro_batches import LOGITS, USUAL_TOKENS, MicroBatches, tokens_for_memory
     from proxima.base_setup.model_setup import ModelSet, has_head, load_classifier, load_reward
     from proxima.base_setup.tokenizer_setup import (
         PAD_TOKEN,

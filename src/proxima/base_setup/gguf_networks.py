@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from proxima.base_setup.gguf_files import GGUFFile, read_gguf
+from proxima.base_setup.nf4_loading import loading_arguments
 from proxima.core.json_record import Record
 
 if TYPE_CHECKING:
@@ -49,12 +50,18 @@ def load_gguf_config(path: str) -> PreTrainedConfig:
 
 
 def load_gguf_network(
-    path: str, dtype: torch.dtype, kind: AutoClass = AutoModelForCausalLM, **extra: object
+    path: str,
+    dtype: torch.dtype,
+    kind: AutoClass = AutoModelForCausalLM,
+    device: torch.device | str = "cpu",
+    quantize: bool = False,
+    **extra: object,
 ) -> tuple[PreTrainedModel, set[str]]:
     """A network, and the names of its weights that the file lacks.
 
     Args:
         kind: an `AutoModelFor...`; a head that the file lacks is untrained.
+        quantize: to NF4, on this device; the whole network is in main memory meanwhile.
         extra: settings of the config, such as `num_labels`.
     """
     file = read_gguf(path)
@@ -69,8 +76,9 @@ def load_gguf_network(
         for name, stored in names.items()
         if name in wanted
     }
+    given = loading_arguments(config, None, torch.device(device)) if quantize else {"config": config}
     network, loaded = type(shell).from_pretrained(
-        None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
+        None, state_dict=state, dtype=dtype, output_loading_info=True, **given
     )
     network.name_or_path = network.config.name_or_path = path  # adapters state it as their base
     return network, set(loaded["missing_keys"])

@@ -15,6 +15,12 @@ from transformers.utils import logging as progress
 
 from proxima.base_setup.gguf_files import SMOLLM2, is_gguf, smollm2_path
 from proxima.base_setup.gguf_networks import load_gguf_config, load_gguf_network
+from proxima.base_setup.nf4_loading import (
+    QuantizeError,
+    check_quantization,
+    loading_arguments,
+    quantization_of,
+)
 from proxima.core.errors import first_line
 from proxima.core.hub import hub_or_cache
 from proxima.runtime import (
@@ -48,6 +54,9 @@ class ModelSettings(Protocol):
     @property
     def dtype(self) -> str: ...
 
+    @property
+    def quantize(self) -> str: ...
+
 
 def model_path(name: str) -> str:
     """The folder, GGUF file or Hub id that a model name stands for."""
@@ -63,7 +72,7 @@ def explain_loading(what: str, name: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # for damaged files and odd settings the libraries raise anything
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or isinstance(error, QuantizeError):
                 raise
             raise ValueError(explanation(what, name, error, problem)) from error
 
@@ -128,15 +137,25 @@ def load_with_missing(
     """The same, and the names of weights that the checkpoint lacks and that are therefore untrained."""
     if device.type == "cpu" and any(problem := thread_wait_problem(torch.get_num_threads())):
         warnings.warn("; ".join(problem), stacklevel=2)
-    extra = {"num_labels": labels} if kind is AutoModelForSequenceClassification else {}
+    extra: dict[str, object] = {}
+    if kind is AutoModelForSequenceClassification:
+        extra["num_labels"] = labels
+    dtype = pick_dtype(config.dtype, device)
+    wanted = config.quantize if name == config.model_name else "none"
     if is_gguf(path := model_path(name)):
         with no_progress_bar():
-            network, missing = load_gguf_network(path, pick_dtype(config.dtype, device), kind, **extra)
+            network, missing = load_gguf_network(path, dtype, kind, device, wanted == "nf4", **extra)
         return network.to(device), missing
     with explain_loading("model", name), no_progress_bar():
+        own = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code, **extra)
+        saved = quantization_of(own)
+        if saved is not None or wanted == "nf4":
+            # a network beside the base is taken as it is
+            check_quantization(name, saved, wanted if name == config.model_name else "nf4")
+            extra = loading_arguments(own, saved, device)
         network, loaded = kind.from_pretrained(
             path,
-            dtype=pick_dtype(config.dtype, device),
+            dtype=dtype,
             use_safetensors=True,
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,

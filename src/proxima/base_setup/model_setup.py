@@ -124,6 +124,8 @@ def build_models(config: PPOConfig, tokenizer: Tokenizer) -> ModelSet:
     eos_ids = eos_token_ids(tokenizer, base.network)
     micro_batches = MicroBatches.of(config, base)
     micro_batches.may_halve = mesh is None
+    if micro_batches.short:
+        base.settings.pass_tokens = micro_batches.tokens
     return ModelSet(policy, sft, value, reward, eos_ids, base.context_length, micro_batches, processes)
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         RewardConfig,
         saved_settings,
         settings_in,
+        trained_quantize,
     )
     from proxima.config.ppo_config import PPOConfig
     from proxima.config.presets import PRESETS, Preset, preset_values

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from proxima.config.setting_checks import check_folder_name
+from proxima.config.setting_checks import check_adapters, check_folder_name
 from proxima.config.setting_declaration import setting
 from proxima.config.settings_base import Settings, read_yaml, settings_class
 
@@ -67,6 +67,9 @@ class FinetuningConfig(Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto")
     """Type of the frozen weights; auto = bfloat16 on cuda, float32 on cpu, on mps as a probe says.
     Weights that train are float32."""
+    quantize: Literal["none", "nf4"] = setting("none")
+    """Form of the frozen base's linear layers: `nf4`, 4 bits per weight in bitsandbytes' format, quantised
+    while loading, or as a `...-bnb-4bit` checkpoint has them; `none`, as `dtype` says. docs/fourbit.md."""
     trust_remote_code: bool = setting(False, changes_results=False, defines_experiment=False)
     """Run Python code that comes with a checkpoint. Off: such checkpoints are refused."""
     seed: int = setting(0, at_least=0, at_most=2**32 - 1, defines_experiment=False)
@@ -81,6 +84,10 @@ class FinetuningConfig(Settings):
         defines_experiment=False,
     )
     """Folder of this run in run_dir; by default the time it started."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_adapters(self.quantize, self.lora_r)
 
 
 @settings_class
@@ -108,3 +115,9 @@ def saved_settings(path: Path) -> FinetuningConfig:
     """The settings in a fine-tuning run's folder, of either kind."""
     values = read_yaml(path)
     return (RewardConfig if "lm_coef" in values else FinetuningConfig).from_dict(values)
+
+
+def trained_quantize(folder: Path) -> Literal["none", "nf4"]:
+    """`quantize` of the fine-tuning run that left this folder: the base that its adapter belongs to."""
+    path = settings_in(folder)
+    return "none" if path is None else saved_settings(path).quantize

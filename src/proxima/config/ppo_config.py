@@ -12,6 +12,7 @@ from proxima.config.credit_checks import WITHOUT_CRITIC, check_credit, idle_cred
 from proxima.config.presets import preset_values
 from proxima.config.reward_spec import RewardSpec
 from proxima.config.setting_checks import (
+    check_adapters,
     check_environment,
     check_folder_name,
     check_labels,
@@ -101,6 +102,9 @@ class PPOConfig(Settings):
     """`auto` = cuda where there is one, else mps (Apple; docs/apple.md), else cpu; or any torch device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto")
     """Type of the frozen weights; auto = bfloat16 on cuda, float32 on cpu, on mps as a probe says."""
+    quantize: Literal["none", "nf4"] = setting("none")
+    """Form of the frozen base's linear layers: `nf4`, 4 bits per weight in bitsandbytes' format, quantised
+    while loading, or as a `...-bnb-4bit` checkpoint has them; `none`, as `dtype` says. docs/fourbit.md."""
     trust_remote_code: bool = setting(False, changes_results=False, defines_experiment=False)
     """Run Python code that comes with a checkpoint. Off: such checkpoints are refused."""
     seed: int = setting(0, at_least=0, at_most=2**32 - 1, defines_experiment=False)
@@ -153,7 +157,8 @@ class PPOConfig(Settings):
     micro_batch_tokens: int = setting(0, at_least=0, changes_results=False)
     """Most prompt and response tokens in one forward pass with gradients; halved automatically when a GPU's
     memory runs out. 0 = 8,192, or what 40 % of a GPU's memory beside the weights holds where that is less.
-    Memory only."""
+    With `quantize`, fewer than 8,192 also bound prefill, the cache of sampling and the logits in memory at
+    once. Memory only."""
     gradient_checkpointing: bool = setting(False, changes_results=False)
     """Recompute activations in the backward pass instead of storing them: less memory, more time. Memory
     only."""
@@ -370,7 +375,18 @@ class PPOConfig(Settings):
             )
         if self.record_steps and self.not_recordable:
             raise ValueError(self.not_recordable)
+        if self.quantize != "none":
+            self._check_quantize()
         check_credit(self)
+
+    def _check_quantize(self) -> None:
+        check_adapters(self.quantize, self.lora_r)
+        for other, given in (("shard_base", self.shard_base), ("engine vllm", self.engine == "vllm")):
+            if given:
+                raise ValueError(
+                    f"quantize {self.quantize} does not work with {other}: it needs the weights in full; "
+                    "leave one of them out"
+                )
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Self:

@@ -62,3 +62,12 @@ def check_urls(name: str, urls: Sequence[str]) -> None:
                 f"{name}: an address with a user or password would be written to the run's folder; leave "
                 "them out"
             )
+
+
+def check_adapters(quantize: str, lora_r: int) -> None:
+    """Codes of 4 bits cannot be trained, only adapters beside them."""
+    if quantize != "none" and lora_r == 0:
+        raise ValueError(
+            f"with quantize {quantize} only adapters can be trained, but lora_r is 0; set lora_r above 0, or "
+            "quantize to none"
+        )

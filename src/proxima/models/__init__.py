@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from proxima.models.backbone import Backbone, EngineSettings
     from proxima.models.base_model import BaseModel, scalar_head
     from proxima.models.policy_model import PolicyModel
-    from proxima.models.response_tokens import CHUNK, by_chunks, flatten_column, unpack
+    from proxima.models.response_tokens import (
+        CHUNK,
+        CHUNK_SHARE,
+        by_chunks,
+        flatten_column,
+        short_chunk,
+        unpack,
+    )
     from proxima.models.reward_model import (
         REPORT_FILE,
         ClassifierReward,

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from proxima.core.linear4bit import is_quantized
 from proxima.models.passes import Passes
 from proxima.models.probe import probe
 from proxima.runtime import FAST_PATH
@@ -53,6 +54,8 @@ class EngineSettings:
     checkpointing: bool = False
     by_size: bool = False
     """Passes for batches of several sizes: see `GraphedPasses`."""
+    pass_tokens: int | None = None
+    """Bounds the memory of sampling: see `Generation`."""
 
 
 class Backbone:
@@ -70,6 +73,8 @@ class Backbone:
         self._passes: Passes | None = None
         self.adapts_head = False
         """Whether an adapter changes what comes after the layers, such as the output embeddings."""
+        self.quantized = is_quantized(network)
+        """Whether its linear layers are in 4 bits."""
         self._supported: bool | None = None
         self._base_drops: bool | None = None
         self._parameters: dict[str, list[nn.Parameter]] = {}
@@ -189,7 +194,7 @@ class Backbone:
         if self.decoder is None:
             return None
         if self._generation is None:
-            self._generation = Generation(self.decoder)
+            self._generation = Generation(self.decoder, pass_tokens=self.settings.pass_tokens)
         return self._generation
 
     def release_generation(self) -> None:

@@ -16,6 +16,12 @@ from proxima.core.types import Tokens
 from proxima.runtime.engine import cells
 
 CHUNK = 1024  # response tokens whose logits are in memory at once
+CHUNK_SHARE = 8  # where memory is short: one such token for this many tokens of a pass
+
+
+def short_chunk(pass_tokens: int) -> int:
+    """Response tokens whose logits are in memory at once where memory is short."""
+    return max(1, min(CHUNK, pass_tokens // CHUNK_SHARE))
 
 
 def unpack(flat: Tensor, tokens: Tokens) -> Tensor:
@@ -33,7 +39,11 @@ def flatten_column(column: Tensor, tokens: Tokens) -> Tensor:
 
 
 def by_chunks(
-    function: Callable[..., tuple[Tensor, ...]], tokens: Tokens, *hidden: Tensor, recompute: bool = True
+    function: Callable[..., tuple[Tensor, ...]],
+    tokens: Tokens,
+    *hidden: Tensor,
+    recompute: bool = True,
+    chunk: int | None = None,
 ) -> tuple[Tensor, ...]:
     """function(hidden states..., ids, kept set) -> numbers (M,) each, applied in chunks to bound memory.
 
@@ -41,16 +51,18 @@ def by_chunks(
 
     Args:
         recompute: False for a function that keeps no logits for its backward pass.
+        chunk: response tokens whose logits are in memory at once; by default `CHUNK`.
     """
     place = cells(tokens.sizes, tokens.mask.shape[1], hidden[0].device, tokens.holes)
     ids = tokens.response_ids.flatten()[place]
     kept = (
         None if tokens.kept is None else tokens.kept.map(lambda part: part.flatten(0, 1)[place].unsqueeze(1))
     )
-    whole = len(ids) <= CHUNK
+    chunk = chunk or CHUNK
+    whole = len(ids) <= chunk
     parts = []
-    for rows in range(0, len(ids), CHUNK):
-        here = slice(rows, rows + CHUNK)
+    for rows in range(0, len(ids), chunk):
+        here = slice(rows, rows + chunk)
         given = [
             *(states[here] for states in hidden),
             ids[here],

@@ -257,7 +257,7 @@ class SequenceGenerator:
             for rows in micro_batches.rows(own):
                 part = own.select(rows)
                 states = policy.response_hidden(part), reference.response_hidden(part)
-                columns = by_chunks(self._measure, part, *states)
+                columns = by_chunks(self._measure, part, *states, chunk=micro_batches.chunk)
                 for name, column in zip(parts, columns, strict=True):
                     parts[name].append(pad_to(unpack(column, part), width))
             return {name: torch.cat(columns) for name, columns in parts.items()}

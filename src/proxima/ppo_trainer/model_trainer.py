@@ -203,16 +203,16 @@ class ModelTrainer:
         whole = config.kl_loss_coef > 0 and config.kl_loss == "exact"
         reference = [self.models.sft.response_hidden(tokens)] if whole else []
         states = [self.models.policy.response_hidden(tokens), *reference]
-        head = self.models.policy.frozen_head(states[0])
+        head, chunk = self.models.policy.frozen_head(states[0]), self.models.micro_batches.chunk
         if head is not None and tokens.kept is None and not whole and config.entropy_coef == 0:
 
             def by_head(hidden: Tensor, ids: Tensor, _: None) -> tuple[Tensor]:
                 return (head_logprobs(hidden, head, ids, config.temperature),)
 
-            (logprobs,) = by_chunks(by_head, tokens, states[0], recompute=False)
+            (logprobs,) = by_chunks(by_head, tokens, states[0], recompute=False, chunk=chunk)
             extra = torch.zeros_like(logprobs)
         else:
-            logprobs, extra = by_chunks(self._chunk_losses, tokens, *states)
+            logprobs, extra = by_chunks(self._chunk_losses, tokens, *states, chunk=chunk)
         old, advantages = (
             flatten_column(part.column(name), tokens) for name in ("logprob_policy", "advantage")
         )

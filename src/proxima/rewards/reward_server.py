@@ -15,11 +15,13 @@ import math
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import compress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from proxima.base_setup import MicroBatches, has_head, load_network, load_reward, load_tokenizer, pick_device
-from proxima.config import PPOConfig
+from proxima.config import PPOConfig, trained_quantize
 from proxima.core.terminal_text import is_encodable
 from proxima.core.tokenizer import Tokenizer
 from proxima.models import Backbone
@@ -158,6 +160,7 @@ def load_scorer(config: PPOConfig) -> Scorer:
         )
         return lambda batch: classifier(_sampled(batch, classifier.classifier.tokenizer)).sequence
     options = check_options(spec, keyword_options(TrainedReward))
+    config = replace(config, quantize=trained_quantize(Path(source)))
     tokenizer = load_tokenizer(config.model_name, config.trust_remote_code)
     model = load_reward(config, Backbone(load_network(config, config.model_name, device)))
     trained = TrainedReward(model, tokenizer, MicroBatches.of(config), **options)

@@ -34,6 +34,7 @@ from proxima.base_setup import (
 )
 from proxima.config import FinetuningConfig, PPOConfig, saved_settings, settings_in
 from proxima.core.json_record import Record
+from proxima.core.linear4bit import dequantize_layers
 from proxima.core.terminal_text import without_lone_surrogates
 from proxima.models import HEAD_FILE, Backbone
 from proxima.runs import LIVE_FILES, Run, first_step_row
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ENOUGH = 0.9  # warn if a merged model keeps a smaller share of the update
+NOT_THE_ORIGINAL = (
+    "the adapter was trained on a base in 4 bits (nf4) and is merged into that base, dequantised: this is "
+    "not the original model with an update, its weights are rounded to 4 bits first"
+)
 RESULTS = ("avg_reward", "kl", "response_length", "eos_rate", "validation/reward")
 
 
@@ -148,7 +153,11 @@ def _merged(
     weights: Path, config: PPOConfig | FinetuningConfig, stored: Callable[[Tensor], Tensor], advice: str
 ) -> PreTrainedModel:
     """The base with an adapter merged in, in float32; a warning where `stored` loses much of the update."""
-    backbone = Backbone(load_network(replace(config, dtype="float32"), config.model_name, pick_device("cpu")))
+    network = load_network(replace(config, dtype="float32"), config.model_name, pick_device("cpu"))
+    if config.quantize != "none":
+        dequantize_layers(network, torch.float32)
+        warnings.warn(NOT_THE_ORIGINAL, stacklevel=2)
+    backbone = Backbone(network)
     adapter = load_adapter(backbone, "policy", str(weights))
     assert backbone.peft is not None
     if (share := surviving_share(backbone.peft, adapter, stored)) < ENOUGH:
@@ -210,11 +219,23 @@ def model_card(run: Path, config: PPOConfig | FinetuningConfig, whole: bool) -> 
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n# {run.resolve().name}",
         f"Fine-tuned from `{base}` with Proxima "
         f"({'PPO' if isinstance(config, PPOConfig) else 'supervised'}).",
+        *_quantized_note(config, whole),
         f"```python\n{load}\n```",
         *_results(run),
         f"## Settings\n\n```yaml\n{yaml.safe_dump(_public(config), sort_keys=False)}```\n",
     ]
     return "\n\n".join(parts)
+
+
+def _quantized_note(config: PPOConfig | FinetuningConfig, whole: bool) -> list[str]:
+    if config.quantize == "none":
+        return []
+    if whole:
+        return [f"{NOT_THE_ORIGINAL[0].upper()}{NOT_THE_ORIGINAL[1:]}."]
+    return [
+        "The adapter was trained on the base in 4 bits (nf4, double quantisation, as bitsandbytes has it); "
+        "on the base in full its outputs differ."
+    ]
 
 
 def _public(config: PPOConfig | FinetuningConfig) -> Record:

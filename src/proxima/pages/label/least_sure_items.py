@@ -24,8 +24,10 @@ def load_trained_reward(folder: str, device: str = "auto", trust_remote_code: bo
     settings = settings_in(Path(folder))
     if settings is None or not (Path(folder) / "reward.json").is_file():
         raise ValueError(f"--least-sure {folder}: not a folder that `proxima reward` wrote")
+    saved = saved_settings(settings)
     config = PPOConfig(
-        model_name=saved_settings(settings).model_name,
+        model_name=saved.model_name,
+        quantize=saved.quantize,
         rewards=(RewardSpec(folder),),
         device=device,
         trust_remote_code=trust_remote_code,

@@ -15,10 +15,12 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from proxima.core.linear4bit import Linear4bit, is_quantized
 from proxima.runtime.engine.attention_rules import AttentionRule
 from proxima.runtime.engine.experts import FUSED, ExpertProjection, Experts, can_group
 from proxima.runtime.engine.families import FAMILIES, Config, Family
 from proxima.runtime.engine.layer_functions import ACTIVATIONS, NO_NORM, DecoderShape, Norm
+from proxima.runtime.engine.quantized_weights import can_join
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,7 +44,20 @@ def supports(network: PreTrainedModel) -> bool:
         return False
     adapted = [module for module in network.modules() if isinstance(module, LoraLayer)]
     mixtures = _mixtures(network)
-    return not any(_is_special(layer, mixtures) for layer in adapted)
+    if any(_is_special(layer, mixtures) for layer in adapted):
+        return False
+    return not is_quantized(network) or _can_join(Architecture(network))
+
+
+def _can_join(architecture: Architecture) -> bool:
+    """Whether each projection's modules are quantised alike, or none of them is."""
+    for layer in architecture.layers:
+        for group in architecture.members(layer):
+            bases = [part.get_base_layer() if isinstance(part, LoraLayer) else part for part in group]
+            weights = [base.nf4 for base in bases if isinstance(base, Linear4bit)]
+            if weights and not (len(weights) == len(bases) and can_join(weights)):
+                return False
+    return True
 
 
 def knows(network: PreTrainedModel) -> bool:

@@ -33,6 +33,7 @@ from proxima.runtime.engine.layer_weights import Block, Loras, read_block, read_
 from proxima.runtime.engine.layout import Layout
 from proxima.runtime.engine.lora_products import load_lora, product
 from proxima.runtime.engine.packed_attention import packed_attention
+from proxima.runtime.engine.quantized_weights import Scratch
 from proxima.runtime.engine.vocabulary import kernels_run
 
 if TYPE_CHECKING:
@@ -54,8 +55,9 @@ class Decoder:
         self.suits_kernels = self.architecture.suits_kernels
         self.rules = self.architecture.rules
         self.trained = trains_base_weights(self.architecture)
+        scratch = Scratch(self.weight)
         self.blocks = [
-            read_block(self.architecture, layer, self.trained) for layer in self.architecture.layers
+            read_block(self.architecture, layer, self.trained, scratch) for layer in self.architecture.layers
         ]
         self.checkpointing = False
         self.known_loras: dict[str, list[Loras]] = {}

@@ -107,8 +107,8 @@ class FewRowsDecoder:
                 given(sum(block.qkv.sizes)), norms, angles, angles, *caches, shape.scale, shape.eps
             ),
             lambda: self.sample(self.logits(x), slots.lanes[:count], slots.columns[:count], 1.0),
-            lambda: _of_padded(given(block.qkv.weights[0].shape[1]), block.qkv),
-            lambda: _of_padded(given(block.up.weights[0].shape[1]), block.up, gated=True),
+            lambda: _of_padded(given(block.qkv.inputs + block.qkv.padding), block.qkv),
+            lambda: _of_padded(given(block.up.inputs + block.up.padding), block.up, gated=True),
             lambda: _folded(given(block.out.inputs), block.out),
             lambda: _folded(given(block.down.inputs), block.down),
             lambda: add_norm_down(x, None, weight, shape.eps, block.qkv.down),
@@ -120,14 +120,18 @@ class FewRowsDecoder:
 
 def _of_padded(x: Tensor, p: Projection, gated: bool = False) -> Tensor:
     """The product of inputs that are followed by the adapter's inner values."""
-    from proxima.runtime.engine.kernels import few_rows_product
+    from proxima.runtime.engine.kernels import few_rows_product, nf4_product
 
+    if p.quantized is not None:
+        return nf4_product(x, p.quantized, p.biases[0], gated=gated)
     return few_rows_product(x, p.weights[0], p.biases[0], gated=gated)
 
 
 def _folded(x: Tensor, p: Projection) -> Tensor:
-    from proxima.runtime.engine.kernels import few_rows_product
+    from proxima.runtime.engine.kernels import few_rows_product, nf4_product
 
+    if p.quantized is not None:
+        return nf4_product(x, p.quantized, p.biases[0], p.down)
     return few_rows_product(x, p.weights[0], p.biases[0], p.down)
 
 
@@ -139,7 +143,12 @@ def supports_few_rows(decoder: Decoder) -> bool:
         return False
     shape = decoder.shape
     plain = decoder.suits_kernels and decoder.half and not decoder.trained
-    return plain and fits(shape.heads, shape.kv_heads, shape.head_size)
+    packed = [part.quantized for part in decoder.blocks[0].projections if part.quantized is not None]
+    return (
+        plain
+        and fits(shape.heads, shape.kv_heads, shape.head_size)
+        and all(weight.suits_kernels for weight in packed)
+    )
 
 
 def few_rows_decoder(decoder: Decoder, slots: Slots) -> FewRowsDecoder | None:

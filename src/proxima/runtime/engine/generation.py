@@ -45,6 +45,7 @@ BUCKETS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 STRIDE = 8  # steps on a GPU between checks for finished sequences
 PREFILL_TOKENS = 32_768  # prompt tokens prefilled at once
 CACHE_STEP = 64  # tokens by which the cache grows
+CACHED_PASSES = 4  # where memory is short, the cache holds the tokens of this many passes
 REFILL = 0.25  # share of the slots that must be free before new prompts are prefilled
 
 _NONE = torch.zeros(0, dtype=torch.long)
@@ -86,9 +87,15 @@ class GenerationBatch:
 class Generation:
     """Keeps the cache, the buffers and the graphs from one call to the next."""
 
-    def __init__(self, decoder: Decoder, max_slots: int = 256):
+    def __init__(self, decoder: Decoder, max_slots: int = 256, pass_tokens: int | None = None):
+        """
+        Args:
+            pass_tokens: where memory is short, most tokens of a prefill; the cache holds at most
+                `CACHED_PASSES` times as many, and at least those of the fewest slots.
+        """
         self.decoder = decoder
         self.max_slots = max_slots
+        self.pass_tokens = pass_tokens
         self.on_gpu = decoder.weight.is_cuda
         self.clock = StepTimer(self.on_gpu)
         self.replays = self.eager_steps = 0
@@ -125,7 +132,8 @@ class Generation:
             if waiting and free:
                 taken = waiting[: len(free)]
                 waiting = waiting[len(free) :]
-                for group in cut([batch.size(row) for row in taken], PREFILL_TOKENS):
+                at_once = self.pass_tokens or PREFILL_TOKENS
+                for group in cut([batch.size(row) for row in taken], at_once):
                     self._prefill(batch, [taken[i] for i in group], free[: len(group)])
                     free = free[len(group) :]
                 left = sampling.max_new_tokens - 1
@@ -158,21 +166,28 @@ class Generation:
             return count
         return next((size for size in BUCKETS if size >= count), count)
 
+    def _capacity(self, count: int, need: int) -> int:
+        """Slots for this many sequences of at most `need` tokens."""
+        wanted = self._bucket(min(count, self.max_slots))
+        if self.pass_tokens is None:
+            return wanted
+        size = max(need, self._slots.size if self._slots else 0)  # so that the cache seldom changes
+        most = max(self._bucket(1), CACHED_PASSES * self.pass_tokens // size)
+        return min(wanted, max(size for size in BUCKETS if size <= most) if self.on_gpu else most)
+
     def _prepare(
         self, prompts: Tokens, sampling: Sampling, adapter: str | None, conversation: Conversation | None
     ) -> GenerationBatch:
         """Make the buffers large enough, reset the outputs, load the adapter's current weights."""
         count, device = len(prompts.prompts), prompts.keys.device
-        need = int(prompts.prompt_sizes.max()) + sampling.width
+        need = -(-int(prompts.prompt_sizes.max() + sampling.width) // CACHE_STEP) * CACHE_STEP
         slots, outputs = self._slots, self._outputs
-        capacity = self._bucket(min(count, self.max_slots))
+        capacity = self._capacity(count, need)
         if slots is None or slots.count < capacity or slots.size < need or slots.tokens.device != device:
             self._graphs.clear()
-            capacity = max(capacity, slots.count if slots else 0)
+            capacity = max(capacity, self._capacity(slots.count, need) if slots else 0)
             slots = self._slots = self._few_rows = None  # frees the old cache first
-            slots = self._slots = new_slots(
-                capacity, -(-need // CACHE_STEP) * CACHE_STEP, self.decoder, device
-            )
+            slots = self._slots = new_slots(capacity, need, self.decoder, device)
             self._few_rows = few_rows_decoder(self.decoder, slots)
         setup = (replace(sampling, seed=0, step=0), adapter)  # what a captured graph depends on
         record = None if outputs is None else outputs.experts

@@ -114,7 +114,7 @@ class GraphedPasses:
         copies = []
         for part, group in zip(projections, groups, strict=True):
             if group is not None and part.down is not None:
-                copies += adapter_views(group, part.down, part.weights[0][:, part.inputs :])
+                copies += adapter_views(group, part.down, part.up)
         return batched_copy(copies)
 
 
@@ -125,4 +125,4 @@ def _loras_with_sinks(loras: Loras, block: Block) -> Loras:
 
 def _with_sinks(lora: Lora, p: Projection) -> Lora:
     sizes = (p.padding, p.inputs), (sum(p.sizes), p.padding)
-    return lora._replace(sinks=tuple(torch.zeros(size, device=p.weights[0].device) for size in sizes))
+    return lora._replace(sinks=tuple(torch.zeros(size, device=p.up.device) for size in sizes))

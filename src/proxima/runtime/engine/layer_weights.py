@@ -1,7 +1,8 @@
 """A layer's weights as the products read them: `Block`, and the `Loras` of an adapter on it.
 
 Weights that multiply the same input are fused into one tensor. The model's own parameters become views of it,
-so there is no second copy. Weights that are themselves trained stay where they are.
+so there is no second copy. Weights that are themselves trained stay where they are. Quantised ones are joined
+as codes; products read them from a scratch that all layers share.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from proxima.core.linear4bit import Linear4bit
 from proxima.runtime.engine.architecture import Architecture, DecoderLayer, LinearModule
 from proxima.runtime.engine.experts import Experts
 from proxima.runtime.engine.layer_functions import Norm
 from proxima.runtime.engine.lora_products import NO_PROJECTION, Lora, Projection
+from proxima.runtime.engine.quantized_weights import Scratch, join
 
 PADDING_STEP = 8  # inner sizes are multiples of this: fast products need the alignment
 
@@ -60,52 +63,64 @@ def trains_base_weights(architecture: Architecture) -> bool:
     return any(_base(module).weight.requires_grad for module in members)
 
 
-def read_block(architecture: Architecture, layer: DecoderLayer, trained: bool) -> Block:
+def read_block(architecture: Architecture, layer: DecoderLayer, trained: bool, scratch: Scratch) -> Block:
+    """
+    Args:
+        trained: whether the weights are trained; they are not fused then.
+        scratch: where quantised weights are decoded.
+    """
     qkv, out, up, down = architecture.members(layer)
     norm, after_attention, mlp_norm, after_mlp = architecture.norms(layer)
     q_norm, k_norm = architecture.head_norms(layer)
     shape, experts = architecture.shape, architecture.experts(layer)
     return Block(
         norm=norm,
-        qkv=_projection(qkv, trained, shares=(shape.heads, shape.kv_heads, shape.kv_heads)),
+        qkv=_projection(qkv, trained, scratch, (shape.heads, shape.kv_heads, shape.kv_heads)),
         q_norm=q_norm,
         k_norm=k_norm,
-        out=_projection(out, trained),
+        out=_projection(out, trained, scratch),
         after_attention=after_attention,
         mlp_norm=mlp_norm,
-        up=_projection(up, trained, shares=(1, 1) if architecture.family.gated and experts is None else (1,)),
-        down=_projection(down, trained),
+        up=_projection(up, trained, scratch, (1, 1) if architecture.family.gated and experts is None else (1,)),
+        down=_projection(down, trained, scratch),
         after_mlp=after_mlp,
         experts=experts,
     )
 
 
-def _projection(modules: list[LinearModule], trained: bool, shares: tuple[int, ...] = (1,)) -> Projection:
+def _projection(
+    modules: list[LinearModule], trained: bool, scratch: Scratch, shares: tuple[int, ...] = (1,)
+) -> Projection:
     """One fused projection.
 
     Args:
-        trained: whether the weights are trained; they are not fused then.
         shares: relative sizes of the parts that a single module gives (GPT-2's queries, keys and values).
     """
     if not modules:
         return NO_PROJECTION
     bases = [_base(module) for module in modules]
-    weights = [_matrix(base) for base in bases]
-    sizes = tuple(len(weight) for weight in weights)
-    inputs = weights[0].shape[1]
+    sizes = tuple(_shape(base)[0] for base in bases)
+    inputs = _shape(bases[0])[1]
     biases = [getattr(base, "bias", None) for base in bases]
     given = [bias for bias in biases if bias is not None]
     shown = sizes if len(sizes) > 1 else tuple(sizes[0] * share // sum(shares) for share in shares)
     if trained:
+        weights = [_matrix(base) for base in bases]
         return Projection(tuple(weights), tuple(biases), shown, inputs, None)
     names = {name for module in modules if isinstance(module, LoraLayer) for name in module.lora_A}
     ranks = {tuple(_rank(module, name) for module in modules) for name in names}
     padding = -(-max(map(sum, ranks), default=0) // PADDING_STEP) * PADDING_STEP
-    whole = weights[0].new_zeros(sum(sizes), inputs + padding)
-    for base, weight, window in zip(bases, weights, whole[:, :inputs].split(sizes), strict=True):
-        window.copy_(weight.detach())
-        base.weight.data = window.t() if isinstance(base, Conv1D) else window  # frees the old copy
     bias = None if not given else torch.cat([bias.detach() for bias in given])
+    if quantized := [base for base in bases if isinstance(base, Linear4bit)]:
+        packed = join([base.nf4 for base in quantized], padding, scratch)
+        for layer, part in zip(quantized, packed.parts, strict=True):
+            layer.set_weight(part)  # frees the old copy
+        inner = scratch.new_zeros(padding, inputs)
+        return Projection((), (bias,), shown, inputs, inner, len(ranks) <= 1, packed)
+    whole = bases[0].weight.new_zeros(sum(sizes), inputs + padding)
+    for base, window in zip(bases, whole[:, :inputs].split(sizes), strict=True):
+        window.copy_(_matrix(base).detach())
+        base.weight.data = window.t() if isinstance(base, Conv1D) else window  # frees the old copy
     down = whole.new_zeros(padding, inputs) if padding else None
     return Projection((whole,), (bias,), shown, inputs, down, uniform=len(ranks) <= 1)
 
@@ -127,9 +142,9 @@ def _lora(modules: list[LinearModule], adapter: str) -> Lora | None:
             up.append(module.lora_B[adapter].weight)
             scales.append(float(module.scaling[adapter]))
         else:
-            weight = _matrix(_base(module))
-            down.append(weight.new_zeros(0, weight.shape[1], dtype=torch.float32))
-            up.append(weight.new_zeros(weight.shape[0], 0, dtype=torch.float32))
+            outputs, inputs = _shape(base := _base(module))
+            down.append(base.weight.new_zeros(0, inputs, dtype=torch.float32))
+            up.append(base.weight.new_zeros(outputs, 0, dtype=torch.float32))
             scales.append(1.0)
     return Lora(tuple(down), tuple(up), tuple(scales))
 
@@ -141,6 +156,12 @@ def _matrix(base: nn.Linear | Conv1D) -> Tensor:
     Gradients are on: a view made without them never passes any on, and a trained matrix would not change.
     """
     return base.weight.t() if isinstance(base, Conv1D) else base.weight
+
+
+def _shape(base: nn.Linear | Conv1D) -> tuple[int, int]:
+    """Outputs and inputs; codes of 4 bits have another shape than their matrix."""
+    shape = (base.out_features, base.in_features) if isinstance(base, Linear4bit) else _matrix(base).shape
+    return shape[0], shape[1]
 
 
 def _base(module: LinearModule) -> nn.Linear | Conv1D:

@@ -2,7 +2,8 @@
 
 Computed as y = x W' + s (x A') B', y is read and written twice. Here A x is appended to x and s B to W, so
 that one product does both, and the backward product for the inputs also yields the gradient of the adapter's
-inner values. Only the adapter is trained.
+inner values. Only the adapter is trained. A quantised weight is decoded before each product, in backward
+passes too, and nothing keeps it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+
+from proxima.runtime.engine.quantized_weights import QuantizedWeight
 
 
 class Lora(NamedTuple):
@@ -32,18 +35,29 @@ class Projection(NamedTuple):
     """Linear layers of one input: fused into one tensor with padding for an adapter, or separate where they
     are themselves trained."""
 
-    weights: tuple[Tensor, ...]  # one (sum out, in + padding), or (out, in) each
+    weights: tuple[Tensor, ...]  # one (sum out, in + padding), or (out, in) each; none where quantised
     biases: tuple[Tensor | None, ...]
     sizes: tuple[int, ...]  # outputs of each layer
     inputs: int
     down: Tensor | None  # (padding, in), the loaded adapter's A in the base's dtype; None without padding
     uniform: bool = True
     """Every adapter here has the same ranks, so that loading one overwrites all of another."""
+    quantized: QuantizedWeight | None = None
 
     @property
     def padding(self) -> int:
         """Inner size left for an adapter."""
         return 0 if self.down is None else len(self.down)
+
+    @property
+    def up(self) -> Tensor:
+        """(sum out, padding), the loaded adapter's B times its scale."""
+        return self.weights[0][:, self.inputs :] if self.quantized is None else self.quantized.up
+
+    def read(self) -> Tensor:
+        """(sum out, in + padding): the fused weight and the loaded adapter; a quantised one until the next
+        one is read."""
+        return self.weights[0] if self.quantized is None else self.quantized.fill()
 
 
 NO_LORA = Lora((), (), ())
@@ -89,9 +103,9 @@ def load_lora(p: Projection, lora: Lora | None) -> None:
     if p.down is None:
         return
     if lora is None or not p.uniform:
-        p.weights[0][:, p.inputs :].zero_()
+        p.up.zero_()
     if lora is not None:
-        _copy(adapter_views(lora, p.down, p.weights[0][:, p.inputs :]))
+        _copy(adapter_views(lora, p.down, p.up))
 
 
 class Gate(NamedTuple):
@@ -122,7 +136,7 @@ def product(x: Tensor, p: Projection, lora: Lora | None, gate: Gate | None = Non
 
 def _forward(x: Tensor, p: Projection) -> tuple[Tensor, Tensor]:
     """Outputs (N, sum out), and the adapter's inner values (N, padding)."""
-    weight, bias, down = p.weights[0], p.biases[0], p.down
+    weight, bias, down = p.read(), p.biases[0], p.down
     assert down is not None
     if x.shape[1] > p.inputs:  # the padding follows the inputs: one product does both
         inner = x.data[:, p.inputs :]
@@ -135,7 +149,7 @@ def _forward(x: Tensor, p: Projection) -> tuple[Tensor, Tensor]:
 
 def _forward_with_dropout(x: Tensor, p: Projection, rate: float) -> tuple[Tensor, Tensor, Tensor]:
     """The same of (N, in), and which of the inputs the adapter sees (N, in)."""
-    weight, down = p.weights[0], p.down
+    weight, down = p.read(), p.down
     assert down is not None
     seen, mask = torch.native_dropout(x, rate, True)
     inner = torch.mm(seen, down.t())
@@ -149,10 +163,10 @@ def _backward_with_dropout(
     """The adapter's inputs (N, in), the gradient of the product's input, and that of the adapter's inner
     values."""
     p, scale = ctx.p, 1 / (1 - ctx.lora.dropout)
-    d_inner = torch.mm(dy, p.weights[0][:, p.inputs :])
+    d_inner = torch.mm(dy, p.up)
     dx = None
     if ctx.gate or ctx.needs_input_grad[0]:
-        dx = torch.mm(dy, p.weights[0][:, : p.inputs])
+        dx = torch.mm(dy, p.read()[:, : p.inputs])
         dx += torch.ops.aten.native_dropout_backward(torch.mm(d_inner, p.down), mask, scale)
     if ctx.gate:
         x, dx = ctx.gate.backward(x, dx, torch.zeros_like(d_inner), p.down)
@@ -187,17 +201,17 @@ class _LoraProduct(torch.autograd.Function):
         if mask:
             x, dx, d_inner = _backward_with_dropout(ctx, x, mask[0], dy)
         elif ctx.is_padded and ctx.needs_input_grad[0]:
-            dx = torch.mm(dy, p.weights[0])  # (N, in + padding)
+            dx = torch.mm(dy, p.read())  # (N, in + padding)
             d_inner = dx[:, p.inputs :]
             dx[:, : p.inputs].addmm_(d_inner, p.down)
         elif ctx.gate:
-            d_gated = torch.mm(dy, p.weights[0])  # (N, in + padding)
+            d_gated = torch.mm(dy, p.read())  # (N, in + padding)
             d_inner = d_gated[:, p.inputs :]
             x, dx = ctx.gate.backward(x, d_gated[:, : p.inputs], d_inner, p.down)
         else:
-            d_inner = torch.mm(dy, p.weights[0][:, p.inputs :])
+            d_inner = torch.mm(dy, p.up)
             if ctx.needs_input_grad[0]:
-                dx = torch.mm(dy, p.weights[0][:, : p.inputs]).addmm_(d_inner, p.down)
+                dx = torch.mm(dy, p.read()[:, : p.inputs]).addmm_(d_inner, p.down)
         if not lora.up:
             return dx, None, None, None
         if lora.sinks:

@@ -3,13 +3,15 @@
 In: a config, the model's config and the longest prompt. Out: bytes by what takes them:
 
 weights      parameters x bytes per weight (and those of reward models with networks of their own); where all
-             weights train, 4 more bytes per parameter for each trained copy
+             weights train, 4 more bytes per parameter for each trained copy; with quantize nf4 0.516 bytes
+             per weight of a linear map, and two of the largest in full
 adapters     rank x (inputs + outputs of every adapted linear map) x 4 bytes, for each role that has one
 optimizer    12 bytes per trained weight: gradient and two moments
 activations  KEPT x tokens of a pass x (inputs + outputs of every linear map) x bytes per number; with
              gradient_checkpointing two hidden states per layer and the activations of one layer
 cache        2 x layers x key-value heads x head size x bytes per number x tokens of all sequences
-             generated at once
+             generated at once; both this and a chunk of logits follow from micro_batch_tokens where
+             quantize and a number below the usual one say that memory is short
 logits       LOGITS x positions of a chunk x vocabulary x 4 bytes
 overhead     libraries, and on a GPU the context and captured graphs
 """
@@ -27,12 +29,13 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from proxima.base_setup import USUAL_TOKENS, has_head, is_adapter
+from proxima.base_setup import LOGITS, USUAL_TOKENS, has_head, is_adapter
 from proxima.config import PPOConfig
 from proxima.core.errors import first_line
-from proxima.models import CHUNK
+from proxima.core.nf4 import BLOCK, NESTED_BLOCK
+from proxima.models import CHUNK, short_chunk
 from proxima.runtime.distributed import decoder_layers
-from proxima.runtime.engine import expert_matrices
+from proxima.runtime.engine import CACHED_PASSES, expert_matrices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -42,7 +45,7 @@ KEPT = 1.2
 BACKWARD = 4  # the same for the one layer whose backward pass is running
 KEPT_BY_KERNELS = 0.9  # both again, for adapters on a GPU
 BACKWARD_BY_KERNELS = 2
-LOGITS = 8  # float32 tables of logits, probabilities and gradients alive at once
+NF4_BYTES = (4 + 8 / BLOCK + 32 / (BLOCK * NESTED_BLOCK)) / 8  # per weight: code, scale, scale of scales
 SLOTS = 256  # sequences generated at once, at most
 OVERHEAD = {"cuda": 2**31, "cpu": 3 * 2**28}
 GIB = 2**30
@@ -80,6 +83,10 @@ class NetworkSize:
     parameters: int
     in_layers: int
     """Those of the decoder layers, which several processes may shard."""
+    mapped: int
+    """Weights of all linear maps except the last."""
+    largest: int
+    """Weights of the largest of them."""
     widths: int
     """Inputs plus outputs, summed over all linear maps except the last."""
     adapted: int
@@ -133,6 +140,8 @@ def network_size(network: PreTrainedConfig, targets: str = "all-linear") -> Netw
     return NetworkSize(
         parameters=count_weights(built),
         in_layers=sum(count_weights(layer) for layer in layers),
+        mapped=sum(part.weight.numel() for part in maps.values()),
+        largest=max(part.weight.numel() for part in maps.values()),
         widths=sum(widths.values()),
         adapted=sum(adapted),
         layers=len(layers),
@@ -177,27 +186,37 @@ def estimate_memory(
     trained = (base if full else config.lora_r * size.adapted) * copies
     batch = -(-config.batch_size * config.num_generations // processes)
     minibatch = -(-config.minibatch_size // processes)
-    own = base + sum(count_weights(without_weights(AutoModel, other)) for other in others)
+    beside = sum(count_weights(without_weights(AutoModel, other)) for other in others)
+    held = (base + beside) * width
+    if config.quantize == "nf4":
+        held += int(size.mapped * (NF4_BYTES - width)) + 2 * size.largest * width
     longest = longest_prompt + config.max_new_tokens
     sequences = 1 if smallest else min(batch, minibatch, config.micro_batch_size)
-    tokens = max(longest, min(sequences * longest, config.micro_batch_tokens or USUAL_TOKENS))
+    budget = config.micro_batch_tokens or USUAL_TOKENS
+    tokens = max(longest, min(sequences * longest, budget))
+    chunk, slots = _limits(config, budget, longest)
     layer = size.widths / size.layers
     share, backward = (KEPT_BY_KERNELS, BACKWARD_BY_KERNELS) if on_gpu and not full else (KEPT, BACKWARD)
-    kept = (
-        share * layer + 2 * size.layers * size.hidden
-        if config.gradient_checkpointing
-        else share * size.widths
-    )
-    positions = min(CHUNK, max(1, tokens // longest) * config.max_new_tokens)
+    kept = share * size.widths
+    if config.gradient_checkpointing:
+        kept = share * layer + 2 * size.layers * size.hidden
+    positions = min(chunk, max(1, tokens // longest) * config.max_new_tokens)
     return MemoryEstimate(
-        weights=own * width + (4 * trained if full else 0),
+        weights=held + (4 * trained if full else 0),
         adapters=4 * ((0 if full else trained) + _frozen_adapters(config) * config.lora_r * size.adapted),
         optimizer=12 * trained,
         activations=int(tokens * (kept + backward * layer) * (4 if full else width)),
-        cache=min(batch, SLOTS) * longest * size.cached * width,
+        cache=min(batch, slots) * longest * size.cached * width,
         logits=LOGITS * positions * size.vocabulary * 4,
         overhead=OVERHEAD["cuda" if on_gpu else "cpu"],
     )
+
+
+def _limits(config: PPOConfig, tokens: int, longest: int) -> tuple[int, int]:
+    """Positions that have logits at once, and sequences that are generated at once."""
+    if config.quantize == "none" or tokens >= USUAL_TOKENS:
+        return CHUNK, SLOTS
+    return short_chunk(tokens), max(1, CACHED_PASSES * tokens // longest)
 
 
 def _frozen_adapters(config: PPOConfig) -> int:

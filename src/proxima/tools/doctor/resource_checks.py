@@ -44,7 +44,7 @@ def check_memory(config: PPOConfig, network: PreTrainedConfig, longest_prompt: i
         f"{free / GIB:.1f} GiB free {where}"
     )
     if least.total > free:
-        return fail("memory", text, REMEDIES.get(estimate.largest, "use a smaller model"))
+        return fail("memory", text, _remedy(config, estimate.largest))
     if estimate.total > free:
         return warn(
             "memory",
@@ -54,7 +54,14 @@ def check_memory(config: PPOConfig, network: PreTrainedConfig, longest_prompt: i
     return ok("memory", text)
 
 
+def _remedy(config: PPOConfig, largest: str) -> str:
+    if largest == "weights" and (config.quantize != "none" or config.lora_r == 0):
+        return "use a smaller model"
+    return REMEDIES.get(largest, "use a smaller model")
+
+
 REMEDIES = {
+    "weights": "set quantize to nf4 (docs/fourbit.md), or use a smaller model",
     "activations": "set gradient_checkpointing, or lower micro_batch_tokens",
     "cache": "lower batch_size or max_new_tokens",
     "logits": "lower max_new_tokens or micro_batch_tokens",

@@ -67,6 +67,8 @@ def training_calls(decoder: Decoder) -> list[Call]:
         d_gated, down = weight.new_zeros(ROWS, block.down.inputs + block.down.padding), block.down.down
         inner = d_gated[:, block.down.inputs :]
         calls.append(lambda: gate_kernels.gate_backward(wide, d_gated[:, : -len(down)], inner, down))
+    packed = [part.quantized for part in block.projections if part.quantized is not None]
+    calls += [weight.fill for weight in packed if weight.suits_kernels]
     for padding in {block.qkv.padding, block.up.padding, 0}:
         calls.append(partial(norm_kernels.add_and_rms_norm, x, x, block.norm, padding, shape.eps))
     return calls

@@ -1,0 +1,128 @@
+"""The fast path on a base in 4 bits: what the reference path gives, from one scratch that all layers share."""
+
+import pytest
+import torch
+
+from proxima.core.linear4bit import Linear4bit, is_quantized
+from proxima.core.nf4 import quantize
+from proxima.models import Sampling
+from proxima.ppo_trainer import PPOTrainer
+from proxima.runtime.engine import supports
+from tests.helpers import LOGPROB_ROUNDING, difference, rounding, shake, weights
+
+PROMPTS = ["a", "the second prompt is longer", "third one", "x y z"]
+NEAR = {"rtol": 0, "atol": LOGPROB_ROUNDING}
+
+
+@pytest.fixture(params=["qwen3", "llama"])
+def build(request, tiny_folders, make_config):
+    def make(engine="auto", **settings):
+        given = {"quantize": "nf4", "max_new_tokens": 6, "top_k": 0, "top_p": 1.0} | settings
+        return shake(PPOTrainer(make_config(model_name=tiny_folders[request.param], engine=engine, **given)))
+
+    return make
+
+
+def free(length=8):
+    return Sampling(length, 1.0, 0, 1.0, (), 0, 0)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"lora_targets": "q_proj,down_proj"}, {"gradient_checkpointing": True}]
+)
+def test_a_step_is_that_of_the_reference_path(build, settings):
+    fast, plain = build(**settings), build("plain", **settings)
+    assert is_quantized(fast.models.policy.backbone.network)
+    assert fast.models.policy.backbone.decoder is not None
+    assert plain.models.policy.backbone.decoder is None
+    samples = [
+        trainer.models.policy.generate(trainer.generator.read_prompts(PROMPTS), free())
+        for trainer in (fast, plain)
+    ]
+    assert torch.equal(samples[0].response_ids, samples[1].response_ids)
+    torch.testing.assert_close(samples[0].sampled_logprobs, samples[1].sampled_logprobs, **NEAR)
+    for role in ("policy", "sft", "value", "reward"):
+        states = [getattr(one.models, role).response_hidden(samples[0]) for one in (fast, plain)]
+        torch.testing.assert_close(*states, rtol=1e-4, atol=1e-4)
+    ours, theirs = fast.ppo_step(PROMPTS), plain.ppo_step(PROMPTS)
+    for name in ("policy_loss", "value_loss"):
+        assert ours[name] == pytest.approx(theirs[name], abs=1e-4)
+    assert ours["first_ratio_error"] == 0
+    assert theirs["first_ratio_error"] <= 1e-5
+    assert difference(weights(fast), weights(plain)) < rounding(fast)
+
+
+def test_checkpointing_and_a_second_run_give_the_same_bits(build):
+    results = []
+    for on in (False, True, False):
+        trainer = build(gradient_checkpointing=on)
+        trainer.ppo_step(PROMPTS)
+        results.append(weights(trainer))
+    assert difference(results[0], results[1]) == 0
+    assert difference(results[0], results[2]) == 0
+
+
+def test_codes_are_not_copied_and_no_pass_keeps_the_scratch(build):
+    trainer = build()
+    policy = trainer.models.policy
+    tokens = policy.generate(trainer.generator.read_prompts(PROMPTS), free())
+    decoder = policy.backbone.decoder
+    packed = [part.quantized for block in decoder.blocks for part in block.projections]
+    scratch = {id(weight.scratch) for weight in packed}
+    assert len(scratch) == 1
+    held = {weight.codes.untyped_storage().data_ptr() for weight in packed}
+    modules = [part for part in policy.backbone.network.modules() if isinstance(part, Linear4bit)]
+    assert {part.nf4.codes.untyped_storage().data_ptr() for part in modules} == held
+    assert {part.weight.untyped_storage().data_ptr() for part in modules} == held
+    kept = []
+    with (
+        policy.training(),
+        torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x),
+    ):
+        policy.response_hidden(tokens).sum().backward()
+    flat = packed[0].scratch._flat.untyped_storage().data_ptr()
+    assert kept
+    assert flat not in {one.untyped_storage().data_ptr() for one in kept}
+
+
+def test_a_projection_of_which_a_part_is_not_quantised_takes_the_reference_path(build):
+    network = build("plain").models.policy.backbone.network
+    assert supports(network)
+    layer = next(part for part in network.modules() if hasattr(part, "q_proj"))
+    base = layer.q_proj.get_base_layer()
+    layer.q_proj.base_layer = base.dequantized(torch.float32)
+    assert not supports(network)
+    for part in (layer.k_proj, layer.v_proj):
+        part.base_layer = part.get_base_layer().dequantized(torch.float32)
+    assert supports(network)
+    other = layer.o_proj.get_base_layer()
+    other.set_weight(quantize(torch.randn(other.out_features, other.in_features), nested=False))
+    assert supports(network)  # a projection of its own
+
+
+def test_few_tokens_in_a_pass_bound_prefill_cache_and_logits_and_change_nothing(build, monkeypatch):
+    results, most = [], []
+    for tokens in (0, 64):
+        trainer = build(micro_batch_tokens=tokens, micro_batch_size=1)
+        policy = trainer.models.policy
+        engine, head, prefill = policy.backbone.generation, policy.backbone.head, policy.backbone.decoder.run
+        seen = {"prefill": 0, "logits": 0}
+
+        def run(flat, *given, seen=seen, prefill=prefill, **more):
+            seen["prefill"] = max(seen["prefill"], len(flat))
+            return prefill(flat, *given, **more)
+
+        def logits(hidden, adapter, seen=seen, head=head):
+            seen["logits"] = max(seen["logits"], len(hidden))
+            return head(hidden, adapter)
+
+        monkeypatch.setattr(policy.backbone.decoder, "run", run)
+        monkeypatch.setattr(policy.backbone, "head", logits)
+        trainer.ppo_step(PROMPTS * 3)
+        most.append(seen | {"cache": engine._slots.count * engine._slots.size})
+        results.append(weights(trainer))
+    assert most[0]["prefill"] > 64 >= most[1]["prefill"]
+    assert most[0]["cache"] > 4 * 64 >= most[1]["cache"]
+    assert most[0]["logits"] == 6
+    assert most[1]["logits"] <= 64 // 8
+    assert difference(*results) < rounding(trainer)
