@@ -81,7 +81,9 @@ def read_block(architecture: Architecture, layer: DecoderLayer, trained: bool, s
         out=_projection(out, trained, scratch),
         after_attention=after_attention,
         mlp_norm=mlp_norm,
-        up=_projection(up, trained, scratch, (1, 1) if architecture.family.gated and experts is None else (1,)),
+        up=_projection(
+            up, trained, scratch, (1, 1) if architecture.family.gated and experts is None else (1,)
+        ),
         down=_projection(down, trained, scratch),
         after_mlp=after_mlp,
         experts=experts,
