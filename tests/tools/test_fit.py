@@ -85,5 +85,5 @@ def test_real_trials(tiny):
 
 
 def test_other_failures_are_told(tmp_path):
-    with pytest.raises(ValueError, match="a trial failed, not for want of memory: .*cannot load"):
+    with pytest.raises(ValueError, match=r"a trial failed, not for want of memory: .*cannot load"):
         run_trial(PPOConfig(model_name=str(tmp_path), batch_size=1), "hello", 4 * GIB)

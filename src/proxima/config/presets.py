@@ -1,9 +1,9 @@
 """Presets: sets of defaults by name, for `proxima train --preset NAME` and `PPOConfig.from_preset`.
 
 A preset says how advantages are estimated and the models updated. It leaves alone what depends on model and
-task: learning rates, batch and response sizes, the reward; but for `16gb`, which says how little memory a run
-may take. Files of settings and flags win over it, and a run
-writes down every value, so that resuming it needs no preset. docs/methods.md compares them.
+task: learning rates, batch and response sizes, the reward. (`16gb` says how little memory a run may take.)
+Files of settings and flags win over it, and a run writes down every value, so that resuming it needs no
+preset. docs/methods.md compares them.
 """
 
 from __future__ import annotations
@@ -50,13 +50,11 @@ PRESETS: dict[str, dict[str, object]] = {
         "clip_epsilon_high": 0.28,
         "ppo_epochs": 1,
     },
-    # memory, not method: an 8B model with 512 + 512 tokens in about 14 GiB, by the doctor's estimate
+    # memory, not method: with batch_size 8 an 8B model and 512 + 512 tokens take 14 GiB, by estimate
     "16gb": {
         "quantize": "nf4",
         "gradient_checkpointing": True,
         "micro_batch_tokens": 1024,
-        "batch_size": 8,
-        "minibatch_size": 8,
     },
 }
 
