@@ -39,7 +39,7 @@ def test_memory_preset_by_the_doctors_estimate():
         head_dim=128,
         tie_word_embeddings=False,
     )
-    usual = {"batch_size": 8, "max_new_tokens": 512}
+    usual = {"batch_size": 16, "max_new_tokens": 512}
     configs = (PPOConfig.from_preset("16gb", **usual), PPOConfig(**usual))
     small, plain = (estimate_memory(config, network, longest_prompt=512).total / GIB for config in configs)
     assert small < 14
