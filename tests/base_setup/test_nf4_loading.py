@@ -48,10 +48,11 @@ def test_quantised_while_loading(tiny_folders, name, dtype):
     assert getattr(made.config, "quantization_config", None) is None
 
 
-def test_reference_path(tiny):
+def test_both_paths_run_on_it(tiny):
     backbone = Backbone(load(tiny))
     assert backbone.quantized
-    assert backbone.decoder is None  # until the fast path computes on codes
+    assert backbone.decoder is not None
+    assert Backbone(load(tiny), engine="plain").decoder is None
     assert not Backbone(load(tiny, quantize="none")).quantized
 
 

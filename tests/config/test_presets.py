@@ -5,9 +5,11 @@ from typing import get_args
 
 import pytest
 import yaml
+from transformers import Qwen3Config
 
 from proxima.cli import parse
 from proxima.config import PRESETS, PPOConfig, Preset
+from proxima.tools.doctor.memory_estimate import GIB, estimate_memory
 
 GIVEN = ["--data", "prompts.txt", "--rewards", "ends_with_eos"]
 OF_MODEL_AND_TASK = {
@@ -23,6 +25,25 @@ def test_a_preset_moves_settings_of_the_method_alone(name):
     assert moved == PRESETS[name].keys(), "a value that is the default does nothing"
     assert not moved & OF_MODEL_AND_TASK
     assert made.idle_settings == {}
+
+
+def test_memory_preset_by_the_doctors_estimate():
+    """An 8B model and 512 + 512 tokens: 14 GiB, where the defaults need four times as much."""
+    network = Qwen3Config(
+        vocab_size=151936,
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=False,
+    )
+    usual = {"batch_size": 16, "max_new_tokens": 512}
+    configs = (PPOConfig.from_preset("16gb", **usual), PPOConfig(**usual))
+    small, plain = (estimate_memory(config, network, longest_prompt=512).total / GIB for config in configs)
+    assert small < 14
+    assert plain > 4 * small
 
 
 def test_every_preset_is_a_flag():

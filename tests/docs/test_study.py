@@ -21,8 +21,9 @@ def test_every_method_gets_as_many_responses_per_step(method):
 
 
 def test_every_preset_is_in_the_study():
-    assert {f"preset_{name}" for name in PRESETS} <= {*METHODS}
-    for name, values in PRESETS.items():
+    methods = {name: values for name, values in PRESETS.items() if name != "16gb"}  # memory, not method
+    assert {f"preset_{name}" for name in methods} <= {*METHODS}
+    for name, values in methods.items():
         chosen = settings_of(f"preset_{name}")
         assert {key: chosen[key] for key in values} == values
 

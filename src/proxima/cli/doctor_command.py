@@ -41,9 +41,18 @@ class Doctor(Command):
     """Run up to 30 steps with these settings on a planted reward that any sound setup learns; if it does
     not rise, say which part is suspect."""
 
-    def run(self) -> None:
-        from proxima.tools.doctor import examine, show
+    fit: bool = False
+    """Instead of the checks, find by trial the largest micro-batch, batch and response that fit this
+    device's memory, and print the settings."""
+    memory: float = setting(0.0, at_least=0)
+    """GiB that a trial of --fit may take; 0 = what is free."""
 
+    def run(self) -> None:
+        from proxima.tools.doctor import examine, find_fit, show
+
+        if self.fit:
+            print(find_fit(self.ppo, self.data, self.limit, self.memory))
+            return
         planned = (self.limit, self.epochs, self.samples, self.validation)
         findings = examine(self.ppo, self.data, *planned, with_audit=self.audit, with_canary=self.canary)
         show(findings)

@@ -1,15 +1,16 @@
 """Presets: sets of defaults by name, for `proxima train --preset NAME` and `PPOConfig.from_preset`.
 
 A preset says how advantages are estimated and the models updated. It leaves alone what depends on model and
-task: learning rates, batch and response sizes, the reward. Files of settings and flags win over it, and a run
-writes down every value, so that resuming it needs no preset. docs/methods.md compares them.
+task: learning rates, batch and response sizes, the reward. (`16gb` says how little memory a run may take.)
+Files of settings and flags win over it, and a run writes down every value, so that resuming it needs no
+preset. docs/methods.md compares them.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-Preset = Literal["", "stable", "fast", "sao", "grpo"]
+Preset = Literal["", "stable", "fast", "sao", "grpo", "16gb"]
 
 PRESETS: dict[str, dict[str, object]] = {
     # PPO with what was learned since 2022: undiscounted scores; lambda by the length of a response, and
@@ -48,6 +49,12 @@ PRESETS: dict[str, dict[str, object]] = {
         "whiten_advantages": False,
         "clip_epsilon_high": 0.28,
         "ppo_epochs": 1,
+    },
+    # memory, not method: an 8B model and sequences of 512 + 512 tokens take 13.4 GiB, by estimate
+    "16gb": {
+        "quantize": "nf4",
+        "gradient_checkpointing": True,
+        "micro_batch_tokens": 2048,
     },
 }
 

@@ -1,0 +1,89 @@
+"""`proxima doctor --fit`: the search by arithmetic, and trials on this machine."""
+
+import pytest
+
+from proxima.cli import main
+from proxima.config import PPOConfig
+from proxima.tools.doctor import fit
+from proxima.tools.doctor.fit import largest, run_trial, search
+from proxima.tools.doctor.memory_estimate import GIB
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 100, 255, 256, 999])
+@pytest.mark.parametrize("most", [1, 5, 256])
+def test_largest_that_fits(limit, most):
+    tried = []
+
+    def fits(number):
+        tried.append(number)
+        return number <= limit
+
+    found = largest(fits, 1, most)
+    assert found <= min(limit, most)
+    assert found >= min(limit, most) * 0.5 or found == min(limit, most)
+    assert max(tried) <= most
+    assert len(tried) == len(set(tried)) <= 8
+
+
+def test_search_by_a_formula():
+    """Memory as a sum of what a pass, the cache and the base take; every result is near its bound."""
+    config = PPOConfig(batch_size=32, minibatch_size=16, max_new_tokens=64)
+    prompt, room, tried = 36, 1000, []
+
+    def memory(settings):
+        longest = prompt + settings.max_new_tokens
+        passes = max(longest, min(settings.micro_batch_size * longest, settings.micro_batch_tokens))
+        return 1000 + 2 * passes + settings.batch_size * longest
+
+    def fits(settings):
+        tried.append(settings)
+        return memory(settings) <= 8000
+
+    found = search(config, prompt, room, 8000, fits)
+    assert 8 <= found.micro_batch_size <= 16
+    assert found.micro_batch_tokens == found.micro_batch_size * 100
+    assert found.batch_size >= 25
+    assert found.longest_response >= 64
+    kept = PPOConfig(**{**config.to_dict(), **found.settings, "rewards": (), "judges": ()})
+    assert memory(kept) <= 8000
+    assert all(settings.max_new_tokens <= room for settings in tried)
+
+
+def test_nothing_fits():
+    with pytest.raises(ValueError, match=r"not even one sequence of 74 tokens fits 1.0 GiB; set quantize"):
+        search(PPOConfig(max_new_tokens=64), 10, 500, GIB, lambda settings: False)
+    with pytest.raises(
+        ValueError, match=r"max_new_tokens \(64\) does not fit beside it; the model leaves 50"
+    ):
+        search(PPOConfig(max_new_tokens=64), 10, 50, GIB, lambda settings: True)
+
+
+def test_the_command_prints_settings(tiny, tmp_path, monkeypatch, capsys):
+    (tmp_path / "prompts.txt").write_text("one\na longer prompt\n")
+    given = []
+
+    def trial(config, prompt, allowed):
+        given.append((prompt, allowed, config.quantize))
+        return config.batch_size <= 4 and config.max_new_tokens <= 20
+
+    monkeypatch.setattr(fit, "run_trial", trial)
+    command = ["doctor", "--model-name", tiny, "--data", str(tmp_path / "prompts.txt"), "--fit", "--memory"]
+    main([*command, "2.5", "--batch-size", "8", "--max-new-tokens", "5", "--quantize", "nf4"])
+    shown = capsys.readouterr()
+    assert set(given) == {("a longer prompt", int(2.5 * GIB), "nf4")}
+    lines = shown.out.splitlines()
+    assert lines[0] == "# fits 2.5 GiB; responses of up to 20 tokens fitted too"
+    assert lines[1:] == ["micro_batch_size: 4", f"micro_batch_tokens: {4 * (15 + 5)}", "batch_size: 4"]
+    assert "out of memory" in shown.err
+
+
+def test_real_trials(tiny):
+    """A step of a tiny model fits 4 GiB and not 64 MiB, less than torch itself takes."""
+    config = PPOConfig(model_name=tiny, batch_size=1, max_new_tokens=2, ppo_epochs=1, quantize="nf4")
+    assert run_trial(config, "hello", 4 * GIB)
+    assert not run_trial(config, "hello", 2**26)
+
+
+def test_other_failures_are_told(tmp_path):
+    with pytest.raises(ValueError, match=r"a trial failed, not for want of memory: .*cannot load"):
+        run_trial(PPOConfig(model_name=str(tmp_path), batch_size=1), "hello", 4 * GIB)
