@@ -48,11 +48,10 @@ def test_quantised_while_loading(tiny_folders, name, dtype):
     assert getattr(made.config, "quantization_config", None) is None
 
 
-def test_both_paths_run_on_it(tiny):
+def test_a_quantised_base_takes_the_fast_path(tiny):
     backbone = Backbone(load(tiny))
     assert backbone.quantized
     assert backbone.decoder is not None
-    assert Backbone(load(tiny), engine="plain").decoder is None
     assert not Backbone(load(tiny, quantize="none")).quantized
 
 

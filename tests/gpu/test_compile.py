@@ -5,6 +5,7 @@ its kernel and does not run it, and tensors are on torch's device without memory
 """
 
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("Triton's interpreter compiles nothing", allow_module_level=True)
 
+from proxima.core.linear4bit import Linear4bit  # noqa: E402
+from proxima.core.nf4 import NF4Weight  # noqa: E402
 from proxima.runtime.engine import kernels  # noqa: E402
 from proxima.runtime.engine.decoder import Decoder  # noqa: E402
 from proxima.runtime.engine.few_rows_decoder import FewRowsDecoder  # noqa: E402
@@ -25,6 +28,7 @@ SHAPES = {
     "8B": ("qwen3", {"head_dim": 128}, 4096, 32, 8, 12288),
     "SmolLM2": ("llama", {}, 576, 9, 3, 1536),
 }
+QUANTIZED = {"8B in 4 bits": SHAPES["8B"]}
 
 
 class NoGpu:
@@ -64,7 +68,7 @@ def compiled(request, monkeypatch, tmp_path):
     return found
 
 
-def decoder_of(kind, more, hidden, heads, kv_heads, inner):
+def decoder_of(kind, more, hidden, heads, kv_heads, inner, quantized=False):
     """One layer in a model's shape, with adapters of rank 16 on it."""
     from peft import LoraConfig, inject_adapter_in_model
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -83,12 +87,34 @@ def decoder_of(kind, more, hidden, heads, kv_heads, inner):
         network = AutoModelForCausalLM.from_config(config, dtype=HALF)
         for parameter in network.parameters():
             parameter.requires_grad = False
+        if quantized:
+            quantize_layers(network)
         adapted = inject_adapter_in_model(LoraConfig(r=16, target_modules="all-linear"), network)
     return Decoder(adapted)
 
 
+def quantize_layers(network):
+    """NF4 codes without values in place of the layers' matrices."""
+    for name, layer in list(network.model.layers.named_modules()):
+        if isinstance(layer, torch.nn.Linear):
+            inputs, outputs = layer.in_features, layer.out_features
+            blocks = inputs * outputs // 64
+            weight = NF4Weight(
+                codes=no_matter(inputs * outputs // 2, kind=torch.uint8),
+                absmax=no_matter(blocks, kind=torch.uint8),
+                shape=(outputs, inputs),
+                dtype=HALF,
+                nested_absmax=no_matter(blocks // 256, kind=torch.float32),
+                nested_map=no_matter(256, kind=torch.float32),
+                offset=no_matter(kind=torch.float32),
+            )
+            packed = Linear4bit(inputs, outputs, bias=False, device=META)
+            packed.set_weight(weight)
+            network.model.layers.set_submodule(name, packed)
+
+
 def no_matter(*shape, kind=HALF):
-    return torch.empty(*shape, dtype=kind, device=META)
+    return torch.empty(shape, dtype=kind, device=META)
 
 
 def calls_over_the_vocabulary(size=151_936):
@@ -111,12 +137,15 @@ def calls_of_gpt2():
 
 
 @pytest.mark.parametrize("compiled", SHARED, indirect=True, ids="sm_{}".format)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, *QUANTIZED])
 def test_every_kernel_compiles_and_fits_the_shared_memory(shape, compiled, request):
-    decoder = decoder_of(*SHAPES[shape])
+    decoder = decoder_of(*{**SHAPES, **QUANTIZED}[shape], quantized=shape in QUANTIZED)
     slots = new_slots(64, 2048, decoder, META)
     rows = FewRowsDecoder(decoder, slots)
     calls = [*rows.kernels(8), *rows.kernels(64), *kernels.training_calls(decoder)]
+    if shape in QUANTIZED:
+        packed = [part.quantized for part in decoder.blocks[0].projections]
+        calls += [partial(kernels.fill, one, no_matter(len(one.up), one.inputs + 64)) for one in packed]
     if shape == "0.6B":
         calls += [*calls_over_the_vocabulary(), *calls_of_gpt2()]
     for call in calls:
