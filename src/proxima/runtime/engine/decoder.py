@@ -149,19 +149,10 @@ class Decoder:
         def by_layout(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return self.attend(number, q, k, v, layout)
 
+        attend = attend or by_layout
         for number, lora in enumerate(loras):
             wanted = read if number + 1 == len(loras) else None
-            given = (
-                number,
-                x,
-                normed,
-                lora,
-                *angles[number],
-                attend or by_layout,
-                functions,
-                wanted,
-                routing,
-            )
+            given = (number, x, normed, lora, *angles[number], attend, functions, wanted, routing)
             if self.checkpointing and torch.is_grad_enabled():
                 x, normed = checkpoint(self._layer, *given, use_reentrant=False)
             else:

@@ -94,9 +94,8 @@ class Experts(NamedTuple):
 class Routing:
     """Which experts the tokens of a pass go to."""
 
-    recorded: Tensor | None = (
-        None  # (N, L, K) to be replayed; numbers from E on mean that nothing is recorded
-    )
+    recorded: Tensor | None = None
+    """(N, L, K) to be replayed; numbers from E on mean that nothing is recorded."""
     chosen: dict[int, Tensor] = field(default_factory=dict)
     """By layer (N, K), or (M, K) where a layer computes only the positions that are read."""
 

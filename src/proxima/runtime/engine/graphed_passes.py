@@ -87,8 +87,8 @@ class GraphedPasses:
 
         def run(flat: Tensor, layout: Layout) -> Tensor:
             load()
-            given = (layout.read, decoder.train_functions, Routing(recorded))
-            return decoder.run(flat, layout, loras, None, *given)
+            given = (decoder.train_functions, Routing(recorded))
+            return decoder.run(flat, layout, loras, None, layout.read, *given)
 
         pool = next(iter(self._passes.values())).pool if self._passes else None
         return GraphedPass(run, gradients, size, layout.read.device, pool, recorded)
