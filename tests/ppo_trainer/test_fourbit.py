@@ -35,7 +35,7 @@ def dequantized(tiny, tmp_path):
 
 @pytest.mark.parametrize("more", [{}, {"gradient_checkpointing": True}, {"value_model": "policy"}])
 def test_a_step_equals_one_on_the_dequantised_weights(make_config, prompts, dequantized, more):
-    """Bit for bit, in all four roles; the fast path would have been taken on the CPU too, were it able to."""
+    """With the same bits, in all four roles; the fast path would have been taken on the CPU too, were it able to."""
     found = []
     for settings in ({"quantize": "nf4"}, {"model_name": dequantized, "engine": "plain"}):
         trainer = PPOTrainer(make_config(**settings, **more))
