@@ -117,6 +117,7 @@ def test_patience_stops_and_the_best_weights_are_kept(finetuning):
 
 CHANGES = {
     "lora_alpha": 64,
+    "quantize": "nf4",
     "lora_dropout": 0.5,
     "lora_targets": "q_proj",
     "learning_rate": 1e-3,

@@ -36,7 +36,7 @@ def dequantized(tiny, tmp_path):
 @pytest.mark.parametrize("engine", ["auto", "plain"])
 @pytest.mark.parametrize("more", [{}, {"gradient_checkpointing": True}, {"value_model": "policy"}])
 def test_a_step_equals_one_on_the_dequantised_weights(make_config, prompts, dequantized, more, engine):
-    """Bit for bit, in all four roles, on either path."""
+    """With the same bits, in all four roles, on either path."""
     found = []
     for settings in ({"quantize": "nf4"}, {"model_name": dequantized}):
         trainer = PPOTrainer(make_config(**settings, **more, engine=engine))

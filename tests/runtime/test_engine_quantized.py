@@ -2,13 +2,15 @@
 
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 
 from proxima.core.linear4bit import Linear4bit, is_quantized
 from proxima.core.nf4 import quantize
 from proxima.models import Sampling
 from proxima.ppo_trainer import PPOTrainer
-from proxima.runtime.engine import supports
+from proxima.runtime.engine import pack_mask, supports
 from tests.helpers import LOGPROB_ROUNDING, difference, rounding, shake, weights
+from tests.runtime.test_engine_families import CASES, make_backbones, make_prompts
 
 PROMPTS = ["a", "the second prompt is longer", "third one", "x y z"]
 NEAR = {"rtol": 0, "atol": LOGPROB_ROUNDING}
@@ -126,3 +128,22 @@ def test_few_tokens_in_a_pass_bound_prefill_cache_and_logits_and_change_nothing(
     assert most[0]["logits"] == 6
     assert most[1]["logits"] <= 64 // 8
     assert difference(*results) < rounding(trainer)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("gpt2")])
+def test_hidden_states_of_every_family_are_those_of_the_reference_path(case):
+    """Also where blocks of 64 weights cross the rows of a matrix."""
+    prompts, states = make_prompts(), []
+    for backbone in make_backbones(case):
+        for layer in backbone.network.modules():
+            if isinstance(layer, LoraLayer):
+                base = layer.get_base_layer()
+                layer.base_layer = Linear4bit(base.in_features, base.out_features, base.bias is not None)
+                layer.base_layer.bias = base.bias
+                layer.base_layer.set_weight(quantize(base.weight.detach()))
+        backbone.attach(backbone.peft)
+        if backbone.decoder is not None:
+            assert backbone.decoder.blocks[0].qkv.quantized is not None
+        with torch.no_grad():
+            states.append(backbone.hidden(prompts.prompt_ids, pack_mask(prompts.prompt_mask), "policy"))
+    torch.testing.assert_close(*states, rtol=0, atol=LOGPROB_ROUNDING)

@@ -47,6 +47,7 @@ def test_search_by_a_formula():
     kept = PPOConfig(**{**config.to_dict(), **found.settings, "rewards": (), "judges": ()})
     assert memory(kept) <= 8000
     assert all(settings.max_new_tokens <= room for settings in tried)
+    assert len(tried) == len({str(settings) for settings in tried})
 
 
 def test_nothing_fits():

@@ -59,6 +59,8 @@ class Decoder:
         self.blocks = [
             read_block(self.architecture, layer, self.trained, scratch) for layer in self.architecture.layers
         ]
+        if self.weight.is_cuda:
+            torch.cuda.empty_cache()  # the memory of the weights that were fused
         self.checkpointing = False
         self.known_loras: dict[str, list[Loras]] = {}
         self.graphed_passes = GraphedPasses(self)

@@ -102,6 +102,14 @@ def search(config: PPOConfig, prompt: int, room: int, allowed: int, fits: Trial)
             f"fit beside it; the model leaves {room}"
         )
 
+    known: dict[tuple[int, int, int], bool] = {}
+
+    def fits_once(settings: PPOConfig) -> bool:
+        key = settings.micro_batch_size, settings.batch_size, settings.max_new_tokens
+        if key not in known:
+            known[key] = fits(settings)
+        return known[key]
+
     def with_passes_of(count: int) -> PPOConfig:
         return replace(config, micro_batch_size=count, micro_batch_tokens=count * sequence)
 
@@ -109,17 +117,21 @@ def search(config: PPOConfig, prompt: int, room: int, allowed: int, fits: Trial)
         return replace(with_passes_of(micro), batch_size=count)
 
     most = min(config.minibatch_size, config.batch_size * config.num_generations)
-    micro = largest(lambda count: fits(replace(with_passes_of(count), batch_size=count)), 1, most)
+    micro = largest(lambda count: fits_once(replace(with_passes_of(count), batch_size=count)), 1, most)
     if not micro:
         raise ValueError(
             f"not even one sequence of {sequence} tokens fits {allowed / GIB:.1f} GiB; set quantize to nf4 "
             "or gradient_checkpointing, lower max_new_tokens, or use a smaller model"
         )
     first = max(1, micro // config.num_generations)
-    batch = largest(lambda count: fits(with_batch(count)), first, MOST_SEQUENCES // config.num_generations)
+    batch = largest(
+        lambda count: fits_once(with_batch(count)), first, MOST_SEQUENCES // config.num_generations
+    )
     batch = max(batch, first)
     usual = with_batch(min(batch, config.batch_size))
-    longest = largest(lambda tokens: fits(replace(usual, max_new_tokens=tokens)), config.max_new_tokens, room)
+    longest = largest(
+        lambda tokens: fits_once(replace(usual, max_new_tokens=tokens)), config.max_new_tokens, room
+    )
     return Fit(micro, micro * sequence, batch, max(longest, config.max_new_tokens), allowed)
 
 
