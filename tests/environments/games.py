@@ -82,6 +82,26 @@ class Graded(Counter):
         return 10.0 * self.count
 
 
+class Attributes(Parity):
+    """Attributes of every kind."""
+
+    shared = "of the class"
+
+    def reset(self, seed):
+        super().reset(seed)
+        self.random = random.Random(seed)
+        self.many, self._hidden = [1, 2], 3
+        self.long = "x" * 300_000
+
+    @property
+    def doubled(self):
+        return 2 * self.turns
+
+    @property
+    def broken(self):
+        raise RuntimeError("not now")
+
+
 def multiply(left: int, right: int) -> int:
     """
     Multiplies two numbers.
