@@ -246,7 +246,9 @@ def test_a_server_that_keeps_old_weights_is_told_from_a_sound_one(run_it, tiny, 
 
 def test_the_class_holds_about_a_third_of_what_is_written():
     rows = [[1, 1, 1, 1, 2, 2, 3, 4, 5, 0]] * 3
-    members = choose_class(rows, eos_ids=(0,))
+    members = choose_class(rows, eos_ids=(0,), vocabulary=12)
+    assert {6, 9} == {index for index in members if index > 5}  # a third of those that were not written
+    members = choose_class(rows, eos_ids=(0,), vocabulary=6)
     planted = PlantedReward(members, (0,), gain=2.0, offset=1.0)
     assert 0 not in members
     assert planted.share(rows[0]) == pytest.approx(1 / 3)

@@ -310,9 +310,10 @@ class Served:
         return {"value": returned}
 
 
-def public_attributes(made: Any) -> list[dict[str, Any]]:
+def public_attributes(made: object) -> list[dict[str, object]]:
     """The values of an object's public attributes, as JSON has them; and why others cannot be read."""
-    values, unreadable = {}, {}
+    values: dict[str, object] = {}
+    unreadable: dict[str, object] = {}
     for name in dir(made):
         if name.startswith("_"):
             continue

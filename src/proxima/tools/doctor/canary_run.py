@@ -136,10 +136,12 @@ def cycled(prompts: Sequence[str], first: int, count: int) -> list[str]:
     return [prompts[(first + i) % len(prompts)] for i in range(count)]
 
 
-def choose_class(rows: Sequence[Sequence[int]], eos_ids: Sequence[int]) -> frozenset[int]:
-    """Tokens, the frequent ones first, that together make up about a third of these responses."""
+def choose_class(rows: Sequence[Sequence[int]], eos_ids: Sequence[int], vocabulary: int) -> frozenset[int]:
+    """Tokens, the frequent ones first, that together make up about a third of these responses; and a third of
+    the tokens that do not occur in them, which make up most of what a model with a flat distribution writes
+    later."""
     counts = Counter(index for row in rows for index in row if index not in eos_ids)
-    room, members = CLASS_SHARE * counts.total(), set()
+    room, members = CLASS_SHARE * counts.total(), set(range(0, vocabulary, 3)) - {*counts, *eos_ids}
     for index, count in counts.most_common():
         if count <= room:
             members.add(index)
@@ -154,7 +156,8 @@ def plant(trainer: PPOTrainer, written: Tokens, unit: bool) -> PlantedReward:
         unit: mean 0 and unit variance instead.
     """
     eos_ids, rows = trainer.models.eos_ids, written.response_rows
-    planted = PlantedReward(choose_class(rows, eos_ids), eos_ids)
+    vocabulary = trainer.models.policy.backbone.network.get_input_embeddings().weight.shape[0]
+    planted = PlantedReward(choose_class(rows, eos_ids, vocabulary), eos_ids)
     shares = [planted.share(row) for row in rows]
     if is_flat(shares):
         raise NothingToPlant(
