@@ -13,6 +13,7 @@ from proxima.tools.doctor import canary_run
 from proxima.tools.doctor.canary_checks import canary
 from proxima.tools.doctor.canary_run import CanaryRun, PlantedReward, choose_class, plant, run_canary
 from proxima.tools.doctor.examination import canary_findings
+from proxima.world.tiny_models import byte_tokenizer
 from tests.rollout_server import RolloutServer
 
 PROMPTS = [f"Prompt {i}:" for i in range(48)]
@@ -65,6 +66,74 @@ def test_sound_setups_pass(run_it, settings):
     found = run_it(**settings)
     assert found.level == "ok", found.text
     assert "this setup learns" in found.text
+
+
+# --- other models ---
+
+
+def words_tokenizer():
+    """Tokens of several letters, other special tokens, and ids that the model has beyond them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    texts = [f"{word} the {other} said: {word}ing {other}s." for word in WORDS for other in WORDS]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=special, initial_alphabet=alphabet)
+    made.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+
+
+WORDS = ("river", "stone", "walk", "light", "answer", "table", "garden", "morning", "window", "paper")
+
+
+def random_model(folder, family, spread=0.2):
+    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+
+    tokenizer = byte_tokenizer() if family is LlamaConfig else words_tokenizer()
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ids = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    config = family(
+        vocab_size=len(tokenizer) + 12, num_key_value_heads=2, initializer_range=spread, **ids, **sizes
+    )
+    config.tie_word_embeddings = family is Qwen2Config
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", ["LlamaConfig", "Qwen2Config"])
+def test_it_holds_on_other_families_and_tokenizers(run_it, broken, tmp_path, family):
+    import transformers
+
+    model = random_model(tmp_path / "model", getattr(transformers, family))
+    found = run_it(model_name=model)
+    assert found.level == "ok", found.text
+    for settings, part in (
+        ({"learning_rate": 0.0}, "learning rate"),
+        ({"learning_rate": 0.5}, "learning rate"),
+        ({"kl_coef": 50.0, "rewards": ()}, "KL coefficient"),
+        ({"clip_rewards": 1e-4}, "reward scale"),
+    ):
+        found = run_it(model_name=model, **settings)
+        assert suspect(found) == part, found.text
+    broken(detach)
+    assert suspect(run_it(model_name=model)) == "adapter not attached"
+
+
+def test_a_model_that_writes_all_tokens_alike_is_not_measured(run_it, tmp_path):
+    """Under a frozen head with weights this small no adapter could raise any share by 0.05."""
+    from transformers import LlamaConfig
+
+    found = run_it(model_name=random_model(tmp_path / "model", LlamaConfig, spread=0.02))
+    assert found.level == "warn"
+    assert "not measured: the model writes every token about equally often" in found.text
 
 
 # --- rewards that the planted one cannot stand in for ---
@@ -146,10 +215,11 @@ def broken(monkeypatch):
     return use
 
 
-def test_an_adapter_that_is_not_attached_is_suspected(run_it, broken):
-    def detach(trainer):
-        trainer.models.policy.adapter = None
+def detach(trainer):
+    trainer.models.policy.adapter = None
 
+
+def test_an_adapter_that_is_not_attached_is_suspected(run_it, broken):
     broken(detach)
     found = run_it()
     assert suspect(found) == "adapter not attached"
