@@ -71,67 +71,15 @@ def test_sound_setups_pass(run_it, settings):
 # --- other models ---
 
 
-def words_tokenizer():
-    """Tokens of several letters, other special tokens, and ids that the model has beyond them."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    texts = [f"{word} the {other} said: {word}ing {other}s." for word in WORDS for other in WORDS]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=special, initial_alphabet=alphabet)
-    made.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-
-
-WORDS = ("river", "stone", "walk", "light", "answer", "table", "garden", "morning", "window", "paper")
-
-
-def random_model(folder, family, spread=0.2):
-    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
-
-    tokenizer = byte_tokenizer() if family is LlamaConfig else words_tokenizer()
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    ids = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-    config = family(
-        vocab_size=len(tokenizer) + 12, num_key_value_heads=2, initializer_range=spread, **ids, **sizes
-    )
-    config.tie_word_embeddings = family is Qwen2Config
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("family", ["LlamaConfig", "Qwen2Config"])
-def test_it_holds_on_other_families_and_tokenizers(run_it, broken, tmp_path, family):
-    import transformers
-
-    model = random_model(tmp_path / "model", getattr(transformers, family))
-    found = run_it(model_name=model)
-    assert found.level == "ok", found.text
-    for settings, part in (
-        ({"learning_rate": 0.0}, "learning rate"),
-        ({"learning_rate": 0.5}, "learning rate"),
-        ({"kl_coef": 50.0, "rewards": ()}, "KL coefficient"),
-        ({"clip_rewards": 1e-4}, "reward scale"),
-    ):
-        found = run_it(model_name=model, **settings)
-        assert suspect(found) == part, found.text
-    broken(detach)
-    assert suspect(run_it(model_name=model)) == "adapter not attached"
-
-
 def test_a_model_that_writes_all_tokens_alike_is_not_measured(run_it, tmp_path):
     """Under a frozen head with weights this small no adapter could raise any share by 0.05."""
-    from transformers import LlamaConfig
+    from transformers import AutoModelForCausalLM, LlamaConfig
 
-    found = run_it(model_name=random_model(tmp_path / "model", LlamaConfig, spread=0.02))
+    tokenizer, sizes = byte_tokenizer(), {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    config = LlamaConfig(vocab_size=300, eos_token_id=256, bos_token_id=None, num_attention_heads=4, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    found = run_it(model_name=str(tmp_path / "model"))
     assert found.level == "warn"
     assert "not measured: the model writes every token about equally often" in found.text
 
@@ -316,9 +264,7 @@ def test_a_server_that_keeps_old_weights_is_told_from_a_sound_one(run_it, tiny, 
 
 def test_the_class_holds_about_a_third_of_what_is_written():
     rows = [[1, 1, 1, 1, 2, 2, 3, 4, 5, 0]] * 3
-    members = choose_class(rows, eos_ids=(0,), vocabulary=12)
-    assert {6, 9} == {index for index in members if index > 5}  # a third of those that were not written
-    members = choose_class(rows, eos_ids=(0,), vocabulary=6)
+    members = choose_class(rows, eos_ids=(0,))
     planted = PlantedReward(members, (0,), gain=2.0, offset=1.0)
     assert 0 not in members
     assert planted.share(rows[0]) == pytest.approx(1 / 3)

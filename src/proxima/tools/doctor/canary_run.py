@@ -141,12 +141,10 @@ def cycled(prompts: Sequence[str], first: int, count: int) -> list[str]:
     return [prompts[(first + i) % len(prompts)] for i in range(count)]
 
 
-def choose_class(rows: Sequence[Sequence[int]], eos_ids: Sequence[int], vocabulary: int) -> frozenset[int]:
-    """Tokens, the frequent ones first, that together make up about a third of these responses; and a third of
-    the tokens that do not occur in them, which make up most of what a model with a flat distribution writes
-    later."""
+def choose_class(rows: Sequence[Sequence[int]], eos_ids: Sequence[int]) -> frozenset[int]:
+    """Tokens, the frequent ones first, that together make up about a third of these responses."""
     counts = Counter(index for row in rows for index in row if index not in eos_ids)
-    room, members = CLASS_SHARE * counts.total(), set(range(0, vocabulary, 3)) - {*counts, *eos_ids}
+    room, members = CLASS_SHARE * counts.total(), set()
     for index, count in counts.most_common():
         if count <= room:
             members.add(index)
@@ -154,15 +152,11 @@ def choose_class(rows: Sequence[Sequence[int]], eos_ids: Sequence[int], vocabula
     return frozenset(members)
 
 
-def vocabulary_of(trainer: PPOTrainer) -> int:
-    return int(trainer.models.policy.backbone.network.get_input_embeddings().weight.shape[0])
-
-
 @torch.no_grad()
 def check_flatness(trainer: PPOTrainer, written: Tokens) -> None:
     """Untrained weights write all tokens alike, and adapters under a frozen head hardly change that."""
     entropy = float(trainer.generator.score(written)["entropy"][written.mask].mean())
-    uniform = math.log(vocabulary_of(trainer))
+    uniform = math.log(trainer.models.policy.backbone.network.get_input_embeddings().weight.shape[0])
     if uniform - entropy < FLAT:
         raise NothingToPlant(
             f"the model writes every token about equally often (an entropy of {entropy:.2f} nats, where a "
@@ -178,7 +172,7 @@ def plant(trainer: PPOTrainer, written: Tokens, unit: bool) -> PlantedReward:
         unit: mean 0 and unit variance instead.
     """
     eos_ids, rows = trainer.models.eos_ids, written.response_rows
-    planted = PlantedReward(choose_class(rows, eos_ids, vocabulary_of(trainer)), eos_ids)
+    planted = PlantedReward(choose_class(rows, eos_ids), eos_ids)
     shares = [planted.share(row) for row in rows]
     if is_flat(shares):
         raise NothingToPlant(
