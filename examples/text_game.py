@@ -1,5 +1,5 @@
 # python examples/text_game.py 3
-"""A text game of five turns: walk to the treasure at one end of a corridor (40 steps teach it)."""
+"""A text game of five turns: walk to the treasure at one end of a corridor (20 steps teach it)."""
 
 import random
 import sys
@@ -41,4 +41,4 @@ def train(steps, **settings):
 
 
 if __name__ == "__main__":
-    train(int(sys.argv[1]) if len(sys.argv) > 1 else 40)
+    train(int(sys.argv[1]) if len(sys.argv) > 1 else 20)

@@ -39,6 +39,10 @@ def fails_on_the_second(prompts: list[str], texts: list[str]) -> list[float]:
     return count_e(prompts, texts)
 
 
+def env_turns(environments: list[Any], completions: list[str]) -> list[float]:
+    return [env.turns + len(text) / 10 for env, text in zip(environments, completions, strict=True)]
+
+
 class SomeFail:
     """Raises in about a third of its episodes, whoever asks."""
 
@@ -124,6 +128,11 @@ CASES: dict[str, dict[str, Any]] = {
         "max_reward_failures": 0.9,
         "max_turns": 2,
         "step_seconds": 20.0,
+    },
+    "episodes-read": {
+        "environment": "tests.environments.games:Parity",
+        "max_turns": 3,
+        "rewards": (env_turns, count_e),
     },
     "top-p": {"top_k": 0, "top_p": 0.8},
     "all-tokens": {"top_k": 0, "top_p": 1.0, "buffer_sampling": "length_balanced"},

@@ -82,6 +82,26 @@ class Graded(Counter):
         return 10.0 * self.count
 
 
+class Attributes(Parity):
+    """Attributes of every kind."""
+
+    shared = "of the class"
+
+    def reset(self, seed):
+        super().reset(seed)
+        self.random = random.Random(seed)
+        self.many, self._hidden = [1, 2], 3
+        self.long = "x" * 300_000
+
+    @property
+    def doubled(self):
+        return 2 * self.turns
+
+    @property
+    def broken(self):
+        raise RuntimeError("not now")
+
+
 def multiply(left: int, right: int) -> int:
     """
     Multiplies two numbers.
@@ -193,3 +213,14 @@ FAULTS = [
     *("raises", "exits"),
     *(name for name in RETURNED if name != "never ends"),
 ]
+
+
+class Once:
+    """One turn, whose reward is what its bytes are modulo 7."""
+
+    def step(self, text):
+        return Step(reward=odd_sum([""], [text])[0], done=True)
+
+
+def odd_sum(prompts, completions):
+    return [sum(text.encode()) % 7 / 7 for text in completions]

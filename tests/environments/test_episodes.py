@@ -21,7 +21,18 @@ from proxima.ppo_trainer import PPOTrainer, SequenceGenerator, best_samples
 from proxima.ppo_trainer.token_records import sample_row
 from proxima.rewards import Samples
 from proxima.runs import Run
-from tests.environments.games import FAULTS, Closed, Counter, Faulty, Graded, Gym, Parity, Slow
+from tests.environments.games import (
+    FAULTS,
+    Closed,
+    Counter,
+    Faulty,
+    Graded,
+    Gym,
+    Once,
+    Parity,
+    Slow,
+    odd_sum,
+)
 from tests.helpers import LOGPROB_ROUNDING, Crash, crash_at, difference, shake, weights
 
 EOS = tuple(range(0, 200, 5))  # turns of several lengths
@@ -68,6 +79,22 @@ def test_ids_are_the_same_in_engine_scorer_and_update(make_config, prompts, engi
     assert results["eos_rate"] == 1
     assert len(seen) > 2  # the scoring pass, then the minibatches
     assert sorted(seen[0]) == sorted(tokens.input_ids[tokens.input_mask].tolist())
+
+
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+def test_an_episode_of_one_turn_is_trained_on_as_a_response_is(make_config, prompts, engine):
+    """To the same bits: tokens, advantages and weights."""
+    found = []
+    for settings in ({"environment": Once, "max_turns": 1}, {"environment": (), "rewards": [odd_sum]}):
+        trainer = make_trainer(make_config, engine=engine, learning_rate=1e-2, **settings)
+        results = trainer.ppo_step([*prompts, *prompts])
+        found.append((trainer, results["sa_pairs"], results["rewards"]))
+    (one, episode, scores), (other, response, expected) = found
+    assert any(expected)
+    assert scores == expected
+    assert cells(episode.tokens) == cells(response.tokens)
+    assert torch.equal(episode.column("advantage"), response.column("advantage"))
+    assert difference(weights(one), weights(other)) == 0
 
 
 def test_both_engines_sample_the_same_episodes(make_config, prompts):

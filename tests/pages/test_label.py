@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ from proxima.pages.label.agreement import cohen_kappa, krippendorff_alpha, raw_a
 from proxima.pages.label.label_export import rows_of
 from proxima.pages.label.label_items import TRIES, read_items, sample_items
 from proxima.pages.label.label_page import page_summary, state_of
+from proxima.pages.label.label_store import CONTROL_EVERY
 from proxima.pages.web import Conflict
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import Samples
@@ -652,7 +654,8 @@ def test_control_questions_come_among_the_others_to_everyone_and_are_neither_exp
             first = "1" if not store.is_swapped(item.id, name) else "2"
             second = "2" if first == "1" else "1"
             store.add_answer(item.id, name, first if knows or item.id not in known else second)
-        assert places == ([5, 15] if knows else [0, 1])  # nothing else was left for the second
+        blocks = [place // CONTROL_EVERY for place in places]
+        assert blocks == ([0, 1] if knows else [0, 0])  # nothing else was left for the second
     said = summarize(store)
     assert said["controls"] == {"ann": {"asked": 2, "right": 2}, "bob": {"asked": 2, "right": 0}}
     assert (said["items"], said["answers"]) == (20, 20)
@@ -661,22 +664,69 @@ def test_control_questions_come_among_the_others_to_everyone_and_are_neither_exp
     assert "control" not in (tmp_path / "out.jsonl").read_text()
 
 
-def test_no_number_of_the_page_tells_a_control_question_from_an_item(make_store):
-    def after_answers(store):
-        """What the page says after each answer of two people."""
-        for name in ("ann", "bob"):
-            for item in store.items():
-                choose(store, item.id, name, "a")
-                yield {**page_summary(store), "db": ""}
+def labelled(store, names):
+    """Answers of some people in turns, to their own next items; the numbers that the page shows after each,
+    and which of them were control questions."""
+    known, seen = store.controls(), []
+    waiting = list(names)
+    while waiting:
+        for name in list(waiting):
+            state = state_of(store, name)
+            if state["item"] is None:
+                waiting.remove(name)
+                continue
+            item = store.item_of(state["item"]["id"])
+            store.add_answer(item, name, "1")
+            seen.append((name, item in known, state["item"]["id"], page_summary(store)))
+    return seen
 
-    items = [*pairs(3), *controls(2)]
-    plain, with_controls = make_store(items), Store(make_store().path.with_name("g.db"))
-    with_controls.add_items(items[:3])
-    with_controls.add_controls(items[3:], ["a", "a"])
-    said = list(after_answers(with_controls))
-    assert said == list(after_answers(plain))
-    assert (said[-1]["items"], said[-1]["answers"], said[-1]["annotators"]) == (5, 10, {"ann": 5, "bob": 5})
-    assert not {"controls", "choices", "wins", "rows"} & set(said[-1])  # nor which side is whose
+
+def test_agreement_on_the_page_does_not_move_with_a_control_question(make_store):
+    """Only these have two answers here, so that live figures would tell each of them."""
+    store = make_store(pairs(60), overlap=0)
+    store.add_controls(controls(3), ["a"] * 3)
+    seen = labelled(store, ["ann", "bob"])
+    figures = [{name: said[name] for name in ("shared", "raw", "kappa", "alpha")} for *_, said in seen]
+    given = Counter()
+    for place, (name, _, _, said) in enumerate(seen):
+        given[name] += 1
+        assert said["answers"] == place + 1  # counts are live
+        if place and figures[place] != figures[place - 1]:
+            assert given[name] % CONTROL_EVERY == 0
+    assert figures[-1]["shared"] > 0
+    assert not {"controls", "choices", "wins", "rows"} & set(seen[-1][-1])  # nor which side is whose
+
+
+def test_without_control_questions_agreement_is_live(make_store):
+    store = make_store(pairs(3), overlap=1)
+    assert [said["shared"] for *_, said in labelled(store, ["ann", "bob"])][-1] == 3
+
+
+def test_neither_number_nor_place_tells_a_control_question(make_store):
+    """The numbers of the page are in no order, and the first control of ten may come anywhere among them."""
+    store = make_store(pairs(200), overlap=1)
+    store.add_controls(controls(1), ["a"])
+    numbers = [store.handle(item.id) for item in store.items()]
+    rises = sum(one < other for one, other in pairwise(numbers))
+    assert 60 < rises < 140  # 100 are expected, with a deviation of 4
+    assert len(set(numbers)) == 201
+    assert max(numbers) < 2**53  # a browser keeps it
+    assert Store(store.path).handle(1) == numbers[0]  # an answer on its way survives a restart
+    places = Counter()
+    for i in range(25):
+        with sqlite3.connect(store.path) as db:
+            for place in range(CONTROL_EVERY):
+                if store.next_item(f"ann {i}").id in store.controls():
+                    places[place] += 1
+                given = (place + 1, f"ann {i}")
+                db.execute(
+                    "INSERT INTO answers (item, annotator, choice, swapped, seconds, time) "
+                    "VALUES (?, ?, 'a', 0, 0, '')",
+                    given,
+                )
+                db.commit()
+    assert sum(places.values()) == 25
+    assert len(places) >= 5  # 25 draws out of ten fall on fewer places with probability below 1e-7
 
 
 def test_a_control_question_that_was_an_item_with_its_sides_the_other_way_keeps_its_answer(make_store):

@@ -59,6 +59,8 @@ def driver():
 class Person:
     """What someone at the page sees and does."""
 
+    store = None
+
     def __init__(self, driver, url):
         self.driver = driver
         driver.get_log("performance")
@@ -90,7 +92,9 @@ class Person:
         return self.wait("[...document.querySelectorAll('main > section')].find((one) => !one.hidden)?.id")
 
     def item(self):
-        return int(self.wait("document.getElementById('view-item').dataset.item"))
+        """The item's number in the store, where it is known; the page has another."""
+        number = int(self.wait("document.getElementById('view-item').dataset.item"))
+        return number if self.store is None else self.store.item_of(number)
 
     def sides(self):
         return self.script(
@@ -129,6 +133,7 @@ def page(driver, tmp_path):
         served = running(make_label_app(store, site), site)
         served.__enter__()
         person = Person(driver, site.url)
+        person.store = store
         stack.append((served, site, person))
         return store, site, person
 
@@ -317,6 +322,7 @@ def test_an_answer_outlives_a_server_that_is_gone(driver, tmp_path):
     site = Site()
     with running(make_label_app(store, site), site):
         person = Person(driver, site.url)
+        person.store = store
         person.enter("Ann")
         item = person.item()
     person.press("t", waits=False)
@@ -504,7 +510,8 @@ def press(person, text):
 
 
 def test_agreement_follows_what_others_answer_and_tells_no_control_question(page):
-    store, _, person = page(pairs(3))
+    """Both answer ten items, one of them a control question, which only one of them gets right."""
+    store, _, person = page(pairs(9), overlap=1)
     store.add_controls([Item("is it?", "yes", "no", True, True)], ["a"])
     person.enter("ann")
     [control] = store.controls()
@@ -512,11 +519,12 @@ def test_agreement_follows_what_others_answer_and_tells_no_control_question(page
         item = person.item()
         person.press("2" if store.is_swapped(item, "ann") else "1")
     assert person.view() == "view-summary"
-    assert person.text("people") == "AnnotatorAnswersann4"
+    assert person.text("people") == "AnnotatorAnswersann10"
     assert "measured once two people" in person.text("agreement")
     while item := store.next_item("<b>bob</b>"):
+        assert "Raw agreement" not in person.text("figures")  # it waits for the tenth
         first = store.is_swapped(item.id, "<b>bob</b>") == (item.id == control)
         store.add_answer(item.id, "<b>bob</b>", "1" if first else "2")
-    person.wait("document.getElementById('figures').textContent.includes('Raw agreement0.75')")
-    assert "<b>bob</b>4" in person.text("people")
+    person.wait("document.getElementById('figures').textContent.includes('Raw agreement0.90')")
+    assert "<b>bob</b>10" in person.text("people")
     assert "Agreement" in person.text("see-agreement")

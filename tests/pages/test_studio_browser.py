@@ -16,7 +16,9 @@ import pytest
 from proxima.pages.label import Item, Store
 from proxima.pages.studio import Library, make_studio_app
 from proxima.pages.web import Site, running
+from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import Run
+from tests.environments.games import Parity
 from tests.fake_run import (
     HOSTILE,
     append_step,
@@ -674,3 +676,36 @@ def test_a_copy_without_a_clipboard_is_made_all_the_same(studio, everything):
     visitor.driver.find_element("css selector", ".copies button").click()  # only a person may copy so
     visitor.wait_for(".copies button", "Copied")
     assert visitor.script("return window.copied") == "proxima sft"
+
+
+@pytest.mark.timeout(240)
+def test_an_episode_is_shown_as_turns_in_the_sample_table(studio, make_config, prompts):
+    """What the environment said is marked, at every step, and hostile words of it are text."""
+    settings = {"environment": Parity, "rewards": (), "max_turns": 3, "max_new_tokens": 6, "batch_size": 4}
+    trained = PPOTrainer(make_config(**settings, eval_every=1)).train(prompts * 2)
+    run = Run(trained.run_folder)
+    rows = run.samples()
+    assert {row["kind"] for row in rows} == {"followed", "trained"}
+    for row in rows:
+        roles = [turn["role"] for turn in row["replies"]]
+        assert roles == ["assistant", "environment"] * 2 + ["assistant"]
+    evil = {**rows[-1], "prompt": "evil", "step": rows[-1]["step"] + 1}
+    evil["replies"] = [{"role": "environment", "text": HOSTILE}, {"role": HOSTILE, "text": "x" * 9000}]
+    broken = {**evil, "prompt": "broken", "replies": [[1], "x"]}
+    with (run.path / "samples.jsonl").open("a") as file:
+        file.write(json.dumps(evil) + "\n" + json.dumps(broken) + "\n")
+    visitor = studio(run.path.parent)
+    visitor.go(f"#/run/{run.name}/samples")
+    visitor.wait_for(".samples td .turn.read", "<script>")
+    shown = [
+        text for text in visitor.all(".samples td .turn.read > .told") if re.fullmatch(r"\[\d\d\]", text)
+    ]
+    said = [turn["text"] for row in rows for turn in row["replies"] if turn["role"] == "environment"]
+    assert sorted(shown) == sorted(text.strip() for text in said)  # no half of the policy's character
+    assert "taken" not in visitor.script("return document.title")
+    assert visitor.script("return document.querySelectorAll('#taken, main img, main script').length") == 0
+    soft, plain = (
+        visitor.script("return getComputedStyle(document.querySelector(arguments[0])).color", selector)
+        for selector in (".samples td .turn.read .told", ".samples td .turn:not(.read) .told")
+    )
+    assert soft != plain

@@ -138,7 +138,7 @@ def test_a_change_that_does_not_come_from_the_page_is_refused(member, site, stor
 
 def test_a_change_from_the_page_passes(member, site, store):
     headers = {"origin": site.address, "sec-fetch-site": "same-origin"}
-    response = member.post("/api/answer", json=answer(), headers=headers)
+    response = member.post("/api/answer", json=answer(store.handle(1)), headers=headers)
     assert response.status_code == 200
     last = response.json()["last"]
     assert (

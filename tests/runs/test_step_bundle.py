@@ -1,6 +1,7 @@
 """A bundle is what was written, byte for byte, or it is refused; and a stranger's file can do nothing but be
 refused."""
 
+import hashlib
 import json
 import random
 import struct
@@ -133,6 +134,34 @@ def test_a_sealed_file_with_other_shapes_or_types_is_refused(bundle, write):
     refused("names sequences that it does not have", rows=torch.tensor([0, 1, 2, 99]))
     refused("names sequences that it does not have", rows=torch.tensor([-1, 1, 2, 3]))
     refused("does not fit the others", rows=torch.arange(99))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda head: head.replace(b'{"__metadata__"', b'{"__metadata__":{"format":"x"},"__metadata__"', 1),
+        lambda head: head.replace(b'{"__metadata__"', b'{"rows":{"dtype":"I64"},"__metadata__"', 1),
+        lambda head: head.replace(b'"dtype":"I64"', b'"dtype":["I64"]', 1),
+        lambda head: head.replace(b'"dtype":"I64"', b'"dtype":{}', 1),
+        lambda head: head.replace(b'"shape":[', b'"shape":[true,', 1),
+    ],
+    ids=["metadata twice", "a tensor twice", "a list as type", "an object as type", "true as size"],
+)
+def test_a_header_that_two_readers_might_read_differently_is_refused(write, change):
+    size = struct.unpack("<Q", CONTENT[:8])[0]
+    head = change(CONTENT[8 : 8 + size])
+    with pytest.raises(ValueError, match="no bundle, or a damaged one"):
+        read_bundle(write(struct.pack("<Q", len(head)) + head + CONTENT[8 + size :]))
+
+
+def test_facts_that_name_one_thing_twice_are_refused(write):
+    size = struct.unpack("<Q", CONTENT[:8])[0]
+    entries = json.loads(CONTENT[8 : 8 + size])
+    text = entries["__metadata__"]["facts"].replace("{", '{"step": 7, ', 1)
+    entries["__metadata__"] |= {"facts": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    head = json.dumps(entries).encode()
+    with pytest.raises(ValueError, match="its facts cannot be read"):
+        read_bundle(write(struct.pack("<Q", len(head)) + head + CONTENT[8 + size :]))
 
 
 @pytest.mark.parametrize("name", FACTS)

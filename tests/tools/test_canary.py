@@ -13,6 +13,7 @@ from proxima.tools.doctor import canary_run
 from proxima.tools.doctor.canary_checks import canary
 from proxima.tools.doctor.canary_run import CanaryRun, PlantedReward, choose_class, plant, run_canary
 from proxima.tools.doctor.examination import canary_findings
+from proxima.world.tiny_models import byte_tokenizer
 from tests.rollout_server import RolloutServer
 
 PROMPTS = [f"Prompt {i}:" for i in range(48)]
@@ -71,6 +72,22 @@ def test_sound_setups_pass(run_it, settings):
     found = run_it(**settings)
     assert found.level == "ok", found.text
     assert "this setup learns" in found.text
+
+
+# --- other models ---
+
+
+def test_a_model_that_writes_all_tokens_alike_is_not_measured(run_it, tmp_path):
+    """Under a frozen head with weights this small no adapter could raise any share by 0.05."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    tokenizer, sizes = byte_tokenizer(), {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    config = LlamaConfig(vocab_size=300, eos_token_id=256, bos_token_id=None, num_attention_heads=4, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    found = run_it(model_name=str(tmp_path / "model"))
+    assert found.level == "warn"
+    assert "not measured: the model writes every token about equally often" in found.text
 
 
 # --- rewards that the planted one cannot stand in for ---
@@ -154,10 +171,11 @@ def broken(monkeypatch):
     return use
 
 
-def test_an_adapter_that_is_not_attached_is_suspected(run_it, broken):
-    def detach(trainer):
-        trainer.models.policy.adapter = None
+def detach(trainer):
+    trainer.models.policy.adapter = None
 
+
+def test_an_adapter_that_is_not_attached_is_suspected(run_it, broken):
     broken(detach)
     found = run_it()
     assert suspect(found) == "adapter not attached"

@@ -11,12 +11,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import TypedDict
 
 from proxima.core.json_record import Record
 
 MOST, LONGEST = 20, 4000  # turns of a conversation that is shown, and characters of one
 SYSTEM = 120  # characters of a system turn in a terminal
+
+
+ASSISTANT, ENVIRONMENT = "assistant", "environment"  # the policy, and what answers it in an episode
 
 
 class Turn(TypedDict):
@@ -39,6 +43,17 @@ def with_turns(record: Record) -> Record:
     """A record to write down, with the turns that its prompt carries."""
     turns = getattr(record["prompt"], "turns", ())
     return {**record, "turns": list(turns)} if turns else record
+
+
+def episode_turns(tokens: Sequence[str], chosen: Sequence[bool]) -> list[Turn]:
+    """The turns of a response: the policy chose some of its tokens and read others. Empty where it chose
+    all."""
+    runs = groupby(zip(tokens, chosen, strict=True), lambda pair: pair[1])
+    turns = [
+        Turn(role=ASSISTANT if own else ENVIRONMENT, text="".join(token for token, _ in run))
+        for own, run in runs
+    ]
+    return [] if all(chosen) else turns
 
 
 def message_turns(messages: Sequence[Mapping[str, object]], rendered: str = "") -> list[Turn]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from proxima.core.json_record import Record
+
 
 @dataclass
 class Episode:
@@ -15,6 +17,8 @@ class Episode:
     failure: str = ""  # why it is left out; empty where nothing failed
     malformed: int = 0  # tool calls that could not be read or made
     done: bool = False  # it came to its end, and was not cut
+    attributes: Record = field(default_factory=dict)  # of its environment, where a reward reads them
+    unreadable: dict[str, str] = field(default_factory=dict)  # why others cannot be read, by name
 
 
 class Reply(NamedTuple):

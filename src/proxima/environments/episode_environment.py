@@ -19,7 +19,7 @@ from proxima.environments.hosts import Host, LocalHost, WorkerHost
 from proxima.environments.observation_tokens import ObservationTokens
 from proxima.environments.step import Message
 from proxima.environments.tool_calls import Schema, find_format
-from proxima.rewards import check_options, columns_of, keyword_options, load_function
+from proxima.rewards import check_options, columns_of, keyword_options, load_function, reads_environments
 
 OWN_METHODS = ("reset", "step", "get_reward", "close", "render")
 """Public methods that are no tools."""
@@ -32,6 +32,8 @@ class Environment:
         self.config, self.tokenizer = config, tokenizer
         self.spec = config.environment[0] if config.environment else None
         self.kind = None if self.spec is None else _load_class(self.spec)
+        self.is_read = self.kind is not None and any(map(reads_environments, config.rewards))
+        """Whether a reward function reads the environments of finished episodes."""
         self.tools = {spec.label: _load(spec, "tool") for spec in config.tools}
         self.methods = {} if self.kind is None or self.has_step else _tool_methods(self.kind)
         if self.kind is not None and not self.has_step and not self.methods:

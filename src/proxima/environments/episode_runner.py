@@ -23,6 +23,7 @@ from proxima.environments.episode_limits import max_response_tokens
 from proxima.environments.hosts import LONGEST_REASON, Host, HostFailure
 from proxima.environments.step import LONGEST, Answered, Message, read_observation, read_reward, read_step
 from proxima.environments.tool_calls import MalformedCall, read_calls
+from proxima.rewards import ATTRIBUTES
 
 MOST_AT_ONCE = 32  # calls of workers that are waited for at the same time
 Item = TypeVar("Item")
@@ -157,6 +158,8 @@ class EpisodeRunner:
                 and len(read) < left
             )
             reward = answered.reward if goes_on else answered.reward + self._last_reward(running)
+            if not goes_on:
+                self._keep_attributes(running)
         except Exception as error:  # what a user's code returns may raise anything
             self._fail(running, _in_words(error))
             return Reply(row, [], False)
@@ -217,13 +220,14 @@ class EpisodeRunner:
         return ids
 
     def _last_reward(self, running: _Running) -> float:
-        """What `get_reward` returns at the end of an episode; or, where tools are methods, `reward`."""
+        """What `get_reward` returns at the end of an episode; or, where tools are methods and no reward
+        function reads it, `reward`."""
         environment = self.environment
         if running.host is None:
             return 0.0
         if callable(getattr(environment.kind, "get_reward", None)):
             return read_reward("get_reward", running.host.call("get_reward"))
-        if environment.has_step:
+        if environment.has_step or environment.is_read:
             return 0.0
         try:
             return read_reward("reward", running.host.call("__getattribute__", "reward"))
@@ -231,6 +235,13 @@ class EpisodeRunner:
             if error.raised:  # it has none
                 return 0.0
             raise
+
+    def _keep_attributes(self, running: _Running) -> None:
+        """For the reward functions that read environments."""
+        if self.environment.is_read and running.host is not None:
+            found = running.host.call(ATTRIBUTES)
+            assert isinstance(found, list)
+            running.episode.attributes, running.episode.unreadable = found
 
     def _fail(self, running: _Running, reason: str) -> None:
         running.episode.failure = reason

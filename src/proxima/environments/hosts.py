@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from proxima.core.json_record import RecordView
-from proxima.rewards import WorkerFailure, WorkerProcess, run_async
+from proxima.rewards import ATTRIBUTES, WorkerFailure, WorkerProcess, public_attributes, run_async
 
 LONGEST_REASON = 300  # characters
 
@@ -29,7 +29,8 @@ class Host(Protocol):
     """Holds one object, made at the first call, or one function."""
 
     def call(self, method: str | None, /, *args: object, **named: object) -> object:
-        """What a method returns, or, for None, the function; a `HostFailure` where it does not."""
+        """What a method returns, or, for None, the function; a `HostFailure` where it does not. For
+        `ATTRIBUTES`, what `public_attributes` says of the object."""
 
     def cancel(self) -> None:
         """Make a call that waits in another thread fail soon."""
@@ -53,6 +54,8 @@ class LocalHost:
         try:
             if method is not None and self.made is None:
                 self.made = self.target(**self.options)
+            if method == ATTRIBUTES:
+                return public_attributes(self.made)
             function = self.target if method is None else getattr(self.made, method)
             returned = function(*args, **named)
             return run_async(returned) if inspect.isawaitable(returned) else returned

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from proxima.core.chat_turns import with_turns
+from proxima.core.chat_turns import Turn, episode_turns, with_turns
 from proxima.core.json_record import Record
 from proxima.core.pairs import TokenPairs, rejoin
 from proxima.core.token_text import pieces
+from proxima.core.types import Tokens
 from proxima.ppo_trainer.reward_computer import Scores
 from proxima.training import Moved, policy_objective, policy_ratio
 
@@ -107,7 +108,7 @@ def records(
                 "rewards": {name: rounded(column[i]) for name, column in by_name.items()},
                 "ended": ended[i],
                 "ids": own,
-                "tokens": pieces(own, tokens.tokenizer.decode),
+                "tokens": _pieces(tokens, i),
                 "columns": {
                     name: [rounded(x) for x in column[i][read[i]].tolist()]
                     for name, column in columns.items()
@@ -121,8 +122,35 @@ def sample_row(record: Record) -> Record:
     """A record as a line of the small table."""
     names = ("kind", "prompt", "turns", "text", "reward", "rewards", "ended")
     shown = {name: record[name] for name in names if name in record}
+    chosen = [not math.isnan(number) for number in record["columns"]["logprob"]]
     kl = [number for number in record["columns"]["kl"] if not math.isnan(number)]  # of its own tokens
-    return {**shown, "length": len(kl), "kl": rounded(math.fsum(kl))}
+    replies = episode_turns(record["tokens"], chosen)
+    return {**shown, **with_replies(replies), "length": len(kl), "kl": rounded(math.fsum(kl))}
+
+
+def trained_replies(outcome: Record, count: int) -> list[list[Turn]]:
+    """The turns of a step's first responses; none where a response is one turn, or was not trained on."""
+    tokens, places = outcome["sa_pairs"].tokens, {row: i for i, row in enumerate(outcome["trained_rows"])}
+    if tokens.holes is None:
+        return [[]] * count
+    found = [places.get(row) for row in range(count)]
+    return [[] if i is None else episode_turns(_pieces(tokens, i), _chosen(tokens, i)) for i in found]
+
+
+def with_replies(replies: list[Turn]) -> Record:
+    return {"replies": replies} if replies else {}
+
+
+def _chosen(tokens: Tokens, row: int) -> list[bool]:
+    """Of each response token, whether the policy chose it."""
+    count = len(tokens.response_rows[row])
+    return [True] * count if tokens.holes is None else tokens.holes[row, :count].tolist()
+
+
+def _pieces(tokens: Tokens, row: int) -> list[str]:
+    chosen = _chosen(tokens, row)
+    ends = [place for place in range(1, len(chosen)) if chosen[place] != chosen[place - 1]]
+    return pieces(tokens.response_rows[row], tokens.tokenizer.decode, ends)
 
 
 def rounded(number: float) -> float | int:

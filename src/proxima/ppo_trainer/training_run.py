@@ -26,7 +26,12 @@ from proxima.ppo_trainer.reward_units import measure_units
 from proxima.ppo_trainer.shared_run import AnyRun
 from proxima.ppo_trainer.step_recordings import Recordings
 from proxima.ppo_trainer.stop_signals import StopSignals
-from proxima.ppo_trainer.token_records import sample_row, trained_records
+from proxima.ppo_trainer.token_records import (
+    sample_row,
+    trained_records,
+    trained_replies,
+    with_replies,
+)
 from proxima.ppo_trainer.trainer_state import (
     agree,
     check_resumable,
@@ -255,9 +260,13 @@ class TrainingRun:
             )
             seen = trained_records(trainer, outcome, count) if outcome else []
             self.run.write_tokens(trainer.step, [*followed, *seen])
+        replies = trained_replies(outcome, len(trained)) if outcome else [[]] * len(trained)
         rows = [
             *map(sample_row, followed),
-            *({"kind": "trained", **with_turns(sample)} for sample in trained),
+            *(
+                {"kind": "trained", **with_turns(sample), **with_replies(said)}
+                for sample, said in zip(trained, replies, strict=True)
+            ),
         ]
         self.run.write_samples(trainer.step, rows)
 

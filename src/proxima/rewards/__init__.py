@@ -11,6 +11,7 @@ from proxima.core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from proxima.rewards.chat_reward import ChatReward, open_endpoint
     from proxima.rewards.coroutines import run_async
+    from proxima.rewards.episode_function import reads_environments
     from proxima.rewards.function_reward import FunctionReward, load_function
     from proxima.rewards.http_reward import EndpointReward, UnusableReply
     from proxima.rewards.model_reward import ClassifierSource, TrainedReward
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from proxima.rewards.reward_server import RewardServer, check_exposure, load_scorer
     from proxima.rewards.reward_sources import RewardSource, check_rewards, is_ready_made, open_reward
     from proxima.rewards.verifiers import BestConstant, VerifierReward
+    from proxima.rewards.worker_child import ATTRIBUTES, public_attributes
     from proxima.rewards.worker_process import WorkerFailure, WorkerProcess
     from proxima.rewards.worker_reward import WorkerReward, in_workers
 

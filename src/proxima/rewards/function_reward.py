@@ -21,6 +21,8 @@ from proxima.rewards.reward_samples import Samples, columns_of
 
 OWN = ("prompts", "completions", "completion_ids", "ended")
 """Parameters that are filled from `Samples`; all others are options or columns."""
+ENVIRONMENTS = "environments"
+"""The parameter that `EpisodeFunction` fills; without an environment it is a column like others."""
 
 
 class FunctionReward:
@@ -28,14 +30,13 @@ class FunctionReward:
 
     attempts = 2
     lacks_unit = False
+    filled: tuple[str, ...] = OWN
+    """Parameters that are neither options nor columns."""
 
     def __init__(self, spec: RewardSpec, function: Callable[..., object]):
         self.function = function
         self.label = spec.label
-        try:
-            parameters = list(inspect.signature(function).parameters.values())
-        except (ValueError, TypeError):  # some builtins have no signature
-            parameters = [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
+        parameters = parameters_of(function)
         self.positional, taken = _by_position(spec, parameters)
         asked = {
             p.name: p
@@ -44,12 +45,12 @@ class FunctionReward:
         }
         self.takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self.own = [name for name in OWN if name in asked]
-        others = [name for name in asked if name not in OWN]
+        others = [name for name in asked if name not in self.filled]
         self.options = check_options(spec, typed(function, others), self.takes_any)
         columns = [name for name in others if name not in self.options]
         self.needed = [name for name in columns if asked[name].default is inspect.Parameter.empty]
         self.optional = [name for name in columns if name not in self.needed]
-        self.reserved = {*OWN, *taken}
+        self.reserved = {*self.filled, *taken}
 
     def check(self, prompts: Sequence[str], first: int = 0) -> None:
         """Raise a ValueError that names the column where one that the function takes is missing."""
@@ -58,10 +59,11 @@ class FunctionReward:
             if missing and (name in self.needed or len(missing) < len(prompts)):
                 row = missing[0]
                 have = ", ".join(sorted(columns_of(prompts[row]))) or "none"
+                or_else = ", or set `environment`" if name == ENVIRONMENTS else ""
                 raise ValueError(
                     f"the reward {self.label!r} asks for {name!r}, but the columns of prompt {first + row} "
                     f"({prompts[row][:40]!r}) are: {have}; add the column to the data, or the option "
-                    f"{name} to the reward"
+                    f"{name} to the reward{or_else}"
                 )
 
     def __call__(self, samples: Samples) -> RewardOutcome:
@@ -88,6 +90,13 @@ class FunctionReward:
         return positional, {**wanted, **given, **self.options}
 
 
+def parameters_of(function: Callable[..., object]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError):  # some builtins have no signature
+        return [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
+
+
 def _copied(items: Sequence[object]) -> list[object]:
     """A copy that the function may change without changing anything else."""
     return [list(item) if isinstance(item, list) else item for item in items]
@@ -97,11 +106,12 @@ def _by_position(spec: RewardSpec, parameters: list[inspect.Parameter]) -> tuple
     """The arguments that are passed by position, and the parameters that take them.
 
     Prompts and completions come first, whatever the parameters are called. A function that names
-    `completions` at another place gets everything by name.
+    `completions` at another place, or `environments` at one of these, gets everything by name.
     """
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if "completions" in [p.name for p in parameters] and names[1:2] != ["completions"]:
+    by_name = "completions" in [p.name for p in parameters] and names[1:2] != ["completions"]
+    if by_name or ENVIRONMENTS in names[:2]:
         return (), []
     if len(names) < 2 and not any_number:
         raise ValueError(

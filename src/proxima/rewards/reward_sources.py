@@ -50,7 +50,7 @@ def is_ready_made(spec: RewardSpec) -> bool:
 def check_rewards(config: PPOConfig) -> None:
     """Raise a ValueError for anything wrong with the rewards that can be found without loading a model."""
     for spec in config.rewards:
-        if _open_without_model(spec) is None:
+        if _open_without_model(spec, bool(config.environment)) is None:
             kind = TrainedReward if has_head(str(spec.source)) else ClassifierSource
             check_options(spec, keyword_options(kind))
 
@@ -69,18 +69,19 @@ def open_reward(
     if spec.source == model.source:
         options = check_options(spec, keyword_options(TrainedReward))
         return TrainedReward(model, tokenizer, micro_batches or MicroBatches.of(config), **options)
-    if light := _open_without_model(spec):
+    if light := _open_without_model(spec, bool(config.environment)):
         return light
     options = check_options(spec, keyword_options(ClassifierSource))
     return ClassifierSource(str(spec.source), config, model.device, tokenizer, **options)
 
 
-def _open_without_model(spec: RewardSpec) -> RewardSource | None:
+def _open_without_model(spec: RewardSpec, has_environment: bool) -> RewardSource | None:
     """The source where it holds no model; None for a reward model."""
     if spec.is_http:
         return open_endpoint(spec)
     if spec.is_function:
-        return open_function(spec, spec.source if callable(spec.source) else load_function(spec.source))
+        function = spec.source if callable(spec.source) else load_function(spec.source)
+        return open_function(spec, function, has_environment)
     source = str(spec.source)
     if has_head(source):
         return None

@@ -25,10 +25,14 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, BinaryIO, NoReturn
 
 MAX_REPLY_BYTES = 16 * 2**20
 MAX_REASON = 300  # characters
+MAX_ATTRIBUTE = 200_000  # characters of one as JSON
+ATTRIBUTES = "public attributes"
+"""In place of a method's name: asks for those of the object."""
 MAX_PROCESSES = 64  # of a sandbox in a user namespace
 COUNTED_ALONE = (5, 14)  # Linux from which on they are counted per namespace, not with all of the user's
 WATCH_SECONDS = 0.5  # between two looks at the trainer, beside the signals that say it is gone
@@ -288,7 +292,7 @@ class Served:
         if self.made is None:
             makes = inspect.isroutine(self.target) or inspect.isclass(self.target)
             self.made = self.target(**self.made_with) if makes else self.target
-        return getattr(self.made, method)
+        return partial(public_attributes, self.made) if method == ATTRIBUTES else getattr(self.made, method)
 
     def answer(self, call: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -306,6 +310,28 @@ class Served:
         return {"value": returned}
 
 
+def public_attributes(made: object) -> list[dict[str, object]]:
+    """The values of an object's public attributes, as JSON has them; and why others cannot be read."""
+    values: dict[str, object] = {}
+    unreadable: dict[str, object] = {}
+    for name in dir(made):
+        if name.startswith("_"):
+            continue
+        try:
+            value = getattr(made, name)
+            if callable(value):
+                continue
+            written = json.dumps(value, default=_plain)
+        except Exception as error:  # a property may raise anything
+            unreadable[name] = f"cannot be read ({in_words(error)})"
+            continue
+        if len(written) > MAX_ATTRIBUTE:
+            unreadable[name] = f"has {len(written):,} characters, more than {MAX_ATTRIBUTE:,}"
+        else:
+            values[name] = json.loads(written)
+    return [values, unreadable]
+
+
 async def _awaited(awaitable: Any) -> Any:
     return await awaitable
 
@@ -321,7 +347,7 @@ def _plain(value: Any) -> Any:
     """Arrays, tensors and their numbers as JSON has them."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"it returned a {type(value).__name__}, which JSON cannot hold")
+    raise TypeError(f"its value holds a {type(value).__name__}, which JSON cannot hold")
 
 
 def encode(reply: dict[str, Any]) -> bytes:

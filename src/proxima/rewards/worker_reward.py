@@ -5,12 +5,12 @@ A sample that hangs, runs out of memory, crashes, exits or raises gets nan; all 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from proxima.config import RewardSpec
-from proxima.rewards.function_reward import FunctionReward
+from proxima.rewards.episode_function import EpisodeFunction, reads_environments
+from proxima.rewards.function_reward import FunctionReward, parameters_of
 from proxima.rewards.reward_options import check_options, keyword_options
 from proxima.rewards.reward_outcome import NAN, RewardOutcome, read_rewards
 from proxima.rewards.reward_samples import Samples
@@ -35,15 +35,28 @@ class WorkerReward(FunctionReward):
         return read_replies(self.pool.map([self.arguments(one) for one in alone]), samples.lengths)
 
 
-def open_function(spec: RewardSpec, function: Callable[..., object]) -> FunctionReward:
-    """The reward, in worker processes where the option `workers` asks for them."""
+def open_function(
+    spec: RewardSpec, function: Callable[..., object], has_environment: bool = False
+) -> FunctionReward:
+    """The reward, in worker processes where the option `workers` asks for them.
+
+    Args:
+        has_environment: which a function may read.
+    """
     asked = {name: spec.options[name] for name in WORKER_OPTIONS if name in spec.options}
-    own = _parameters(function)
+    own = [parameter.name for parameter in parameters_of(function)]
+    reads = has_environment and reads_environments(spec)
+    in_trainer = EpisodeFunction if reads else FunctionReward
     if WORKERS in own or WORKERS not in asked:
-        return FunctionReward(spec, function)
+        return in_trainer(spec, function)
     rest = replace(spec, options={name: value for name, value in spec.options.items() if name not in asked})
     if asked[WORKERS] == 0:
-        return FunctionReward(rest, function)
+        return in_trainer(rest, function)
+    if reads:
+        raise ValueError(
+            f"the reward {spec.label!r} reads environments, which are not sent to worker processes; leave "
+            "out workers, or give the environment a get_reward(), which runs where it does (step_seconds)"
+        )
     for name in WORKER_OPTIONS:
         if name in own:
             raise ValueError(
@@ -58,15 +71,10 @@ def open_function(spec: RewardSpec, function: Callable[..., object]) -> Function
 
 def in_workers(spec: RewardSpec, source: FunctionReward) -> WorkerReward:
     """The same function in one worker process; a ValueError where it cannot be sent there."""
+    if isinstance(source, EpisodeFunction):
+        raise ValueError("it reads environments, which are not sent to worker processes")
     target = spec.source if isinstance(spec.source, str) else source.function
     return WorkerReward(spec, source.function, WorkerPool(target))
-
-
-def _parameters(function: Callable[..., object]) -> Sequence[str]:
-    try:
-        return list(inspect.signature(function).parameters)
-    except (ValueError, TypeError):  # some builtins have no signature
-        return []
 
 
 def read_replies(replies: Sequence[JsonValue | WorkerFailure], lengths: Sequence[int]) -> RewardOutcome:

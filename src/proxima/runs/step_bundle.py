@@ -202,7 +202,7 @@ def _digest(text: str) -> str:
 
 def _json_object(text: str | bytes, what: str) -> Record:
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=_named_once)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
@@ -210,11 +210,25 @@ def _json_object(text: str | bytes, what: str) -> Record:
     return found
 
 
+def _named_once(pairs: list[tuple[str, object]]) -> Record:
+    """An object, no name of which is given twice: two readers might take different ones."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is given twice")
+    return found
+
+
 def _checked_entry(name: str, entry: object) -> tuple[str, list[int]]:
     """Type and shape of a tensor, neither strange nor of another size than its bytes."""
     noted = entry if isinstance(entry, dict) else {}
     kind, shape, place = noted.get("dtype"), noted.get("shape"), noted.get("data_offsets")
-    if kind not in TYPES or not _are_counts(shape) or not _are_counts(place) or len(place) != 2:
+    if (
+        not isinstance(kind, str)
+        or kind not in TYPES
+        or not _are_counts(shape)
+        or not _are_counts(place)
+        or len(place) != 2
+    ):
         raise Damaged(f"its tensor {name!r} has no type, shape or place that a recording has")
     if math.prod(shape) * TYPES[kind].itemsize != place[1] - place[0]:
         raise Damaged(f"its tensor {name!r} does not have the bytes that its shape {shape} takes")

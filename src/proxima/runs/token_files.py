@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
-from proxima.core.chat_turns import Turn, turns_of
+from proxima.core.chat_turns import episode_turns, turns_of
 from proxima.core.json_record import Record
 from proxima.core.regular_files import read_file
 
@@ -48,7 +47,8 @@ def _checked(sample: Record) -> Record:
         if isinstance(values, list) and len(values) == len(tokens)
     }
     rewards, prompt = sample.get("rewards"), str(sample.get("prompt", ""))
-    turns, replies = turns_of(prompt, sample.get("turns")), _replies(tokens, columns.get("logprob", []))
+    turns, logprobs = turns_of(prompt, sample.get("turns")), columns.get("logprob", [0.0] * len(tokens))
+    replies = episode_turns(tokens, [each is not None for each in logprobs])
     return {
         **{name: value for name, value in sample.items() if name not in ("turns", "replies")},
         **({"turns": turns} if turns else {}),
@@ -63,18 +63,6 @@ def _checked(sample: Record) -> Record:
         "tokens": tokens,
         "columns": columns,
     }
-
-
-def _replies(tokens: list[str], logprobs: list[float | None]) -> list[Turn]:
-    """The turns of an episode: what the policy chose has a log-probability, what it read has none. Empty
-    where a response is one turn."""
-    if None not in logprobs:
-        return []
-    runs = groupby(zip(tokens, logprobs, strict=True), lambda pair: pair[1] is None)
-    return [
-        Turn(role="environment" if read else "assistant", text="".join(token for token, _ in run))
-        for read, run in runs
-    ]
 
 
 def number(value: object, otherwise: Otherwise) -> float | Otherwise:

@@ -112,38 +112,40 @@ def write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
         raise
 
 
-def summarize(store: Store, controls_apart: bool = True) -> Record:
-    """Counts and agreement; skips count as no answer, a tie is a value of its own.
-
-    Args:
-        controls_apart: control questions are counted on their own; else as any other item.
-    """
-    known, every = store.controls() if controls_apart else {}, store.answers()
-    items = [item for item in store.items() if item.id not in known]
-    answers = [answer for answer in every if answer.item not in known]
-    pairs = store.mode == "pairs"
-    values: dict[int, Record] = {item.id: {} for item in items}
+def agreement_of(answers: Sequence[LabelAnswer], mode: str) -> Record:
+    """How far annotators agree; skips count as no answer, a tie is a value of its own."""
+    values: dict[int, Record] = {}
     for answer in answers:
         if answer.choice != "skip":
-            values[answer.item][answer.annotator] = answer.choice if pairs else int(answer.choice)
+            value = answer.choice if mode == "pairs" else int(answer.choice)
+            values.setdefault(answer.item, {})[answer.annotator] = value
     shared = [value for value in values.values() if len(value) > 1]
-    metric = "nominal" if pairs else "ordinal"
-    raw, kappa, alpha = raw_agreement(shared), cohen_kappa(shared), krippendorff_alpha(shared, metric)
+    metric = "nominal" if mode == "pairs" else "ordinal"
+    return {
+        "shared": len(shared),
+        "raw": raw_agreement(shared),
+        "kappa": cohen_kappa(shared),
+        "alpha": krippendorff_alpha(shared, metric),
+        "metric": metric,
+    }
+
+
+def summarize(store: Store) -> Record:
+    """Counts and agreement; control questions are counted on their own."""
+    known, every = store.controls(), store.answers()
+    items = [item for item in store.items() if item.id not in known]
+    answers = [answer for answer in every if answer.item not in known]
     summary: Record = {
         "items": len(items),
         "answers": len(answers),
         "annotators": dict(Counter(answer.annotator for answer in answers)),
         "choices": dict(sorted(Counter(answer.choice for answer in answers).items())),
-        "shared": len(shared),
-        "raw": raw,
-        "kappa": kappa,
-        "alpha": alpha,
-        "metric": metric,
+        **agreement_of(answers, store.mode),
         "rows": len(rows_of(items, answers)),
         "controls": measured_by_controls(every, known),
         "notes": sum(bool(answer.note) for answer in every),
     }
-    if pairs:
+    if store.mode == "pairs":
         decided = [answer for answer in answers if answer.choice in ("a", "b")]
         first = sum((answer.choice == "b") == answer.swapped for answer in decided)
         summary["first_share"] = first / len(decided) if decided else None

@@ -13,12 +13,13 @@ question.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxima.core.chat_turns import turns_of
 from proxima.core.json_record import Record
-from proxima.pages.label.label_export import summarize
+from proxima.pages.label.label_export import agreement_of
 from proxima.pages.label.label_store import Item, Store, check_annotator
 from proxima.pages.web import Conflict, Site, make_app
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 
 PAGE = Path(__file__).parent / "static"
-FIGURES = ("items", "answers", "annotators", "shared", "raw", "kappa", "alpha", "metric")
 
 
 def make_label_app(store: Store, site: Site) -> FastAPI:
@@ -58,7 +58,7 @@ def add_label_routes(app: FastAPI, store: Store) -> None:
     @app.post("/api/answer")
     def answer(body: Record) -> Record:
         annotator = check_annotator(body.get("annotator"))
-        item, choice = _number(body, "item"), str(body.get("choice"))
+        item, choice = store.item_of(_number(body, "item")), str(body.get("choice"))
         try:
             store.add_answer(item, annotator, choice, body.get("seconds", 0), body.get("note", ""))
         except Conflict as error:
@@ -77,9 +77,16 @@ def add_label_routes(app: FastAPI, store: Store) -> None:
 
 def page_summary(store: Store) -> Record:
     """Counts and agreement as annotators may see them: a control question counts as any other item, and
-    nothing says which side or model was chosen."""
-    said = summarize(store, controls_apart=False)
-    return {**{name: said[name] for name in FIGURES}, "mode": store.mode, "db": str(store.path)}
+    nothing says which side or model was chosen. Agreement moves with settled answers only."""
+    items, answers = store.counts()
+    return {
+        "items": items,
+        "answers": answers,
+        "annotators": dict(Counter(answer.annotator for answer in store.answers())),
+        **agreement_of(store.settled_answers(), store.mode),
+        "mode": store.mode,
+        "db": str(store.path),
+    }
 
 
 def state_of(store: Store, annotator: str, item: Item | None = None) -> Record:
@@ -102,7 +109,7 @@ def shown(store: Store, item: Item, annotator: str) -> Record:
     if item.b is not None:
         sides.append({"text": item.b, "ended": bool(item.b_ended)})
     return {
-        "id": item.id,
+        "id": store.handle(item.id),
         "prompt": item.prompt,
         "turns": turns_of(item.prompt, item.turns),
         "sides": sides[::-1] if store.is_swapped(item.id, annotator) else sides,

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import secrets
 import sqlite3
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -58,7 +60,8 @@ ITEMS = "SELECT items.*, turns.turns FROM items LEFT JOIN turns ON turns.item = 
 CHOICES = {"pairs": ("1", "2", "tie", "skip"), "ratings": ("1", "2", "3", "4", "5", "skip")}
 """What may be answered, by mode. For pairs, 1 and 2 are the places on the page."""
 
-CONTROL_EVERY = 10  # answers from one control question to the next
+CONTROL_EVERY = 10  # answers of one annotator among which one control question comes
+HIDDEN_BITS = 12  # of 64, so that a browser's numbers hold the rest
 LONGEST_NOTE, LONGEST_INSTRUCTIONS = 2000, 20_000
 
 # The items that an annotator may still get: those that everyone gets (control questions, and where
@@ -130,6 +133,7 @@ class Store:
                 f"overlap ({overlap}) must be in [0, 1]: the share of items that every annotator gets"
             )
         self.path, self.overlap = Path(path), overlap
+        self._handles: dict[int, int] = {}
         try:
             self._prepare(mode or "pairs", seed)
             with self._open() as db:
@@ -138,6 +142,7 @@ class Store:
             self.counts()
             self.mode: str = settings["mode"]
             self.seed: int = settings["seed"]
+            self._secret: str = settings["secret"]
         except (sqlite3.Error, KeyError) as error:
             raise ValueError(f"cannot use {path} as a feedback database: {error}") from None
         if found != "ok":
@@ -171,6 +176,7 @@ class Store:
                 db.execute(f"PRAGMA user_version = {VERSION}")
             for statement in EXTRAS:
                 db.execute(statement)
+            db.execute("INSERT OR IGNORE INTO settings VALUES ('secret', ?)", (secrets.token_hex(16),))
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -279,12 +285,13 @@ class Store:
 
     def next_item(self, annotator: str) -> Item | None:
         """What to show next: shared items first, so that agreement is known early; of these the ones with
-        the fewest answers; of these in an order of the annotator's own. After every `CONTROL_EVERY` answers,
-        half of that after the first, comes a control question."""
+        the fewest answers; of these in an order of the annotator's own. Among every `CONTROL_EVERY` answers
+        comes one control question, at a place that only this file knows."""
         stride = self._hash("order", annotator) % (2**31 - 2**20) + 2**20
         order = "ORDER BY control <> :due, shared DESC, answered, (id * :stride) % 2147483647 LIMIT 1"
         with self._open() as db:
-            due = self._done(db, annotator) % CONTROL_EVERY == CONTROL_EVERY // 2
+            block, place = divmod(self._done(db, annotator), CONTROL_EVERY)
+            due = place == _digest(self._secret, "control", annotator, block) % CONTROL_EVERY
             row = db.execute(
                 f"SELECT id {OPEN} {order}", {**self._given(annotator), "stride": stride, "due": due}
             ).fetchone()
@@ -310,8 +317,20 @@ class Store:
         return self.mode == "pairs" and bool(self._hash("side", item, annotator) & 1)
 
     def _hash(self, *words: object) -> int:
-        digest = hashlib.blake2b(json.dumps([self.seed, *words]).encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little")
+        return _digest(self.seed, *words)
+
+    def handle(self, item: int) -> int:
+        """An item's number on the page: it does not tell when the item was added."""
+        return _digest(self._secret, "item", item) >> HIDDEN_BITS
+
+    def item_of(self, handle: int) -> int:
+        if handle not in self._handles:
+            with self._open() as db:
+                numbers = [int(row["id"]) for row in db.execute("SELECT id FROM items")]
+            self._handles = {self.handle(number): number for number in numbers}
+        if handle not in self._handles:
+            raise ValueError(f"there is no item {handle}")
+        return self._handles[handle]
 
     def add_answer(self, item: int, annotator: str, choice: str, seconds: float = 0.0, note: str = "") -> int:
         """Store what was chosen on the page and return the answer's number. The same answer again changes
@@ -380,6 +399,19 @@ class Store:
 
     # --- everyone ---
 
+    def settled_answers(self) -> list[LabelAnswer]:
+        """Of each annotator all full runs of `CONTROL_EVERY` answers: figures that move with these alone do
+        not tell which of them was a control question. All answers where there are no such questions."""
+        every = self.answers()
+        if not self.controls():
+            return every
+        counts, place, kept = Counter(each.annotator for each in every), Counter[str](), []
+        for each in every:
+            place[each.annotator] += 1
+            if place[each.annotator] <= counts[each.annotator] // CONTROL_EVERY * CONTROL_EVERY:
+                kept.append(each)
+        return kept
+
     def answers(self) -> list[LabelAnswer]:
         with self._open() as db:
             rows = db.execute(
@@ -391,6 +423,11 @@ class Store:
     def annotators(self) -> list[str]:
         with self._open() as db:
             return [row[0] for row in db.execute("SELECT DISTINCT annotator FROM answers ORDER BY annotator")]
+
+
+def _digest(*words: object) -> int:
+    digest = hashlib.blake2b(json.dumps(words).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _item(row: sqlite3.Row) -> Item:

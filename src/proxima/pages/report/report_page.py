@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from html import escape as escape_markup
 from pathlib import Path
 
-from proxima.core.chat_turns import Turn, cut_text, cut_turns
+from proxima.core.chat_turns import ENVIRONMENT, Turn, cut_text, cut_turns
 from proxima.core.json_record import Record
 from proxima.pages.report.findings import RunFinding
 from proxima.pages.report.report_samples import Pair
@@ -199,7 +199,8 @@ def _turn(turn: Turn) -> str:
     role, text = escape(turn["role"]), f'<p class="told" dir="auto">{escape(turn["text"])}</p>'
     if turn["role"] == "system":
         return f'<details class="turn"><summary>{role}</summary>{text}</details>'
-    return f'<div class="turn"><b>{role}</b>{text}</div>'
+    mark = " read" if turn["role"] == ENVIRONMENT else ""
+    return f'<div class="turn{mark}"><b>{role}</b>{text}</div>'
 
 
 def _score(value: float | None, name: str) -> str:

@@ -15,6 +15,7 @@ from proxima.core.json_record import Record, RecordView
 COLUMNS = 4  # steps shown where none are requested
 ROWS = 24
 TEXT = 2000  # characters of a cell; the microscope shows all of it
+TURN = 500  # characters of one turn of an episode
 
 
 def follow(rows: Sequence[RecordView], wanted: Sequence[int] = ()) -> Record:
@@ -74,6 +75,7 @@ def _turns(prompt: str, cells: Mapping[int, RecordView]) -> list[Turn]:
 
 
 def _cell(row: RecordView | None) -> Record | None:
-    return (
-        None if row is None else {"text": cut_text(text_of(row, "text"), TEXT), "reward": row.get("reward")}
-    )
+    if row is None:
+        return None
+    replies = cut_turns(turns_of("", row.get("replies")), TURN)
+    return {"text": cut_text(text_of(row, "text"), TEXT), "replies": replies, "reward": row.get("reward")}

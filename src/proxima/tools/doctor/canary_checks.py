@@ -186,7 +186,7 @@ def canary(config: PPOConfig, prompts: Sequence[str]) -> Finding:
     try:
         run = run_canary(config, prompts)
     except NothingToPlant as error:
-        return warn("canary", f"not measured: {error}", "raise temperature, or top_k and top_p")
+        return warn("canary", f"not measured: {error}", error.advice)
     except EngineFailure as error:
         return fail("canary", f"vLLM cannot be sampled from: {error}", VLLM_ADVICE)
     before = fmean(run.baseline)

@@ -37,6 +37,7 @@ RECENT = 3  # steps whose responses are compared with the first ones
 CLASS_SHARE = 1 / 3
 PLANTED_ON, COMPARED_WITH = 32, 256  # responses that choose the class, and that measure the share before
 PLANT_STEP = 1_000_033  # its noise: no step samples the same responses
+FLAT = 0.1  # nats below the entropy of a uniform distribution; less, and a frozen head can prefer no token
 NUDGE = 0.01  # added to every trained weight, to see whether anything depends on it
 
 
@@ -129,7 +130,11 @@ class CanaryRun:
 
 
 class NothingToPlant(ValueError):  # noqa: N818
-    """The model writes too little that differs."""
+    """The model writes too little that differs, or too much."""
+
+    def __init__(self, message: str, advice: str):
+        super().__init__(message)
+        self.advice = advice
 
 
 def cycled(prompts: Sequence[str], first: int, count: int) -> list[str]:
@@ -147,6 +152,19 @@ def choose_class(rows: Sequence[Sequence[int]], eos_ids: Sequence[int]) -> froze
     return frozenset(members)
 
 
+@torch.no_grad()
+def check_flatness(trainer: PPOTrainer, written: Tokens) -> None:
+    """Untrained weights write all tokens alike, and adapters under a frozen head hardly change that."""
+    entropy = float(trainer.generator.score(written)["entropy"][written.mask].mean())
+    uniform = math.log(trainer.models.policy.backbone.network.get_input_embeddings().weight.shape[0])
+    if uniform - entropy < FLAT:
+        raise NothingToPlant(
+            f"the model writes every token about equally often (an entropy of {entropy:.2f} nats, where a "
+            f"uniform distribution has {uniform:.2f}), as untrained weights do: it can prefer none soon",
+            "run it with the model that you will train; initializer_range 0.2 makes tiny random ones learn",
+        )
+
+
 def plant(trainer: PPOTrainer, written: Tokens, unit: bool) -> PlantedReward:
     """The reward, with the mean and spread that the configured rewards have on these responses.
 
@@ -159,7 +177,8 @@ def plant(trainer: PPOTrainer, written: Tokens, unit: bool) -> PlantedReward:
     if is_flat(shares):
         raise NothingToPlant(
             f"{len(rows)} responses of the model hardly differ, so no reward for what they contain can be "
-            "planted"
+            "planted",
+            "raise temperature, or top_k and top_p",
         )
     scores = [0.0]
     if trainer.config.rewards and not unit:
@@ -201,6 +220,7 @@ def run_canary(config: PPOConfig, prompts: Sequence[str], unit: bool = False) ->
 def run_on(trainer: PPOTrainer, prompts: Sequence[str], unit: bool) -> CanaryRun:
     config = trainer.config
     written = trainer.generator.sample(cycled(prompts, 0, PLANTED_ON), PLANT_STEP)
+    check_flatness(trainer, written)
     planted = plant(trainer, written, unit)
     first = trainer.generator.sample(cycled(prompts, PLANTED_ON, COMPARED_WITH), PLANT_STEP + 1)
     rewards = torch.tensor(planted(Samples.of_tokens(first)).sequence, dtype=torch.float64)

@@ -217,7 +217,7 @@ function drawPeople({ annotators }) {
 }
 
 function agreement({ shared, alpha }) {
-  if (!shared) return "Agreement is measured once two people have answered the same items.";
+  if (!shared) return "Agreement is measured once two people have answered the same items; the last few answers may not count yet.";
   if (alpha === null) return "Everyone gave one and the same answer, so agreement beyond chance cannot be measured.";
   if (alpha >= 0.8) return "Alpha of 0.8 and above: the answers are reliable.";
   if (alpha >= 0.667) return "Alpha between 0.67 and 0.8: usable, with care.";

@@ -43,6 +43,7 @@ export function showSamples(run, panel, asked) {
     const asked = { step, kind: row.kind, text: cell.text.slice(0, 100) };
     const look = run.about.tokens.includes(step) ? [element("a", { href: link({ run: run.name, tab: "microscope", asked }), text: "microscope" })] : [];
     const foot = element("p", { className: "soft small" }, element("b", { text: number(cell.reward) }), ` · step ${step} `, ...look);
+    if (cell.replies.length) return element("td", {}, element("div", { className: "text" }, showPrompt({ turns: cell.replies }, seen)), foot);
     const text = element("div", { className: "text", dir: "auto", text: seen(cell.text) });
     return element("td", {}, row.turns.length ? showTurn("assistant", text) : text, foot);
   }

@@ -11,11 +11,11 @@ export function showPrompt({ turns, prompt }, say = asLines) {
   return element("div", { className: "turns" }, ...turns.map(({ role, text }) => showTurn(role, element("div", { className: "told", dir: "auto", text: say(text) }))));
 }
 
-// One turn; a system prompt is folded.
+// One turn; a system prompt is folded, and what an environment said is marked.
 export function showTurn(role, content) {
   const name = visible(role, 40);
   if (role === "system") return element("details", { className: "turn" }, element("summary", { text: name }), content);
-  return element("div", { className: "turn" }, element("b", { text: name }), content);
+  return element("div", { className: role === "environment" ? "turn read" : "turn" }, element("b", { text: name }), content);
 }
 
 // The end of a prompt in one line: of its last turn, where it has turns.
