@@ -78,6 +78,7 @@ def test_the_command_prints_settings(tiny, tmp_path, monkeypatch, capsys):
     assert "out of memory" in shown.err
 
 
+@pytest.mark.long  # starts processes that load torch
 def test_real_trials(tiny):
     """A step of a tiny model fits 4 GiB and not 64 MiB, less than torch itself takes."""
     config = PPOConfig(model_name=tiny, batch_size=1, max_new_tokens=2, ppo_epochs=1, quantize="nf4")
@@ -85,6 +86,7 @@ def test_real_trials(tiny):
     assert not run_trial(config, "hello", 2**26)
 
 
+@pytest.mark.long
 def test_other_failures_are_told(tmp_path):
     with pytest.raises(ValueError, match=r"a trial failed, not for want of memory: .*cannot load"):
         run_trial(PPOConfig(model_name=str(tmp_path), batch_size=1), "hello", 4 * GIB)
