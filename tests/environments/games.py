@@ -1,5 +1,6 @@
 """Environments and tools for tests. They lie in a module, so that worker processes can import them."""
 
+import json
 import os
 import random
 import sys
@@ -92,6 +93,7 @@ class Attributes(Parity):
         self.random = random.Random(seed)
         self.many, self._hidden = [1, 2], 3
         self.long = "x" * 300_000
+        self.deep = json.loads("[" * 600 + "]" * 600)
 
     @property
     def doubled(self):

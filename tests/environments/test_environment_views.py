@@ -1,5 +1,6 @@
 """Reward functions that take `environments`, as TRL's do, read how the environments of their episodes ended."""
 
+import copy
 import math
 
 import pytest
@@ -80,6 +81,7 @@ def test_a_view_has_public_attributes_and_says_why_others_are_missing(make_confi
         "random": "holds a Random, which JSON cannot hold",
         "long": "has 300,002 characters, more than 200,000",
         "broken": "RuntimeError: not now",
+        "deep": "has lists or dicts more than 50 deep",
         "_hidden": "does not exist, or is a method or private",
         "step": "does not exist, or is a method or private",
     }.items():
@@ -88,6 +90,7 @@ def test_a_view_has_public_attributes_and_says_why_others_are_missing(make_confi
     with pytest.raises(AttributeError, match="read only"):
         view.turns = 4
     assert "turns" in repr(view)
+    assert copy.deepcopy(view).many == [1, 2]
 
 
 def test_an_attribute_that_is_missing_fails_the_reward_in_words(make_config, prompts):

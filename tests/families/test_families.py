@@ -37,7 +37,7 @@ def test_the_table_has_every_architecture_and_its_counts_are_right():
     if SAME_VERSION:
         assert sorted(TABLE) == FAMILIES
     assert render(list(TABLE.values())).splitlines()[2:] == [
-        line for line in text.splitlines() if line.startswith("|")
+        line for line in text[text.index("| architecture |") :].splitlines() if line.startswith("|")
     ]
     assert f"registers {len(TABLE)} causal language models" in text
     assert all(outcome.reason for outcome in TABLE.values() if outcome.status != "passes")

@@ -130,7 +130,9 @@ def test_few_tokens_in_a_pass_bound_prefill_cache_and_logits_and_change_nothing(
     assert difference(*results) < rounding(trainer)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("gpt2")])
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if not case.startswith(("gpt2", "olmoe", "qwen3_moe"))]
+)
 def test_hidden_states_of_every_family_are_those_of_the_reference_path(case):
     """Also where blocks of 64 weights cross the rows of a matrix."""
     prompts, states = make_prompts(), []

@@ -302,7 +302,7 @@ def test_all_processes_have_the_experts_of_all_rows(rows, dtype):
 
 @pytest.mark.parametrize("engine", ["auto", "plain"])
 def test_episodes_of_several_turns_are_recorded_too(mixture, make_config, monkeypatch, engine):
-    """Later turns read the earlier ones again; each token has the experts of its last reading."""
+    """Later turns read the earlier ones again, with the experts that these were sampled with."""
     noisy_routers(monkeypatch)
     settings = {"environment": Parity, "rewards": (), "max_turns": 3, "max_new_tokens": 4, "lora_r": 2}
     trainer = shake(PPOTrainer(make_config(model_name=mixture, engine=engine, **settings)))
@@ -314,6 +314,7 @@ def test_episodes_of_several_turns_are_recorded_too(mixture, make_config, monkey
     if engine == "plain":
         assert tokens.experts is None
         return
+    assert results["sampling_gap"] < 1e-5
     known = (tokens.experts.response[:, :, 0] < EXPERTS).all(-1)
     sizes = tokens.sizes.unsqueeze(1)
     assert torch.equal(known, torch.arange(known.shape[1]) < sizes - 1)

@@ -61,7 +61,9 @@ def audited(plan, writer):
 
     def run(*rewards, penalty=0.0):
         specs = [RewardSpec.of(reward) for reward in rewards]
-        found = audit_rewards([(spec, _open_without_model(spec)) for spec in specs], plan, writer, penalty)
+        found = audit_rewards(
+            [(spec, _open_without_model(spec, False)) for spec in specs], plan, writer, penalty
+        )
         assert len({item.name for item in found}) == len(found)
         return {item.name: item for item in found}
 

@@ -30,6 +30,7 @@ SAME = (
     "lora_alpha",
     "lora_targets",
     "ensemble",
+    "quantize",
 )  # what the weights' shape and meaning rest on
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from proxima.core.recorded_experts import RecordedExperts
 from proxima.core.types import Tokens
 from proxima.models.base_model import BaseModel
 from proxima.models.response_tokens import unpack
@@ -29,6 +30,7 @@ class ValueModel(BaseModel):
         """Values (B, R) of the states before each response token."""
         return unpack(self.head_values(self.response_hidden(tokens)), tokens)
 
-    def last_values(self, ids: Tensor, mask: Tensor) -> Tensor:
+    def last_values(self, ids: Tensor, mask: Tensor, experts: RecordedExperts | None = None) -> Tensor:
         """Value (B,) of each padded state, read at its last token."""
-        return self.head_values(self.backbone.hidden(ids, pack_mask(mask), self.adapter))
+        recorded = experts.whole if experts is not None and self.replays_experts else None
+        return self.head_values(self.backbone.hidden(ids, pack_mask(mask), self.adapter, recorded))

@@ -64,7 +64,7 @@ class ValueAdder:
             chosen = own.select(cut)
             for rows in micro_batches.rows(chosen) if len(cut) else []:
                 part = chosen.select(rows)
-                found = value.last_values(part.input_ids, part.input_mask)
+                found = value.last_values(part.input_ids, part.input_mask, part.experts)
                 after[cut[rows.cpu()].to(after.device)] = found.to(after)
             return after
 

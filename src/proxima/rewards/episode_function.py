@@ -34,7 +34,7 @@ class EnvironmentView:
         self.__dict__["_unreadable"] = episode.unreadable
 
     def __getattr__(self, name: str) -> NoReturn:
-        reason = self.__dict__["_unreadable"].get(name)
+        reason = self.__dict__.get("_unreadable", {}).get(name)  # a copy being made has none yet
         raise AttributeError(
             f"the environment's attribute {name!r} {reason or 'does not exist, or is a method or private'}; "
             "keep what rewards read in public attributes that are numbers, texts, lists or dicts"

@@ -31,6 +31,7 @@ from typing import Any, BinaryIO, NoReturn
 MAX_REPLY_BYTES = 16 * 2**20
 MAX_REASON = 300  # characters
 MAX_ATTRIBUTE = 200_000  # characters of one as JSON
+MAX_DEPTH = 50  # lists and dicts inside each other
 ATTRIBUTES = "public attributes"
 """In place of a method's name: asks for those of the object."""
 MAX_PROCESSES = 64  # of a sandbox in a user namespace
@@ -322,14 +323,26 @@ def public_attributes(made: object) -> list[dict[str, object]]:
             if callable(value):
                 continue
             written = json.dumps(value, default=_plain)
+            read = json.loads(written) if len(written) <= MAX_ATTRIBUTE else None
         except Exception as error:  # a property may raise anything
             unreadable[name] = f"cannot be read ({in_words(error)})"
             continue
         if len(written) > MAX_ATTRIBUTE:
             unreadable[name] = f"has {len(written):,} characters, more than {MAX_ATTRIBUTE:,}"
+        elif _is_deep(read):
+            unreadable[name] = f"has lists or dicts more than {MAX_DEPTH} deep"
         else:
-            values[name] = json.loads(written)
+            values[name] = read
     return [values, unreadable]
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        lists = [part for part in level if isinstance(part, list)]
+        dicts = [list(part.values()) for part in level if isinstance(part, dict)]
+        level = [part for parts in (*lists, *dicts) for part in parts]
+    return bool(level)
 
 
 async def _awaited(awaitable: Any) -> Any:

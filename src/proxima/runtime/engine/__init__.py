@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from proxima.runtime.engine.architecture import knows, network_logits, supports
     from proxima.runtime.engine.decoder import Decoder
     from proxima.runtime.engine.experts import expert_matrices
-    from proxima.runtime.engine.generation import CACHED_PASSES, Generation
+    from proxima.runtime.engine.generation import CACHED_PASSES, Generation, slots_for_passes
     from proxima.runtime.engine.layer_functions import worth_compiling
     from proxima.runtime.engine.layout import Layout, cells, cut, pack, pack_mask
     from proxima.runtime.engine.vocabulary import has_kernels, head_logprobs, score_tokens, token_logprobs

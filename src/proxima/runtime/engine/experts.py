@@ -19,6 +19,7 @@ from torch.nn.functional import grouped_mm, linear, pad
 
 FUSED = ("gate_up_proj", "down_proj")
 """What transformers calls the weights of experts."""
+HOPPER = 9  # compute capability
 ALIGNED = 8  # bfloat16 numbers of 16 bytes, which grouped products need
 
 
@@ -140,11 +141,13 @@ def experts_output(
 
 
 def can_group(*weights: Tensor) -> bool:
-    """Whether grouped products run on these weights (E, out, in)."""
+    """Whether grouped products run on these weights (E, out, in). Only on Hopper: on most other GPUs torch
+    reads the sizes of the groups back, which no graph can capture, and on Blackwell the gradient of an expert
+    without tokens was reported to be wrong."""
     return all(
         weight.is_cuda
         and weight.dtype == torch.bfloat16
-        and torch.cuda.get_device_capability(weight.device) >= (8, 0)
+        and torch.cuda.get_device_capability(weight.device)[0] == HOPPER
         and not any(size % ALIGNED for size in weight.shape[1:])
         for weight in weights
     )

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from proxima.core.errors import first_line
+from proxima.runtime.engine.layer_weights import kinds_of
 from proxima.runtime.engine.lora_products import Projection
 
 if TYPE_CHECKING:
@@ -102,15 +104,15 @@ class FewRowsDecoder:
         def given(width: int) -> Tensor:
             return weight.new_zeros(count, width)
 
+        qkv, out, up, down = (kinds_of(decoder.blocks, place) for place in range(4))
         return [
             lambda: self.attend(
                 given(sum(block.qkv.sizes)), norms, angles, angles, *caches, shape.scale, shape.eps
             ),
             lambda: self.sample(self.logits(x), slots.lanes[:count], slots.columns[:count], 1.0),
-            lambda: _of_padded(given(block.qkv.inputs + block.qkv.padding), block.qkv),
-            lambda: _of_padded(given(block.up.inputs + block.up.padding), block.up, gated=True),
-            lambda: _folded(given(block.out.inputs), block.out),
-            lambda: _folded(given(block.down.inputs), block.down),
+            *(partial(_of_padded, given(one.inputs + one.padding), one) for one in qkv),
+            *(partial(_of_padded, given(one.inputs + one.padding), one, gated=True) for one in up),
+            *(partial(_folded, given(one.inputs), one) for one in (*out, *down)),
             lambda: add_norm_down(x, None, weight, shape.eps, block.qkv.down),
             lambda: add_norm_down(x, x, weight, shape.eps, block.qkv.down),
             lambda: add_norm_down(x, x, weight, shape.eps, block.up.down),
@@ -143,7 +145,9 @@ def supports_few_rows(decoder: Decoder) -> bool:
         return False
     shape = decoder.shape
     plain = decoder.suits_kernels and decoder.half and not decoder.trained
-    packed = [part.quantized for part in decoder.blocks[0].projections if part.quantized is not None]
+    packed = [
+        part.quantized for block in decoder.blocks for part in block.projections if part.quantized is not None
+    ]
     return (
         plain
         and fits(shape.heads, shape.kv_heads, shape.head_size)

@@ -84,6 +84,13 @@ class GenerationBatch:
         return self.outputs.collect_episodes(self.prompts, self.transcript)
 
 
+def slots_for_passes(tokens: int, longest: int, on_gpu: bool) -> int:
+    """Sequences of up to `longest` tokens that are sampled at once where a pass has this many tokens; on a
+    GPU one of a few sizes, and never fewer than the smallest."""
+    most = max(1, CACHED_PASSES * tokens // longest)
+    return max((size for size in BUCKETS if size <= most), default=BUCKETS[0]) if on_gpu else most
+
+
 class Generation:
     """Keeps the cache, the buffers and the graphs from one call to the next."""
 
@@ -171,9 +178,15 @@ class Generation:
         wanted = self._bucket(min(count, self.max_slots))
         if self.pass_tokens is None:
             return wanted
-        size = max(need, self._slots.size if self._slots else 0)  # so that the cache seldom changes
-        most = max(self._bucket(1), CACHED_PASSES * self.pass_tokens // size)
-        return min(wanted, max(size for size in BUCKETS if size <= most) if self.on_gpu else most)
+        return min(wanted, slots_for_passes(self.pass_tokens, need, self.on_gpu))
+
+    def _fits(self, capacity: int, need: int, device: torch.device) -> bool:
+        """Whether the slots can be used as they are. Where memory is short their number follows from this
+        call alone: prefill in other groups would round otherwise."""
+        slots = self._slots
+        if slots is None or slots.size < need or slots.tokens.device != device:
+            return False
+        return slots.count >= capacity if self.pass_tokens is None else slots.count == capacity
 
     def _prepare(
         self, prompts: Tokens, sampling: Sampling, adapter: str | None, conversation: Conversation | None
@@ -183,9 +196,10 @@ class Generation:
         need = -(-int(prompts.prompt_sizes.max() + sampling.width) // CACHE_STEP) * CACHE_STEP
         slots, outputs = self._slots, self._outputs
         capacity = self._capacity(count, need)
-        if slots is None or slots.count < capacity or slots.size < need or slots.tokens.device != device:
+        if slots is None or not self._fits(capacity, need, device):
             self._graphs.clear()
-            capacity = max(capacity, self._capacity(slots.count, need) if slots else 0)
+            if slots is not None and self.pass_tokens is None:
+                capacity = max(capacity, slots.count)
             slots = self._slots = self._few_rows = None  # frees the old cache first
             slots = self._slots = new_slots(capacity, need, self.decoder, device)
             self._few_rows = few_rows_decoder(self.decoder, slots)
@@ -227,12 +241,13 @@ class Generation:
             slots.values[layer].flatten(0, 1).index_copy_(0, place, v)
             return self.decoder.attend(layer, q, k, v, layout)
 
-        routing = Routing()
+        record, reader = batch.outputs.experts, row[layout.rows]
+        routing = Routing(None if record is None else record.experts[reader, layout.positions])
         states = self.decoder.run(
             ids.flatten()[layout.source], layout, self._no_loras, attend, read=layout.read, routing=routing
         )
-        if batch.outputs.experts is not None:
-            batch.outputs.experts.write(routing, row[layout.rows], layout.positions, None, layout.read)
+        if record is not None:  # what earlier turns recorded stays
+            record.write(routing, reader, layout.positions, None, layout.read)
         running = torch.ones(len(rows), dtype=torch.bool, device=device)
         drawn, going = self._draw(batch, states, batch.lanes[row], row, start, running, limits)
         values = (drawn, lengths.to(device).int(), start + 1, row, batch.lanes[row], going, limits)

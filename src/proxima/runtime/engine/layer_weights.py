@@ -7,6 +7,7 @@ as codes; products read them from a scratch that all layers share.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
 
 import torch
@@ -55,6 +56,16 @@ class Loras(NamedTuple):
 
     def with_dropout(self, rate: float) -> Loras:
         return Loras(*(lora and lora._replace(dropout=rate) for lora in self))
+
+
+def kinds_of(blocks: Sequence[Block], place: int) -> list[Projection]:
+    """The first of the layers' projections in a place of `Block.projections` that is quantised, and the first
+    that is not: kernels differ by that."""
+    kinds: dict[bool, Projection] = {}
+    for block in blocks:
+        one = block.projections[place]
+        kinds.setdefault(one.quantized is None, one)
+    return list(kinds.values())
 
 
 def trains_base_weights(architecture: Architecture) -> bool:

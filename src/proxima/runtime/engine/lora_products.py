@@ -188,8 +188,10 @@ class _LoraProduct(torch.autograd.Function):
             ctx.save_for_backward(x.data, inner, mask)
             return y
         y, inner = _forward(given, p)
-        # the gate's output is computed again: a view of it would keep it
-        ctx.save_for_backward(x.data, inner.clone() if gate else inner)
+        if lora.up or gate:  # the gate's output is computed again: a view of it would keep it
+            ctx.save_for_backward(x.data, inner.clone() if gate else inner)
+        else:
+            ctx.save_for_backward(x.new_empty(0), x.new_empty(0))  # neither is read
         return y
 
     @staticmethod

@@ -35,7 +35,7 @@ from proxima.core.errors import first_line
 from proxima.core.nf4 import BLOCK, NESTED_BLOCK
 from proxima.models import CHUNK, short_chunk
 from proxima.runtime.distributed import decoder_layers
-from proxima.runtime.engine import CACHED_PASSES, expert_matrices
+from proxima.runtime.engine import expert_matrices, slots_for_passes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -194,7 +194,7 @@ def estimate_memory(
     sequences = 1 if smallest else min(batch, minibatch, config.micro_batch_size)
     budget = config.micro_batch_tokens or USUAL_TOKENS
     tokens = max(longest, min(sequences * longest, budget))
-    chunk, slots = _limits(config, budget, longest)
+    chunk, slots = _limits(config, budget, longest, on_gpu)
     layer = size.widths / size.layers
     share, backward = (KEPT_BY_KERNELS, BACKWARD_BY_KERNELS) if on_gpu and not full else (KEPT, BACKWARD)
     kept = share * size.widths
@@ -212,11 +212,11 @@ def estimate_memory(
     )
 
 
-def _limits(config: PPOConfig, tokens: int, longest: int) -> tuple[int, int]:
+def _limits(config: PPOConfig, tokens: int, longest: int, on_gpu: bool) -> tuple[int, int]:
     """Positions that have logits at once, and sequences that are generated at once."""
     if config.quantize == "none" or tokens >= USUAL_TOKENS:
         return CHUNK, SLOTS
-    return short_chunk(tokens), max(1, CACHED_PASSES * tokens // longest)
+    return short_chunk(tokens), slots_for_passes(tokens, longest, on_gpu)
 
 
 def _frozen_adapters(config: PPOConfig) -> int:

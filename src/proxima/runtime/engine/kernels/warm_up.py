@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from proxima.runtime.engine.kernels import attention_kernels, gate_kernels, head_kernels, norm_kernels
+from proxima.runtime.engine.layer_weights import kinds_of
 from proxima.runtime.engine.layout import tile_table
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ def training_calls(decoder: Decoder) -> list[Call]:
         d_gated, down = weight.new_zeros(ROWS, block.down.inputs + block.down.padding), block.down.down
         inner = d_gated[:, block.down.inputs :]
         calls.append(lambda: gate_kernels.gate_backward(wide, d_gated[:, : -len(down)], inner, down))
-    packed = [part.quantized for part in block.projections if part.quantized is not None]
-    calls += [weight.fill for weight in packed if weight.suits_kernels]
+    kinds = [part.quantized for place in range(4) for part in kinds_of(decoder.blocks, place)]
+    calls += [weight.fill for weight in kinds if weight is not None and weight.suits_kernels]
     for padding in {block.qkv.padding, block.up.padding, 0}:
         calls.append(partial(norm_kernels.add_and_rms_norm, x, x, block.norm, padding, shape.eps))
     return calls
