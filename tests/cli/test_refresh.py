@@ -139,6 +139,7 @@ def test_bad_input_is_one_line(home, tiny_folders, capsys):
     train(tiny_folders, "--data", "old.jsonl", "--run-name", "one")
     go_on = (*ask, "--continue", "runs/one")
     assert "it was trained with lora_r 16, not 8; add --lora-r 16" in fails(capsys, *go_on, "--lora-r", "8")
+    assert "trained with quantize none, not nf4" in fails(capsys, *go_on, "--quantize", "nf4")
     other = ("reward", "--model-name", tiny_folders["llama"], "--data", "new.jsonl", "--continue", "runs/one")
     assert f"add --model-name {tiny}" in fails(capsys, *other)
     assert "trained without an SFT adapter; leave out" in fails(capsys, *go_on, "--sft-adapter", "runs/one")

@@ -8,7 +8,7 @@ from proxima.core.linear4bit import Linear4bit, is_quantized
 from proxima.core.nf4 import quantize
 from proxima.models import Sampling
 from proxima.ppo_trainer import PPOTrainer
-from proxima.runtime.engine import pack_mask, supports
+from proxima.runtime.engine import pack_mask, slots_for_passes, supports
 from tests.helpers import LOGPROB_ROUNDING, difference, rounding, shake, weights
 from tests.runtime.test_engine_families import CASES, make_backbones, make_prompts
 
@@ -128,6 +128,36 @@ def test_few_tokens_in_a_pass_bound_prefill_cache_and_logits_and_change_nothing(
     assert most[0]["logits"] == 6
     assert most[1]["logits"] <= 64 // 8
     assert difference(*results) < rounding(trainer)
+
+
+def test_slots_do_not_depend_on_earlier_calls(build):
+    """A resumed run has not seen what came before."""
+    trainer = build(micro_batch_tokens=64)
+    policy, counts = trainer.models.policy, []
+    for prompts in (PROMPTS * 3, ["long " * 30] * 4, PROMPTS * 3):
+        policy.generate(trainer.generator.read_prompts(prompts), free())
+        counts.append(policy.backbone.generation._slots.count)
+    assert counts[0] == counts[2] > counts[1]
+    assert slots_for_passes(2048, 1024, on_gpu=True) == slots_for_passes(2048, 1024, on_gpu=False) == 8
+    assert slots_for_passes(2048, 2560, on_gpu=True) == 8  # the fewest of a captured step
+    assert slots_for_passes(2048, 2560, on_gpu=False) == 3
+
+
+def test_inputs_of_projections_without_an_adapter_are_not_kept(build):
+    """As with weights in full: only the gradient of the input passes through them."""
+
+    def kept(**settings):
+        trainer, found = build(**settings), {}
+        policy = trainer.models.policy
+        tokens = policy.generate(trainer.generator.read_prompts(PROMPTS), free())
+        keep = torch.autograd.graph.saved_tensors_hooks(
+            lambda x: found.setdefault(x.untyped_storage().data_ptr(), x), lambda x: x
+        )
+        with policy.training(), keep:
+            policy.response_hidden(tokens).sum().backward()
+        return sum(one.untyped_storage().nbytes() for one in found.values())
+
+    assert kept(lora_targets="q_proj") < 0.85 * kept()
 
 
 @pytest.mark.parametrize(

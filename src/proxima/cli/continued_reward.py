@@ -129,7 +129,8 @@ def check_continued(folder: str, config: RewardConfig) -> None:
         )
     for name in SAME:
         now = getattr(config, name)
-        if name in before and before[name] != now:
+        before.setdefault(name, getattr(RewardConfig, name))  # settings of an earlier version
+        if before[name] != now:
             flag = name.replace("_", "-")
             raise ValueError(
                 f"--continue {folder}: it was trained with {name} {before[name]}, not {now}; add --{flag} "
