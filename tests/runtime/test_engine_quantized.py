@@ -157,7 +157,7 @@ def test_inputs_of_projections_without_an_adapter_are_not_kept(build):
             policy.response_hidden(tokens).sum().backward()
         return sum(one.untyped_storage().nbytes() for one in found.values())
 
-    assert kept(lora_targets="q_proj") < 0.85 * kept()
+    assert kept(lora_targets="q_proj") < 0.9 * kept()
 
 
 @pytest.mark.parametrize(
