@@ -737,6 +737,13 @@ def test_a_control_question_that_was_an_item_with_its_sides_the_other_way_keeps_
     assert store.controls() == {1: "b"}
 
 
+def test_a_control_question_whose_sides_differ_only_in_their_end_keeps_its_answer(make_store):
+    store = make_store()
+    store.add_items([Item("a prompt", "same", "same", True, False)])
+    store.add_controls([Item("a prompt", "same", "same", False, True)], ["a"])
+    assert store.controls() == {1: "b"}
+
+
 def test_skips_ties_and_ratings_of_control_questions(tmp_path):
     store = Store(tmp_path / "r.db", "ratings")
     store.add_controls([Item(f"p{i}", f"text {i}") for i in range(3)], ["4", "1", "5"])

@@ -86,6 +86,19 @@ def test_records_show_the_observed_tokens_without_numbers(whole):
     assert sample_row(record)["kl"] == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
+def test_the_text_of_a_diverged_policy_stays_its_own(whole):
+    """Whose log-probabilities are nan, so that numbers do not tell which tokens it chose."""
+    lost = torch.full_like(whole.column("logprob_policy"), math.nan)
+    diverged = whole.with_columns(logprob_policy=lost, kl=lost)
+    assert "replies" not in sample_row(records(diverged, "trained", [0.0] * whole.batch_size, {})[0])
+    holed = with_holes(diverged)
+    row = int(holed.tokens.observed.any(1).nonzero()[0])
+    shown = sample_row(records(holed, "trained", [0.0] * whole.batch_size, {})[row])
+    assert [turn["role"] for turn in shown["replies"]] == ["assistant", "environment", "assistant"]
+    assert shown["length"] == int(holed.mask[row].sum())
+    assert math.isnan(shown["kl"])
+
+
 def test_an_update_is_that_of_the_chosen_tokens_alone(make_config, trainer, whole):
     """Over all tokens with an advantage of 0 on the observed ones the policy's step is the same, as the
     denominator of `horizon` does not count tokens."""

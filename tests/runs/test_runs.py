@@ -190,6 +190,16 @@ def test_broken_token_files_cost_their_step(folder):
     assert sample["reward"] is None
 
 
+def test_what_was_observed_is_read_from_its_list_and_in_older_files_from_missing_numbers(folder):
+    lost = {"tokens": ["a", "b", "c"], "columns": {"logprob": [None, None, None]}}
+    lists = [[], [1], [True, "0", [2], None, -1, 3, 10**30], "no"]
+    write_tokens(folder, 40, [lost, *({**lost, "observed": each} for each in lists)])
+    samples = Run(folder).tokens(40)
+    assert [sample["observed"] for sample in samples] == [[0, 1, 2], [], [1], [], [0, 1, 2]]
+    assert "replies" not in samples[1]
+    assert [turn["role"] for turn in samples[2]["replies"]] == ["assistant", "environment", "assistant"]
+
+
 def test_data_frames(folder):
     run = Run(folder)
     assert run.metrics_frame().loc[4, "kl"] == metrics_at(5, 30)["kl"]

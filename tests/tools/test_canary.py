@@ -77,7 +77,8 @@ def test_sound_setups_pass(run_it, settings):
 # --- other models ---
 
 
-def test_a_model_that_writes_all_tokens_alike_is_not_measured(run_it, tmp_path):
+@pytest.mark.parametrize("truncation", [{}, {"top_k": 50, "top_p": 0.95}, {"top_p": 0.95}, {"top_k": 3}])
+def test_a_model_that_writes_all_tokens_alike_is_not_measured(run_it, tmp_path, few_steps, truncation):
     """Under a frozen head with weights this small no adapter could raise any share by 0.05."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -85,7 +86,7 @@ def test_a_model_that_writes_all_tokens_alike_is_not_measured(run_it, tmp_path):
     config = LlamaConfig(vocab_size=300, eos_token_id=256, bos_token_id=None, num_attention_heads=4, **sizes)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    found = run_it(model_name=str(tmp_path / "model"))
+    found = run_it(model_name=str(tmp_path / "model"), **truncation)
     assert found.level == "warn"
     assert "not measured: the model writes every token about equally often" in found.text
 

@@ -87,7 +87,8 @@ def trained_records(trainer: PPOTrainer, outcome: Record, count: int) -> list[Re
 def records(
     pairs: TokenPairs, kind: str, rewards: Sequence[float], by_name: Mapping[str, Sequence[float]]
 ) -> list[Record]:
-    """One record per sequence: texts, ids, and every number of every token."""
+    """One record per sequence: texts, ids, and every number of every token; `observed` lists the places of
+    tokens that the policy read and did not choose."""
     tokens = pairs.tokens
     columns = {name: pairs.columns[own].cpu() for name, own in COLUMNS.items() if own in pairs.columns}
     read, ended, texts = tokens.read.cpu(), tokens.ended.tolist(), tokens.texts()
@@ -97,7 +98,7 @@ def records(
         }
     rows = []
     for i, prompt in enumerate(tokens.prompts):
-        own = tokens.response_rows[i]
+        own, chosen = tokens.response_rows[i], _chosen(tokens, i)
         record = with_turns({"kind": kind, "prompt": prompt})
         rows.append(
             {
@@ -109,6 +110,7 @@ def records(
                 "ended": ended[i],
                 "ids": own,
                 "tokens": _pieces(tokens, i),
+                "observed": [place for place, is_own in enumerate(chosen) if not is_own],
                 "columns": {
                     name: [rounded(x) for x in column[i][read[i]].tolist()]
                     for name, column in columns.items()
@@ -122,8 +124,9 @@ def sample_row(record: Record) -> Record:
     """A record as a line of the small table."""
     names = ("kind", "prompt", "turns", "text", "reward", "rewards", "ended")
     shown = {name: record[name] for name in names if name in record}
-    chosen = [not math.isnan(number) for number in record["columns"]["logprob"]]
-    kl = [number for number in record["columns"]["kl"] if not math.isnan(number)]  # of its own tokens
+    observed = set(record["observed"])
+    chosen = [place not in observed for place in range(len(record["tokens"]))]
+    kl = [number for number, own in zip(record["columns"]["kl"], chosen, strict=True) if own]
     replies = episode_turns(record["tokens"], chosen)
     return {**shown, **with_replies(replies), "length": len(kl), "kl": rounded(math.fsum(kl))}
 

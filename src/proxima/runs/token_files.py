@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,8 +48,9 @@ def _checked(sample: Record) -> Record:
         if isinstance(values, list) and len(values) == len(tokens)
     }
     rewards, prompt = sample.get("rewards"), str(sample.get("prompt", ""))
-    turns, logprobs = turns_of(prompt, sample.get("turns")), columns.get("logprob", [0.0] * len(tokens))
-    replies = episode_turns(tokens, [each is not None for each in logprobs])
+    turns, observed = turns_of(prompt, sample.get("turns")), _observed(sample, columns)
+    chosen = [place not in observed for place in range(len(tokens))]
+    replies = episode_turns(tokens, chosen)
     return {
         **{name: value for name, value in sample.items() if name not in ("turns", "replies")},
         **({"turns": turns} if turns else {}),
@@ -61,8 +63,18 @@ def _checked(sample: Record) -> Record:
         if isinstance(rewards, dict)
         else {},
         "tokens": tokens,
+        "observed": [place for place, own in enumerate(chosen) if not own],
         "columns": columns,
     }
+
+
+def _observed(sample: Record, columns: Mapping[str, Sequence[float | None]]) -> set[int]:
+    """Places of the tokens that the policy read and did not choose; in older files, those without a
+    log-probability."""
+    places = sample.get("observed")
+    if isinstance(places, list):
+        return {place for place in places if type(place) is int}
+    return {place for place, each in enumerate(columns.get("logprob", [])) if each is None}
 
 
 def number(value: object, otherwise: Otherwise) -> float | Otherwise:

@@ -233,10 +233,12 @@ class Store:
         added = 0
         with self._change() as db:
             for item, answer in zip(items, expected, strict=True):
-                row = db.execute("SELECT id, a FROM items WHERE digest = ?", (item.digest,)).fetchone()
-                turned = (
-                    item.b is not None and row["a"] != item.a
-                )  # it was there, with its sides the other way
+                row = db.execute(
+                    "SELECT id, a, a_ended FROM items WHERE digest = ?", (item.digest,)
+                ).fetchone()
+                # it was there, with its sides the other way
+                same = (row["a"], bool(row["a_ended"])) == (item.a, bool(item.a_ended))
+                turned = item.b is not None and not same
                 given = (row["id"], {"a": "b", "b": "a"}[answer] if turned else answer)
                 added += db.execute("INSERT OR IGNORE INTO controls VALUES (?, ?)", given).rowcount
         return added

@@ -78,6 +78,7 @@ def cut(sample: RecordView) -> Record:
         "turns": cut_turns(turns_of(sample["prompt"], sample.get("turns"))),
         "ids": list(sample.get("ids") or [])[:MOST_TOKENS] or None,
         "tokens": [cut_text(token, LONGEST_TOKEN) for token in sample["tokens"][:MOST_TOKENS]],
+        "observed": [place for place in sample.get("observed") or [] if place < MOST_TOKENS],
         "columns": {name: values[:MOST_TOKENS] for name, values in sample["columns"].items()},
     }
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.errors import EngineFailure
 from proxima.core.json_record import Record
-from proxima.core.types import Tokens
+from proxima.core.types import KeptSet, Tokens
 from proxima.ppo_trainer import PPOTrainer
 from proxima.reward_kl import shape_scores
 from proxima.rewards import RewardOutcome, Samples
@@ -154,13 +154,19 @@ def choose_class(rows: Sequence[Sequence[int]], eos_ids: Sequence[int]) -> froze
 
 @torch.no_grad()
 def check_flatness(trainer: PPOTrainer, written: Tokens) -> None:
-    """Untrained weights write all tokens alike, and adapters under a frozen head hardly change that."""
-    entropy = float(trainer.generator.score(written)["entropy"][written.mask].mean())
-    uniform = math.log(trainer.models.policy.backbone.network.get_input_embeddings().weight.shape[0])
+    """Untrained weights write all tokens alike, and adapters under a frozen head hardly change that.
+
+    The entropy is that before truncation: which few of many equal tokens top-k keeps says nothing.
+    """
+    vocabulary = trainer.models.policy.backbone.passes.vocabulary
+    everything = torch.full((1, 1, -(-vocabulary // 8)), 255, dtype=torch.uint8, device=written.mask.device)
+    whole = replace(written, kept=KeptSet(bits=everything.expand(*written.mask.shape, -1)))
+    entropy = float(trainer.generator.score(whole)["entropy"][written.mask].mean())
+    uniform = math.log(vocabulary)
     if uniform - entropy < FLAT:
         raise NothingToPlant(
-            f"the model writes every token about equally often (an entropy of {entropy:.2f} nats, where a "
-            f"uniform distribution has {uniform:.2f}), as untrained weights do: it can prefer none soon",
+            f"the model writes every token about equally often (an entropy of {entropy:.2f} nats before "
+            f"truncation, where a uniform distribution has {uniform:.2f}), as untrained weights do: it can prefer none soon",
             "run it with the model that you will train; initializer_range 0.2 makes tiny random ones learn",
         )
 

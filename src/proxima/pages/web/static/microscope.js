@@ -157,8 +157,8 @@ function at(event, act) {
   if (index !== undefined) act(Number(index));
 }
 
-// Whether a token was read and not chosen: an environment wrote it, and it has no log-probability.
-const isRead = (sample, index) => sample.columns.logprob?.[index] === null;
+// Whether a token was read and not chosen: an environment wrote it.
+const isRead = (sample, index) => sample.observed.includes(index);
 
 // Tokens as they are, or, where some were read, as the turns of an episode.
 function inTurns(sample, spans) {
