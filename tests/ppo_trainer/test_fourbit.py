@@ -1,6 +1,7 @@
 """All roles on a base in 4 bits: PPO, fine-tuning, resuming, export."""
 
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,33 @@ def test_sft_and_reward_train_on_it_and_ppo_uses_both(finetuning, make_config, p
     settings = {"quantize": "nf4", "sft_adapter": str(sft.folder), "rewards": (str(reward.folder),)}
     trainer = PPOTrainer(make_config(**settings))
     assert trainer.ppo_step(prompts)["first_ratio_error"] <= 1e-5
+
+
+@pytest.mark.parametrize(("trained", "own"), [("nf4", "none"), ("none", "nf4")])
+def test_adapters_of_another_form_of_the_base_are_named(finetuning, make_config, prompts, trained, own):
+    """Once each, in whichever role; nothing is said where the forms are the same, or none is recorded."""
+    made = {**finetuning, "epochs": 1, "batch_size": 4, "quantize": trained}
+    sft = SFTTrainer(FinetuningConfig(**made, run_name="sft")).train([Demonstration("a", " b")] * 8)
+    preferences = [Preference(f"prompt {i}", " yes", " no") for i in range(8)]
+    reward = RewardTrainer(RewardConfig(**made, run_name="reward")).train(preferences)
+    folders = {"sft_adapter": str(sft.folder), "rewards": (str(reward.folder),)}
+
+    def told(**settings):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            PPOTrainer(make_config(**{"quantize": own, **folders, **settings}))
+        return [str(item.message) for item in caught if "was trained on" in str(item.message)]
+
+    first, second = told()
+    for said, folder in ((first, sft.folder), (second, reward.folder)):
+        assert f"{str(folder)!r} was trained on" in said
+        assert f"(quantize {trained})" in said
+        assert f"(quantize {own})" in said
+    assert len(told(value_model=str(reward.folder))) == 3
+    assert told(quantize=trained) == []
+    for folder in (sft.folder, reward.folder):
+        (Path(folder) / "finetuning.yaml").unlink()
+    assert told() == []
 
 
 def test_run_reads_its_setting(run):

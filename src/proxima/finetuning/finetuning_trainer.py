@@ -32,6 +32,7 @@ from proxima.base_setup import (
     lora_config,
     merge_adapter,
     pick_device,
+    warn_of_another_base,
 )
 from proxima.config import SETTINGS_FILE, FinetuningConfig, settings_in
 from proxima.core.progress import no_bars
@@ -123,6 +124,8 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
     def adapter(self, name: str) -> str | None:
         """What trains: an adapter (new, or a copy of `sft_adapter`), or with lora_r = 0 the whole network in
         float32."""
+        if self.config.sft_adapter:
+            warn_of_another_base(self.backbone, self.config.sft_adapter)
         if self.config.lora_r == 0:
             if self.config.sft_adapter:
                 self.backbone = merge_adapter(self.backbone, self.config.sft_adapter)
