@@ -140,8 +140,8 @@ def warn_of_another_base(backbone: Backbone, folder: str) -> None:
     trained, own = trained_quantize(Path(folder)), "nf4" if backbone.quantized else "none"
     if trained is not None and trained != own:
         warnings.warn(
-            f"the adapter {folder!r} was trained on {forms[trained]}, and is now on {forms[own]}: its outputs "
-            f"differ; set quantize to {trained}, or train it with --quantize {own}",
+            f"the adapter {folder!r} was trained on {forms[trained]} and is used on {forms[own]}, where its "
+            f"outputs differ; set quantize to {trained}, or train it with --quantize {own}",
             stacklevel=3,
         )
 
