@@ -104,6 +104,22 @@ def test_quantised_checkpoint_needs_the_setting(checkpoint):
         load(checkpoint, quantize="none")
 
 
+@pytest.mark.parametrize("absent", [True, False])
+def test_storage_is_uint8_where_the_config_does_not_say(checkpoint, absent):
+    """The default of bitsandbytes, for a key that is absent or null."""
+    expected = layers(load(checkpoint))
+    config = json.loads((checkpoint / "config.json").read_text())
+    if absent:
+        del config["quantization_config"]["bnb_4bit_quant_storage"]
+    else:
+        config["quantization_config"]["bnb_4bit_quant_storage"] = None
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    found = layers(load(checkpoint))
+    assert found.keys() == expected.keys()
+    for path, part in found.items():
+        assert torch.equal(dequantize(part.nf4), dequantize(expected[path].nf4))
+
+
 @pytest.mark.parametrize(
     "changes",
     [

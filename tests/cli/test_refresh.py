@@ -67,6 +67,31 @@ def test_label_samples_two_answers_of_the_runs_policy_to_its_own_prompts(run, no
     assert all(len(item.a.split()) <= 7 for item in items)
 
 
+def test_label_samples_a_base_in_4_bits(tmp_path, tiny, no_server, monkeypatch):
+    """A run's policy with the form of its base, and the same adapter by flags."""
+    monkeypatch.chdir(tmp_path)
+    Path("prompts.txt").write_text("".join(f"prompt {i}\n" for i in range(4)))
+    config = PPOConfig(
+        tiny, quantize="nf4", batch_size=4, max_new_tokens=7, learning_rate=0.05, run_name="ppo",
+        rewards=("tests.cli.test_refresh:vowels",),
+    )  # fmt: skip
+    trainer = PPOTrainer(config)
+    prompts = [f"prompt {i}" for i in range(4)]
+    trainer.train(prompts)
+    expected = trainer.generator.sample(prompts, 0).texts()
+    by_flags = ["--model-name", tiny, "--adapter", "runs/ppo/policy", "--max-new-tokens", "7"]
+    found = {}
+    for name, given in {
+        "from": ["--from", "runs/ppo"],
+        "flags": [*by_flags, "--quantize", "nf4"],
+        "full": by_flags,
+    }.items():
+        main(["label", *given, "--data", "prompts.txt", "--db", f"{name}.db", "--mode", "ratings"])
+        found[name] = [Store(Path(f"{name}.db")).item(number).a for number in range(1, 5)]
+    assert found["from"] == found["flags"] == expected
+    assert found["full"] != expected
+
+
 def test_what_is_wrong_with_the_run_is_said_in_one_line(run, no_server, capsys):
     assert "leave out --adapter" in fails(
         capsys, "label", "--from", "runs/ppo", "--adapter", "runs/ppo/policy"

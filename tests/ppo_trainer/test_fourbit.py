@@ -1,16 +1,21 @@
 """All roles on a base in 4 bits: PPO, fine-tuning, resuming, export."""
 
+import json
 import shutil
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import Crash, crash_at, difference, weights
+from peft.tuners.lora import LoraLayer
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from proxima.base_setup import load_network
-from proxima.config import FinetuningConfig, PPOConfig, RewardConfig
+from proxima.base_setup import load_network, pick_device, pick_dtype
+from proxima.config import FinetuningConfig, PPOConfig, RewardConfig, saved_settings
 from proxima.core.linear4bit import dequantize_layers, is_quantized
+from proxima.core.nf4 import dequantize
 from proxima.finetuning import Demonstration, Preference, RewardTrainer, SFTTrainer
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards.reward_server import load_scorer
@@ -113,6 +118,33 @@ def test_exported_merged_model_is_the_dequantised_base_with_the_update(run, tmp_
         torch.testing.assert_close(merged(ids).logits, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("recorded", ["bfloat16", "auto"])
+def test_merged_into_the_codes_that_were_trained(make_config, prompts, tmp_path, recorded):
+    """A float32 checkpoint trained in bfloat16 was quantised from bfloat16; `auto` is that where the run had a
+    GPU."""
+    config = make_config(quantize="nf4", dtype="bfloat16", run_name="four", batch_size=4)
+    trainer = PPOTrainer(config)
+    trainer.train(prompts)
+    run = Path(config.run_dir) / "four"
+    trainer.models.policy.load(run / "policy")
+    if recorded == "auto":
+        replace(PPOConfig.from_yaml(run / "config.yaml"), dtype="auto").to_yaml(run / "config.yaml")
+        environment = json.loads((run / "environment.json").read_text())
+        (run / "environment.json").write_text(json.dumps(environment | {"gpus": ["one"]}))
+    with pytest.warns(UserWarning, match="not the original model"):
+        export(run, tmp_path / "merged", merge=True, dtype="float32")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    policy, compared = trainer.models.policy, 0
+    for path, part in policy.backbone.network.named_modules():
+        if isinstance(part, LoraLayer):
+            base, update = dequantize(part.get_base_layer().nf4), part.get_delta_weight(policy.adapter)
+            assert torch.equal(merged.get_submodule(path).weight, base.float() + update.detach()), path
+            compared += 1
+    assert compared == 14
+    embeddings = policy.backbone.network.get_input_embeddings().weight.float()
+    assert torch.equal(merged.get_input_embeddings().weight, embeddings)
+
+
 def test_memory_is_a_quarter_of_bfloat16():
     network = Qwen3Config(vocab_size=512, hidden_size=1024, intermediate_size=4096, num_hidden_layers=8)
     sizes = {
@@ -155,6 +187,40 @@ def test_sft_and_reward_train_on_it_and_ppo_uses_both(finetuning, make_config, p
     settings = {"quantize": "nf4", "sft_adapter": str(sft.folder), "rewards": (str(reward.folder),)}
     trainer = PPOTrainer(make_config(**settings))
     assert trainer.ppo_step(prompts)["first_ratio_error"] <= 1e-5
+
+
+def test_fine_tuning_records_the_type_that_was_quantised(finetuning):
+    made = {**finetuning, "epochs": 1, "batch_size": 4}
+    folder = SFTTrainer(FinetuningConfig(**made, run_name="sft")).train([Demonstration("a", " b")] * 8).folder
+    dtype = str(pick_dtype("auto", pick_device("auto"))).removeprefix("torch.")
+    assert saved_settings(Path(folder) / "finetuning.yaml").dtype == dtype
+
+
+@pytest.mark.parametrize(("trained", "own"), [("nf4", "none"), ("none", "nf4")])
+def test_adapters_of_another_form_of_the_base_are_named(finetuning, make_config, prompts, trained, own):
+    """Once each, in whichever role; nothing is said where the forms are the same, or none is recorded."""
+    made = {**finetuning, "epochs": 1, "batch_size": 4, "quantize": trained}
+    sft = SFTTrainer(FinetuningConfig(**made, run_name="sft")).train([Demonstration("a", " b")] * 8)
+    preferences = [Preference(f"prompt {i}", " yes", " no") for i in range(8)]
+    reward = RewardTrainer(RewardConfig(**made, run_name="reward")).train(preferences)
+    folders = {"sft_adapter": str(sft.folder), "rewards": (str(reward.folder),)}
+
+    def told(**settings):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            PPOTrainer(make_config(**{"quantize": own, **folders, **settings}))
+        return [str(item.message) for item in caught if "was trained on" in str(item.message)]
+
+    first, second = told()
+    for said, folder in ((first, sft.folder), (second, reward.folder)):
+        assert f"{str(folder)!r} was trained on" in said
+        assert f"(quantize {trained})" in said
+        assert f"(quantize {own})" in said
+    assert len(told(value_model=str(reward.folder))) == 3
+    assert told(quantize=trained) == []
+    for folder in (sft.folder, reward.folder):
+        (Path(folder) / "finetuning.yaml").unlink()
+    assert told() == []
 
 
 def test_run_reads_its_setting(run):

@@ -252,6 +252,50 @@ def test_a_yaml_file_by_itself_and_behind_config(old, tmp_path):
     assert listed(old("python ppo.py --config gone.yaml\n", "run2.sh").unread, "--config gone.yaml (line 1)")
 
 
+PEFT = "use_peft: true\nlora_r: 4\nsft_model_path: org/sft\nload_in_4bit: true\n"
+
+
+def test_a_base_in_4_bits(old):
+    new = old(PEFT, "old.yaml")
+    assert new.settings["quantize"] == "nf4"
+    assert listed(
+        new.differs, "load_in_4bit (old.yaml): TRL's script quantised the value and reward model too"
+    )
+    assert listed(
+        new.differs, "use_bnb_nested_quant = False (TRL's default): double quantisation is always on"
+    )
+    assert not listed(new.dropped, "4bit")
+    nested = old(PEFT + "bnb_4bit_quant_type: nf4\nuse_bnb_nested_quant: true\n", "old.yaml")
+    assert nested.settings["quantize"] == "nf4"
+    assert not listed(nested.differs, "use_bnb_nested_quant")
+    assert not listed(nested.dropped, "bnb")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (("true\nlora_r", "false\nlora_r"), "load_in_4bit = True (old.yaml): codes cannot be trained"),
+        (
+            ("load_in_4bit", "bnb_4bit_quant_type: fp4\nload_in_4bit"),
+            "bnb_4bit_quant_type = fp4 (old.yaml): the one 4-bit form here is nf4",
+        ),
+    ],
+)
+def test_a_4_bit_run_that_has_no_counterpart_is_left_to_the_reader(old, changes, told):
+    new = old(PEFT.replace(*changes), "old.yaml")
+    assert "quantize" not in new.settings
+    assert listed(new.unread, told)
+
+
+def test_8_bits_and_settings_of_4_bits_without_them(old):
+    new = old(
+        PEFT.replace("load_in_4bit: true", "load_in_8bit: true\nuse_bnb_nested_quant: true"), "old.yaml"
+    )
+    assert "quantize" not in new.settings
+    assert listed(new.dropped, "load_in_8bit = True")
+    assert listed(new.dropped, "use_bnb_nested_quant = True")
+
+
 def test_lora_from_pefts_own_config(old):
     text = PLAIN.replace("callbacks=[Callback()]", "peft_config=lora") + "\n"
     new = old(

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         load_adapter,
         lora_config,
         merge_adapter,
+        warn_of_another_base,
     )
     from proxima.base_setup.micro_batches import LOGITS, USUAL_TOKENS, MicroBatches, tokens_for_memory
     from proxima.base_setup.model_setup import ModelSet, has_head, load_classifier, load_reward

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from proxima.base_setup.loading import ModelSettings, explain_loading, no_progress_bar
+from proxima.config import trained_quantize
 from proxima.core.regular_files import read_file
 from proxima.models import ADAPTER_FILE, Backbone, adapter_tensors, fill_adapter
 
@@ -130,6 +132,18 @@ def load_adapter(backbone: Backbone, name: str, folder: str) -> str:
         if state.keys() == adapter_tensors(backbone.peft, name).keys():
             fill_adapter(backbone.peft, name, state)
     return name
+
+
+def warn_of_another_base(backbone: Backbone, folder: str) -> None:
+    """Where an adapter is recorded to be trained beside other weights: the base in 4 bits, or in full."""
+    forms = {"nf4": "the base in 4 bits (quantize nf4)", "none": "the base in full (quantize none)"}
+    trained, own = trained_quantize(Path(folder)), "nf4" if backbone.quantized else "none"
+    if trained is not None and trained != own:
+        warnings.warn(
+            f"the adapter {folder!r} was trained on {forms[trained]} and is used on {forms[own]}, where its "
+            f"outputs differ; set quantize to {trained}, or train it with --quantize {own}",
+            stacklevel=3,
+        )
 
 
 def merge_adapter(backbone: Backbone, folder: str) -> Backbone:

@@ -34,6 +34,7 @@ from proxima.base_setup.lora_setup import (
     load_adapter,
     lora_config,
     merge_adapter,
+    warn_of_another_base,
 )
 from proxima.base_setup.micro_batches import MicroBatches
 from proxima.base_setup.tokenizer_setup import (
@@ -156,7 +157,10 @@ def _shard(roles: list[BaseModel], processes: Processes, mesh: DeviceMesh) -> No
 
 
 def _reference(config: PPOConfig, base: Backbone) -> SFTModel:
-    return SFTModel(base, load_adapter(base, "sft", config.sft_adapter) if config.sft_adapter else None)
+    if not config.sft_adapter:
+        return SFTModel(base, None)
+    warn_of_another_base(base, config.sft_adapter)
+    return SFTModel(base, load_adapter(base, "sft", config.sft_adapter))
 
 
 def load_reward(config: PPOConfig, base: Backbone, name: str = "reward") -> RewardModel:
@@ -175,6 +179,7 @@ def load_reward(config: PPOConfig, base: Backbone, name: str = "reward") -> Rewa
         return RewardModel(base, None, head, "untrained")
     head = load_head(head, folders[0])
     if is_adapter(folders[0]):
+        warn_of_another_base(base, folders[0])
         return RewardModel(base, load_adapter(base, name, folders[0]), head, folders[0])
     return RewardModel(Backbone(load_network(config, folders[0], base.device)), None, head, folders[0])
 
@@ -206,6 +211,7 @@ def _value(
     if reward.source != "untrained":
         head.load_state_dict(_one_head(reward.head.state_dict()))  # type: ignore[union-attr]
     if is_adapter(config.value_model):
+        warn_of_another_base(base, config.value_model)
         head = load_head(head, config.value_model, single=True)
         if config.lora_r == 0:
             return ValueModel(_trainable_copy(config, config.value_model), None, head)

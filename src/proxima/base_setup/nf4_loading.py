@@ -207,7 +207,8 @@ def check_quantization(name: str, saved: RecordView | None, wanted: str) -> None
     """Refuse what a checkpoint's own quantisation does not allow."""
     if saved is None:
         return
-    form = saved.get("quant_method"), saved.get("bnb_4bit_quant_type"), saved.get("bnb_4bit_quant_storage")
+    storage = saved.get("bnb_4bit_quant_storage") or ("uint8" if saved.get("load_in_4bit") else None)
+    form = saved.get("quant_method"), saved.get("bnb_4bit_quant_type"), storage
     what = ", ".join(str(part) for part in form if part) or "an unknown method"
     if not (saved.get("load_in_4bit") and form in {("bitsandbytes", "nf4", "uint8"), (None, "nf4", "uint8")}):
         raise QuantizeError(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from proxima.pages.label import Item, Store
 
 
-FROM_RUN = ("model_name", "max_new_tokens", "temperature", "top_k", "top_p", "truncate_prompts")
+FROM_RUN = ("model_name", "quantize", "max_new_tokens", "temperature", "top_k", "top_p", "truncate_prompts")
 
 
 @dataclass
@@ -54,6 +54,9 @@ class Label(Command):
 
     model_name: str = "Qwen/Qwen3-0.6B-Base"
     """Hugging Face id or local folder of the model to sample from; `embedded` is the one in the package."""
+    quantize: Literal["none", "nf4"] = "none"
+    """Form of the model's linear layers, as for `train`: `nf4` = 4 bits per weight, for an adapter trained
+    so and for `...-bnb-4bit` checkpoints. docs/fourbit.md."""
     adapter: str = ""
     """Folder of a trained policy adapter, for example runs/NAME/policy."""
     adapter_b: str = ""
@@ -194,6 +197,7 @@ class Label(Command):
             raise ValueError(f"count ({self.count}) must be 0 (one item per prompt) or more")
         config = PPOConfig(
             model_name=self.model_name,
+            quantize=self.quantize,
             max_new_tokens=self.max_new_tokens,
             temperature=self.temperature,
             top_k=self.top_k,

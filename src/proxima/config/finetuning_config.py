@@ -117,7 +117,10 @@ def saved_settings(path: Path) -> FinetuningConfig:
     return (RewardConfig if "lm_coef" in values else FinetuningConfig).from_dict(values)
 
 
-def trained_quantize(folder: Path) -> Literal["none", "nf4"]:
-    """`quantize` of the fine-tuning run that left this folder: the base that its adapter belongs to."""
+def trained_quantize(folder: Path) -> Literal["none", "nf4"] | None:
+    """`quantize` of the fine-tuning run that left this folder: the base that its adapter belongs to. None
+    where it is no such folder."""
     path = settings_in(folder)
-    return "none" if path is None else saved_settings(path).quantize
+    if path is None:
+        return None
+    return "nf4" if read_yaml(path).get("quantize") == "nf4" else "none"

@@ -32,6 +32,8 @@ from proxima.base_setup import (
     lora_config,
     merge_adapter,
     pick_device,
+    pick_dtype,
+    warn_of_another_base,
 )
 from proxima.config import SETTINGS_FILE, FinetuningConfig, settings_in
 from proxima.core.progress import no_bars
@@ -123,6 +125,8 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
     def adapter(self, name: str) -> str | None:
         """What trains: an adapter (new, or a copy of `sft_adapter`), or with lora_r = 0 the whole network in
         float32."""
+        if self.config.sft_adapter:
+            warn_of_another_base(self.backbone, self.config.sft_adapter)
         if self.config.lora_r == 0:
             if self.config.sft_adapter:
                 self.backbone = merge_adapter(self.backbone, self.config.sft_adapter)
@@ -211,7 +215,11 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
     def save(self, folder: Path, results: FinetuningResults) -> None:
         self.role.save(folder)
         self.tokenizer.save_pretrained(folder)
-        self.config.to_yaml(folder / SETTINGS_FILE)
+        config = self.config
+        if self.backbone.quantized:  # the codes depend on the type that was quantised
+            dtype = str(pick_dtype(config.dtype, self.role.device)).removeprefix("torch.")
+            config = replace(config, dtype=dtype)  # type: ignore[arg-type]  # one of the names
+        config.to_yaml(folder / SETTINGS_FILE)
 
     def _fit(
         self,

@@ -160,7 +160,7 @@ def load_scorer(config: PPOConfig) -> Scorer:
         )
         return lambda batch: classifier(_sampled(batch, classifier.classifier.tokenizer)).sequence
     options = check_options(spec, keyword_options(TrainedReward))
-    config = replace(config, quantize=trained_quantize(Path(source)))
+    config = replace(config, quantize=trained_quantize(Path(source)) or "none")
     tokenizer = load_tokenizer(config.model_name, config.trust_remote_code)
     model = load_reward(config, Backbone(load_network(config, config.model_name, device)))
     trained = TrainedReward(model, tokenizer, MicroBatches.of(config), **options)

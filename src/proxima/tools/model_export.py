@@ -88,7 +88,7 @@ def export(
     _check_weights(weights)
     if to.resolve().is_relative_to(weights.resolve()):
         raise ValueError(f"{to} lies in the folder that is exported; choose another")
-    config = replace(config, trust_remote_code=trust_remote_code)
+    config = replace(config, trust_remote_code=trust_remote_code, dtype=_trained_dtype(run, config))
     if gguf:
         _write_gguf(weights, to, config, gguf, run.resolve().name)
         return to
@@ -153,9 +153,12 @@ def _merged(
     weights: Path, config: PPOConfig | FinetuningConfig, stored: Callable[[Tensor], Tensor], advice: str
 ) -> PreTrainedModel:
     """The base with an adapter merged in, in float32; a warning where `stored` loses much of the update."""
-    network = load_network(replace(config, dtype="float32"), config.model_name, pick_device("cpu"))
-    if config.quantize != "none":
+    quantized = config.quantize != "none"  # codes depend on the type that the run loaded
+    loaded = config if quantized else replace(config, dtype="float32")
+    network = load_network(loaded, config.model_name, pick_device("cpu"))
+    if quantized:
         dequantize_layers(network, torch.float32)
+        network.float()
         warnings.warn(NOT_THE_ORIGINAL, stacklevel=2)
     backbone = Backbone(network)
     adapter = load_adapter(backbone, "policy", str(weights))
@@ -183,6 +186,17 @@ def surviving_share(peft: PeftModel, adapter: str, stored: Callable[[Tensor], Te
             kept += float((left * update).sum())
             total += float(update.pow(2).sum())
     return kept / total if total else 1.0
+
+
+def _trained_dtype(
+    run: Path, config: PPOConfig | FinetuningConfig
+) -> Literal["auto", "float32", "bfloat16", "float16"]:
+    """`dtype` as the run resolved it: `auto` was bfloat16 on a GPU, which need not be here; what is not
+    quantised is merged from float32 in any case."""
+    if config.quantize == "none" or config.dtype != "auto":
+        return config.dtype
+    on_gpu = bool(Run(run).environment.get("gpus")) if config.device == "auto" else config.device[:3] != "cpu"
+    return "bfloat16" if on_gpu else "float32"
 
 
 def _saved_dtype(config: PPOConfig | FinetuningConfig, name: str) -> torch.dtype:

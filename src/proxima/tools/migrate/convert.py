@@ -10,7 +10,7 @@ from pathlib import Path
 from proxima.config import TRACKERS, PPOConfig
 from proxima.core.regular_files import open_file
 from proxima.tools.migrate.migration import Migration, is_count, said, shown
-from proxima.tools.migrate.old_models import lora, models
+from proxima.tools.migrate.old_models import four_bits, lora, models
 from proxima.tools.migrate.old_run import OldRun, Setting
 from proxima.tools.migrate.read_command import read_shell, read_yaml_settings
 from proxima.tools.migrate.read_script import read_script
@@ -75,6 +75,7 @@ def convert(old: OldRun, processes: int = 0, rows: int = 0) -> Migration:
     new.processes = processes or old.processes or 1
     models(old, new)
     lora(old, new)
+    four_bits(old, new)
     numbers(old, new)
     batches(old, new)
     updates = length(old, new, rows or old.rows)

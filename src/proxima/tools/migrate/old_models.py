@@ -1,4 +1,4 @@
-"""The models of a run. In: `OldRun`. Out: model_name, rewards, value_model, LoRA settings."""
+"""The models of a run. In: `OldRun`. Out: model_name, rewards, value_model, LoRA settings, quantize."""
 
 from __future__ import annotations
 
@@ -81,3 +81,30 @@ def lora(old: OldRun, new: Migration) -> None:
         "with LoRA the value model is trained through an adapter, TRL trained all its weights; an adapter "
         f"usually needs a larger value_learning_rate (Proxima's own: {DEFAULTS.value_learning_rate:g})"
     )
+
+
+FOUR_BITS = (
+    "TRL's script quantised the value and reward model too; here it is the base, and networks beside it stay "
+    "in dtype: a reward model of `proxima reward` and value_model: adapter share the base"
+)
+NESTED = "double quantisation is always on: scales of 8 bits, where TRL had float32 without it"
+
+
+def four_bits(old: OldRun, new: Migration) -> None:
+    """A base in 4 bits: NF4 and adapters, nothing else."""
+    four, kind, nested = (
+        old.get(name) for name in ("load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant")
+    )
+    if four.known and not four.value:
+        return
+    new.used |= {"bnb_4bit_quant_type", "use_bnb_nested_quant"}
+    if new.settings.get("lora_r") == 0:
+        new.leave("load_in_4bit", four, "codes cannot be trained; set lora_r above 0 and quantize: nf4")
+    elif kind.value != "nf4":
+        new.used.add("load_in_4bit")
+        new.leave("bnb_4bit_quant_type", kind, "the one 4-bit form here is nf4; set quantize: nf4 for it")
+    else:
+        new.map("load_in_4bit", four, quantize="nf4")
+        new.differs.append(f"load_in_4bit ({four.where}): {FOUR_BITS}")
+        if nested.value is not True:
+            new.differs.append(f"use_bnb_nested_quant = {said(nested)}: {NESTED}")

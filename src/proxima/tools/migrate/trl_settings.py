@@ -57,6 +57,9 @@ MAPS: dict[str, tuple[object, str]] = {
     "lora_target_modules": (None, "lora_targets"),
     "use_rslora": (False, "lora_alpha"),
     "dtype": ("float32", "dtype"),
+    "load_in_4bit": (False, "quantize"),
+    "bnb_4bit_quant_type": ("nf4", "quantize"),
+    "use_bnb_nested_quant": (False, "quantize"),
     "dataset_name": (None, "data"),
     "dataset_config": (None, "data"),
     "dataset_train_split": ("train", "data"),
@@ -181,9 +184,8 @@ DROPPED: dict[str, str] = {
     "lora_dropout": "neither TRL's PPO nor Proxima's uses dropout",
     "lora_target_parameters lora_modules_to_save lora_task_type "
     "use_dora": "adapters are plain LoRA on linear layers",
-    "load_in_8bit load_in_4bit bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage": (
-        "weights are not quantised; dtype: bfloat16 and one base that adapters share save memory instead"
-    ),
+    "load_in_8bit": "there are no 8-bit weights; quantize: nf4 has the base in 4 bits, dtype: bfloat16 in 16",
+    "bnb_4bit_quant_storage": "codes are always stored as bytes (uint8)",
     "dataset_test_split": "give held-out prompts as --validation OWNER/NAME:SPLIT",
 }
 
