@@ -166,7 +166,8 @@ def check_flatness(trainer: PPOTrainer, written: Tokens) -> None:
     if uniform - entropy < FLAT:
         raise NothingToPlant(
             f"the model writes every token about equally often (an entropy of {entropy:.2f} nats before "
-            f"truncation, where a uniform distribution has {uniform:.2f}), as untrained weights do: it can prefer none soon",
+            f"truncation, where a uniform distribution has {uniform:.2f}), as untrained weights do: it can "
+            "prefer none soon",
             "run it with the model that you will train; initializer_range 0.2 makes tiny random ones learn",
         )
 
