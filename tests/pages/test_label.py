@@ -642,7 +642,7 @@ def controls(count):
 def test_control_questions_come_among_the_others_to_everyone_and_are_neither_exported_nor_counted(
     make_store, tmp_path
 ):
-    store = make_store(pairs(20), overlap=0)
+    store = make_store(pairs(20), overlap=1)
     assert store.add_controls(controls(2), ["a", "a"]) == 2
     assert store.add_controls(controls(2), ["a", "a"]) == 0
     known = store.controls()
@@ -655,10 +655,10 @@ def test_control_questions_come_among_the_others_to_everyone_and_are_neither_exp
             second = "2" if first == "1" else "1"
             store.add_answer(item.id, name, first if knows or item.id not in known else second)
         blocks = [place // CONTROL_EVERY for place in places]
-        assert blocks == ([0, 1] if knows else [0, 0])  # nothing else was left for the second
+        assert blocks == [0, 1]
     said = summarize(store)
     assert said["controls"] == {"ann": {"asked": 2, "right": 2}, "bob": {"asked": 2, "right": 0}}
-    assert (said["items"], said["answers"]) == (20, 20)
+    assert (said["items"], said["answers"]) == (20, 40)
     assert "control questions: bob 0 of 2 right" in in_words(said)
     assert export(store, tmp_path / "out.jsonl") == 20
     assert "control" not in (tmp_path / "out.jsonl").read_text()
@@ -727,6 +727,39 @@ def test_neither_number_nor_place_tells_a_control_question(make_store):
                 db.commit()
     assert sum(places.values()) == 25
     assert len(places) >= 5  # 25 draws out of ten fall on fewer places with probability below 1e-7
+
+
+def test_nobodys_answer_changes_how_many_items_the_page_counts_for_others(make_store):
+    """An answer to an item of one annotator takes it from the others, one to a control question does not."""
+    store = make_store(pairs(15), overlap=0)
+    store.add_controls(controls(3), ["a"] * 3)
+    before = state_of(store, "spy")["total"]
+    for item in store.items():
+        own, total = f"someone {item.id}", state_of(store, f"someone {item.id}")["total"]
+        store.add_answer(item.id, own, "1")
+        ordinary = {each.id for each in store.items()} - set(store.controls())
+        over = ordinary <= {answer.item for answer in store.answers()}
+        assert state_of(store, "spy")["total"] == (0 if over else before)
+        assert state_of(store, own)["total"] == (1 if over else total)
+
+
+def test_surplus_control_questions_are_not_asked(make_store):
+    store = make_store(pairs(25), overlap=1)
+    store.add_controls(controls(40), ["a"] * 40)
+    asked = {name: [] for name in ("ann", "bob", "cem")}
+    for name, kinds in asked.items():
+        while (state := state_of(store, name))["item"]:
+            assert state["done"] == len(kinds) < state["total"]
+            item = store.item_of(state["item"]["id"])
+            kinds.append(item in store.controls())
+            store.add_answer(item, name, "1")
+            total = state["total"]
+        assert (state["done"], state["total"]) == (len(kinds), len(kinds)) == (total, total)
+        assert len(kinds) - sum(kinds) == 25
+        blocks = [sum(kinds[i : i + CONTROL_EVERY]) for i in range(0, len(kinds), CONTROL_EVERY)]
+        assert blocks[:-1] == [1, 1]
+        assert blocks[-1] <= 1
+        assert not kinds[-1]
 
 
 def test_a_control_question_that_was_an_item_with_its_sides_the_other_way_keeps_its_answer(make_store):

@@ -288,23 +288,49 @@ class Store:
     def next_item(self, annotator: str) -> Item | None:
         """What to show next: shared items first, so that agreement is known early; of these the ones with
         the fewest answers; of these in an order of the annotator's own. Among every `CONTROL_EVERY` answers
-        comes one control question, at a place that only this file knows."""
+        comes one control question, at a place that only this file knows, while there are others to hide it:
+        surplus ones are not asked."""
         stride = self._hash("order", annotator) % (2**31 - 2**20) + 2**20
-        order = "ORDER BY control <> :due, shared DESC, answered, (id * :stride) % 2147483647 LIMIT 1"
+        order = "ORDER BY control DESC, shared DESC, answered, (id * :stride) % 2147483647 LIMIT 1"
         with self._open() as db:
-            block, place = divmod(self._done(db, annotator), CONTROL_EVERY)
-            due = place == _digest(self._secret, "control", annotator, block) % CONTROL_EVERY
+            if not self._ordinary(db, annotator):
+                return None
+            given = {"stride": stride, "due": self._is_due(annotator, self._done(db, annotator))}
             row = db.execute(
-                f"SELECT id {OPEN} {order}", {**self._given(annotator), "stride": stride, "due": due}
+                f"SELECT id {OPEN} AND control <= :due {order}", {**self._given(annotator), **given}
             ).fetchone()
         return self.item(row["id"]) if row else None
 
+    def _is_due(self, annotator: str, done: int) -> bool:
+        """Whether a control question comes after this many answers."""
+        block, place = divmod(done, CONTROL_EVERY)
+        return place == _digest(self._secret, "control", annotator, block) % CONTROL_EVERY
+
+    def _ordinary(self, db: sqlite3.Connection, annotator: str) -> int:
+        """Open items that are no control questions."""
+        found = db.execute(f"SELECT count(*) {OPEN} AND NOT control", self._given(annotator)).fetchone()
+        return int(found[0])
+
     def progress(self, annotator: str) -> tuple[int, int]:
-        """How many items the annotator has answered, and how many are left for them."""
+        """How many items the annotator has answered, and how many are left for them.
+
+        Where there are control questions, at most how many: a count that followed anybody's answers would
+        tell them, because an answer to any other item may take it from everyone else.
+        """
+        controls, (items, _) = len(self.controls()), self.counts()
         with self._open() as db:
-            return self._done(db, annotator), db.execute(
-                f"SELECT count(*) {OPEN}", self._given(annotator)
-            ).fetchone()[0]
+            done, left = self._done(db, annotator), self._ordinary(db, annotator)
+        if left and controls:
+            left = max(1, self._most(annotator, items - controls, controls) - done)
+        return done, left
+
+    def _most(self, annotator: str, ordinary: int, controls: int) -> int:
+        """How many items the annotator gets if nobody else answers any."""
+        asked = 0
+        while ordinary and controls:
+            due = self._is_due(annotator, asked)
+            ordinary, controls, asked = ordinary - (not due), controls - due, asked + 1
+        return asked + ordinary
 
     @staticmethod
     def _done(db: sqlite3.Connection, annotator: str) -> int:
