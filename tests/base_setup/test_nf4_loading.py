@@ -15,6 +15,7 @@ from proxima.core.linear4bit import Linear4bit
 from proxima.core.nf4 import absmax_of, dequantize, quantize
 from proxima.models import Backbone
 from tests.core.nf4_golden import GOLDEN
+from tests.families.networks import tiny_network
 
 CPU = torch.device("cpu")
 
@@ -187,6 +188,26 @@ def test_gguf_file(tmp_path):
 def test_transposed_layers_are_refused(tiny_folders):
     with pytest.raises(ValueError, match=r"gpt2 keeps its weights transposed \(Conv1D"):
         load(tiny_folders["gpt2"])
+
+
+def test_a_model_that_reads_weights_directly_is_refused(tmp_path):
+    """Said while loading, not by the first step; as it is it loads."""
+    tiny_network("mamba").save_pretrained(tmp_path)
+    load(tmp_path, quantize="none")
+    with pytest.raises(ValueError, match="mamba does not run with its linear layers in 4 bits"):
+        load(tmp_path)
+
+
+def test_experts_in_one_tensor_are_refused(tmp_path):
+    tiny_network("qwen3_moe").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"the experts of qwen3_moe are one tensor \('.*experts"):
+        load(tmp_path)
+
+
+def test_a_model_of_embeddings_and_head_has_nothing_to_quantise(tmp_path):
+    tiny_network("llama", num_hidden_layers=0).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="nothing to quantise"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("other", [{"lora_r": 0}, {"shard_base": True}, {"engine": "vllm"}])

@@ -17,6 +17,7 @@ from proxima.base_setup.gguf_files import SMOLLM2, is_gguf, smollm2_path
 from proxima.base_setup.gguf_networks import load_gguf_config, load_gguf_network
 from proxima.base_setup.nf4_loading import (
     QuantizeError,
+    check_forward,
     check_quantization,
     loading_arguments,
     quantization_of,
@@ -163,7 +164,10 @@ def load_with_missing(
         )
     if getattr(network.config.get_text_config(), "attn_logit_softcapping", None):
         network.set_attn_implementation("eager")  # transformers' SDPA leaves soft caps out
-    return network.to(device), set(loaded["missing_keys"])
+    network = network.to(device)
+    if saved is not None or wanted == "nf4":
+        check_forward(network, device)
+    return network, set(loaded["missing_keys"])
 
 
 def load_config(name: str, trust_remote_code: bool = False) -> PretrainedConfig:

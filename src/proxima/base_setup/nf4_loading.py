@@ -22,6 +22,7 @@ from proxima.core.errors import first_line
 from proxima.core.json_record import RecordView
 from proxima.core.linear4bit import Linear4bit
 from proxima.core.nf4 import BLOCK, NESTED_BLOCK, VALUES, NF4Weight, quantize
+from proxima.runtime import is_out_of_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -194,6 +195,20 @@ def _check_state(state: RecordView, values: Tensor, nested: bool) -> None:
             raise QuantizeError(f"its {name} is {state.get(name)!r}, and only {value!r} is supported")
     if values.cpu().tolist() != list(VALUES):
         raise QuantizeError("its table of 16 values is not that of NF4")
+
+
+@torch.no_grad()
+def check_forward(network: PreTrainedModel, device: torch.device) -> None:
+    """Refuse architectures whose code reads a linear layer's weight itself, by a pass over one token."""
+    try:
+        network(torch.zeros(1, 1, dtype=torch.long, device=device))
+    except (RuntimeError, TypeError, AttributeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise QuantizeError(
+            f"{network.config.model_type} does not run with its linear layers in 4 bits: its code may read "
+            f"their weights directly ({first_line(error)}); set quantize to none, or use another architecture"
+        ) from error
 
 
 def quantization_of(config: PreTrainedConfig) -> RecordView | None:
