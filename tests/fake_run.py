@@ -109,6 +109,7 @@ def token_sample(
         "reward": round(math.sin(step / 10), 4),
         "rewards": {"gold": round(math.sin(step / 10), 4)},
         "ended": True,
+        "observed": [],
         "ids": list(range(len(pieces))),
         "tokens": pieces,
         "columns": columns,
