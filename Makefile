@@ -2,10 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# processes of a long target, each of one thread
+WORKERS ?= 2
 # packages are installed uncompiled: what the first import compiles is kept
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test types suite test-rounding test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu test-kernels bench peer test-peer format kill learn frontier real instructions embedded dist audit clean
+.PHONY: demo test types suite test-rounding rounding-default rounding-avx2 test-docs docs reference test-long test-processes test-install test-families test-engines test-gpu test-kernels bench peer test-peer format kill learn frontier real instructions embedded dist audit clean
 
 demo: $(VENV)/.installed  ## the main job, offline
 	$(BIN)/proxima demo
@@ -28,47 +30,54 @@ types: $(VENV)/.installed
 suite: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-NUMERIC := $(addprefix tests/, core advantage reward_kl training models experience_buffer evaluator/test_evaluator.py \
-	evaluator/test_finished_runs.py evaluator/test_judges.py evaluator/test_statistics.py finetuning runtime/test_engine.py \
+# whose numbers or their order rounding may change; texts, files and settings are the same on every CPU
+NUMERIC := $(addprefix tests/, $(addprefix core/test_, encoding.py nf4.py oracles.py oracles_ops.py oracles_sequences.py sampling.py) \
+	advantage reward_kl training models experience_buffer evaluator/test_evaluator.py evaluator/test_finished_runs.py \
+	evaluator/test_judges.py evaluator/test_statistics.py finetuning runtime/test_engine.py \
 	$(addprefix ppo_trainer/test_, bad_input.py learning.py peers.py replace.py step.py token_records.py))
 
 test-rounding: $(VENV)/.installed  ## the numeric tests as other CPUs round: without vector instructions; with AVX2 and MKL's portable products, on two threads
-	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(NUMERIC)
-	ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n 2 --dist loadfile $(NUMERIC)
+	$(MAKE) --no-print-directory --jobs=2 rounding-default rounding-avx2
+
+rounding-default: $(VENV)/.installed
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NUMERIC)
+
+rounding-avx2: $(VENV)/.installed
+	ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2 GOMP_SPINCOUNT=0 $(BIN)/python -m pytest $(NUMERIC)
 
 docs: $(VENV)/.installed  ## the pages as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-test-docs: docs  ## the site builds, and every command and every line of Python on its pages runs
-	$(BIN)/python -m pytest tests/docs -m docs -n 2 --dist worksteal
+test-docs: $(VENV)/.installed  ## the site builds, and every command and every line of Python on its pages runs
+	$(BIN)/python -m pytest tests/docs -m docs -n $(WORKERS) --dist worksteal
+
+LONG = $(filter-out tests/runtime/test_processes.py tests/families/% tests/tools/test_migrate_trl.py, $(shell grep -rl --include='*.py' 'mark\.long' tests))
 
 test-long: $(VENV)/.installed  ## what takes long: whole runs in a browser, over HTTP, killed, watched for secrets
-	$(BIN)/python -m pytest -m long --ignore tests/runtime/test_processes.py --ignore tests/families -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m long -n $(WORKERS) --dist worksteal $(LONG)
 
 test-processes: $(VENV)/.installed  ## training over 1, 2 and 4 processes: equal, killed, restarted, resumed on another number (the quick part is in `make test`)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/runtime/test_processes.py -m long -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/runtime/test_processes.py -m long -n $(WORKERS) --dist loadgroup
 
 test-install: $(VENV)/.installed  ## `uv sync` in an empty folder, then the command line from it; the wheel alone; wheels for every Python
 	$(BIN)/python -m pytest tests/install -m install
 
 test-families: $(VENV)/.installed  ## every causal language model of transformers, tiny: it passes or is refused, as docs/families.md says (one of each kind is in `make test`)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/families -m long -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/families -m long -n $(WORKERS)
 
 test-engines: .venv-vllm/.installed runs/demo/results.json  ## rollouts on real vLLM, on a CPU: in this process, on servers that are killed, the demo
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines -n 2 --dist loadfile
 
 .venv-vllm/.installed: pyproject.toml engines.lock.txt
-	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -r engines.lock.txt
-	.venv-vllm/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -e .
+	$(PYTHON) tools/environment.py .venv-vllm --no-deps -r engines.lock.txt -e .
 	touch $@
 
 test-gpu: $(VENV)/.installed  ## the fast engine on a GPU: equal to the reference path, and bit-identical when repeated
 	$(BIN)/python -m pytest tests/gpu
 
 test-kernels: $(VENV)/.installed .triton/.installed  ## the Triton kernels without a GPU: their numbers by Triton's interpreter; compiled for two GPUs, within their shared memory
-	PYTHONPATH=.triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu/test_kernels.py -n 2
-	PYTHONPATH=.triton OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu/test_compile.py -n 2
+	PYTHONPATH=.triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu/test_kernels.py -n $(WORKERS)
+	PYTHONPATH=.triton OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu/test_compile.py -n $(WORKERS)
 
 .triton/.installed:
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --target .triton triton==3.6.0
@@ -79,24 +88,24 @@ bench: $(VENV)/.installed  ## how fast a PPO step is here (beside TRL where `mak
 
 peer: .venv-trl/.installed  ## an environment for TRL 1.12, the last release with PPO, to compare with
 
-test-peer: .venv-trl/.installed  ## our formulas beside TRL's own, on the same numbers
+test-peer: .venv-trl/.installed $(VENV)/.installed  ## beside TRL's own, on the same numbers: formulas, reward models' scores, what `migrate` says of its settings
 	OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest tests/peer
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long or not long" -k trl tests/tools/test_migrate_trl.py tests/rewards/test_foreign_rewards.py
 
 .venv-trl/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt "trl==1.12.0" pytest pytest-timeout -e .
+	$(PYTHON) tools/environment.py .venv-trl -c constraints.txt "trl==1.12.0" pytest pytest-timeout -e .
 	touch $@
 
 format: $(VENV)/.installed  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
+	$(BIN)/python -m tools.wrap_prose
 	$(BIN)/ruff check --fix .
 
 reference: $(VENV)/.installed  ## write docs/reference anew, from the code
 	$(BIN)/python -m tools.reference
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(PYTHON) tools/environment.py $(VENV) -c constraints.txt -e ".[dev]"
 	touch $@
 
 dist:  ## the source archive and the wheel, in dist/, as they would be published

@@ -20,8 +20,9 @@ def multiply(left: int, right: int) -> int:
 
 
 def right_answer(prompts, completions, answer):
-    """1 where the last number of the last turn is the product."""
-    found = [re.findall(r"-?\d+", text.replace(",", "")) for text in completions]
+    """1 where the last number of the last turn is the product; what the tool said does not count."""
+    turns = [text.rpartition("</tool_response>")[2].replace(",", "") for text in completions]
+    found = [re.findall(r"-?\d+", text) for text in turns]
     return [
         float(bool(numbers) and numbers[-1] == str(wanted))
         for numbers, wanted in zip(found, answer, strict=True)

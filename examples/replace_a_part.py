@@ -16,7 +16,7 @@ for pair in GAEAdvantage().compute_gae_advantages(pairs, gamma=1.0, lam=0.95):
 
 
 class RewardLessValue:
-    """An advantage of your own: a token's own reward less its value, blind to what comes later."""
+    """An advantage of your own: a token's own reward minus its value, blind to what comes later."""
 
     def compute_gae_advantages(self, pairs, gamma, lam):
         return [{**pair, "advantage": pair["reward"] - pair["value"]} for pair in pairs]

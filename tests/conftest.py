@@ -17,14 +17,11 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-import torch
 
 from proxima.config import PPOConfig
-from proxima.world.tiny_models import ARCHITECTURES, make_tiny_model
 from tests.forks import forked_programs, package_modules
 
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-
+USUAL_LIMIT = 300  # seconds, as in pyproject.toml
 PROMPTS = ["SUBREDDIT: r/a TITLE: b POST: c TL;DR:", "Why? TL;DR:", "A somewhat longer prompt, TL;DR:", "x"]
 
 
@@ -38,6 +35,10 @@ class Unflushed(sqlite3.Connection):
 def pytest_configure(config):
     """No garbage collection until the tests are imported; and no flushes of the disk, thousands of which
     would take a minute: no test cuts the power."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        import torch  # where tests run, not where they are only handed out
+
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     gc.disable()
     os.fsync = lambda file: None
     sqlite3.connect = partial(sqlite3.connect, factory=Unflushed)
@@ -49,8 +50,21 @@ def pytest_runtestloop(session):
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Those that may take longest start first, so that no worker ends with one while the other has nothing."""
+
+    def limit(item):
+        mark = item.get_closest_marker("timeout")
+        return max(mark.args[0], USUAL_LIMIT) if mark else USUAL_LIMIT
+
+    items.sort(key=limit, reverse=True)
+
+
 @pytest.fixture(scope="session")
 def tiny_folders(tmp_path_factory):
+    from proxima.world.tiny_models import ARCHITECTURES, make_tiny_model
+
     home = tmp_path_factory.mktemp("models")
     return {name: str(make_tiny_model(home / name, name)) for name in ARCHITECTURES}
 
@@ -69,8 +83,8 @@ def forked():
     with forked_programs(package_modules(), ENVIRONMENT) as programs:
         python = str(programs / "python")
 
-        def forked(command, cwd, timeout=240):
-            return finish([python, *command[1:]], cwd, timeout, PYTHON_EXEC=python)
+        def forked(command, cwd, timeout=240, **variables):
+            return finish([python, *command[1:]], cwd, timeout, PYTHON_EXEC=python, **variables)
 
         yield forked
 

@@ -204,5 +204,7 @@ if __name__ == "__main__":
         importlib.import_module(name)
     assert len(os.listdir("/proc/self/task")) == 1, "a module has started a thread, which no fork would have"
     gc.freeze()  # a program that ends does not look through all that was imported
+    home = Path(sys.argv[1]).parent
     serve(sys.argv[1], environment)
+    sys.executable = str(home / "bin" / "python")  # what the program starts is forked too
     run_program()

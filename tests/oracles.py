@@ -145,7 +145,7 @@ def bootstrapped(rewards: list[float], gamma: float, value_after: float) -> list
 
 
 def rloo(scores: list[float]) -> list[float]:
-    """Each score less the mean of the others."""
+    """Each score minus the mean of the others."""
     n = len(scores)
     if n == 1 or max(scores) - min(scores) <= 1e-6:
         return [0.0] * n
@@ -153,7 +153,7 @@ def rloo(scores: list[float]) -> list[float]:
 
 
 def dr_grpo(scores: list[float]) -> list[float]:
-    """Each score less the mean of all."""
+    """Each score minus the mean of all."""
     if max(scores) - min(scores) <= 1e-6:
         return [0.0] * len(scores)
     return [s - math.fsum(scores) / len(scores) for s in scores]
@@ -179,7 +179,7 @@ CENTRED_SCORES = {
 
 
 def less_kl_to_go(centred: float, kl_costs: list[float]) -> list[float]:
-    """The advantage of each token: its response's centred score less the KL cost from it to the end."""
+    """The advantage of each token: its response's centred score minus the KL cost from it to the end."""
     return [centred - math.fsum(kl_costs[t:]) for t in range(len(kl_costs))]
 
 

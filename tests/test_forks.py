@@ -59,6 +59,12 @@ def test_a_forked_program_sees_and_says_what_a_started_one_does(run):
         assert forked == (0, started[1].replace("__main__ False", "__main__ True"), "aside\n")
 
 
+def test_what_a_forked_program_starts_is_forked_too(run):
+    starts = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]], check=True)"
+    assert run("python", "-c", starts, "-c", SEEN)[1].split()[-1] == "True"
+    assert run("python", "-c", starts, "-I", "-c", "import sys; print(sys.flags.isolated)")[1] == "1\n"
+
+
 @pytest.mark.parametrize(
     "source",
     [

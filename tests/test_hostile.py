@@ -340,7 +340,7 @@ def test_settings_are_a_small_file(tmp_path):
     (tmp_path / "s.yaml").write_text(
         "seed: " + "1:" * 200_000 + "1\n"
     )  # a number to the base 60 that takes minutes
-    assert "that is no file of settings" in str(within(20, read_yaml, tmp_path / "s.yaml"))
+    assert "that is not a file of settings" in str(within(20, read_yaml, tmp_path / "s.yaml"))
 
 
 def test_a_run_with_halves_of_characters_is_reported_and_compared(tmp_path, capsys):

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import json
+import re
 import subprocess
 import sys
 from functools import cache
@@ -201,14 +202,16 @@ ANY = {
     "runtime/engine/packed_attention.py": 4,
     "runtime/engine/vocabulary.py": 6,
     # what a worker's function or a policy's program takes and returns, math-verify and reasoning-gym
-    "rewards/code_program.py": 7,
+    "rewards/code_program.py": 5,
     "rewards/code_tests.py": 5,
     "rewards/graders.py": 2,
     "rewards/verifiers.py": 2,
-    "rewards/worker_child.py": 14,
+    "rewards/worker_child.py": 9,
     "rewards/worker_process.py": 2,
     # objects of TRL, in an environment that has no Proxima
-    "tools/bench/trl_step.py": 20,
+    "tools/bench/trl_step.py": 21,
+    # a trainer of either kind of example
+    "tools/bench/finetuning_case.py": 4,
 }
 """How often a file says `Any`, by the library that leaves no better type."""
 
@@ -274,6 +277,40 @@ def test_formulas_know_no_config_no_model_and_no_logging():
     assert own == set()
     outside = {(dotted(path), name.split(".")[0]) for path in formulas for name in imports(path)}
     assert {each for each in outside if each[1] in ("transformers", "peft", "logging")} == set()
+
+
+OF_ACCELERATORS = {
+    "is_available",
+    "synchronize",
+    "empty_cache",
+    "set_device",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "memory_stats",
+    "reset_peak_memory_stats",
+}
+"""Functions of `torch.cuda` that `torch.accelerator` has for every accelerator."""
+NVIDIA_ALONE = [
+    "cli.bench_command",
+    "runs.environment",
+    "tools.bench.bench_case",
+    "tools.bench.beside",
+    "tools.bench.finetuning_case",
+    "tools.bench.hardware_floor",
+    "tools.bench.random_model",
+    "tools.bench.trl_step",
+]
+"""What measures or describes NVIDIA's GPUs asks whether there is one."""
+
+
+def test_cuda_is_not_named_where_torchs_accelerator_interface_will_do():
+    called = re.compile(r"torch\.cuda\.(\w+)\(")
+    found = {(dotted(path), name) for path in FILES for name in called.findall(path.read_text())}
+    named = {(module, name) for module, name in found if name in OF_ACCELERATORS}
+    assert named == {(module, "is_available") for module in NVIDIA_ALONE}
 
 
 FRESH = """

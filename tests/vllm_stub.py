@@ -57,9 +57,12 @@ def install(monkeypatch, without=(), refuses_masks=False, **model_settings):
                     "1 validation error\n  requires Model Runner V2 [type=value_error]\n    For further information visit x"
                 )
             self.given, self.behind = given, AdapterModel(model, **model_settings)
+            calls = {
+                "remove_lora": lambda number: True,
+                "engine_core": SimpleNamespace(shutdown=lambda: None),
+            }
             self.llm_engine = SimpleNamespace(
-                remove_lora=lambda number: True,
-                engine_core=SimpleNamespace(shutdown=lambda: None),
+                **{name: call for name, call in calls.items() if name not in without}
             )
             started.append(self)
 
@@ -89,6 +92,8 @@ def install(monkeypatch, without=(), refuses_masks=False, **model_settings):
                 else None,
             )
             places = choice.get("prompt_logprobs", [])
+            if "logprob objects" in without:
+                output.logprobs, places = None, []
             prompt = [
                 place and {int(token): SimpleNamespace(**it) for token, it in place.items()}
                 for place in places

@@ -31,13 +31,17 @@ SHOWN = 6
 MEASURED = ("topic_mentioned", "perplexity_under_reference", "kl", "distinct_2", "eos_rate", "words")
 
 
-def train(form: str, seed: int, flags: Sequence[str]) -> Path:
+def train(form: str, quantize: str, seed: int, flags: Sequence[str]) -> Path:
     """The folder of a finished run, trained to its end if it was not."""
-    folder = Path("runs") / f"instructions-{form}-{seed}"
+    folder = Path("runs") / f"{_name(form, quantize)}-{seed}"
     if not folder.is_dir() or Run(folder).state != "finished":
-        named = ["--seed", str(seed), "--run-name", folder.name]
+        named = ["--seed", str(seed), "--run-name", folder.name, "--quantize", quantize]
         proxima(["train", "--config", str(HERE / f"{form}.yaml"), *named, "--resume", *flags])
     return folder
+
+
+def _name(form: str, quantize: str) -> str:
+    return f"instructions-{form}" + ("" if quantize == "none" else f"-{quantize}")
 
 
 def measure(folder: Path, form: str) -> dict:
@@ -90,17 +94,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--form", choices=EVALUATION, help="by default ppo with a GPU, short without")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument(
+        "--quantize",
+        choices=("none", "nf4"),
+        nargs="+",
+        default=["none"],
+        help="with both, one after the other, each in folders of its own",
+    )
     given, flags = parser.parse_known_args(arguments)
     form = given.form or ("ppo" if pick_device("auto").type == "cuda" else "short")
     write(PROMPTS)
-    folders = [train(form, seed, flags) for seed in given.seeds]
-    results = [measure(folder, form) for folder in folders]
-    print(f"\nThe first prompts of {PROMPTS / 'held_out.jsonl'}:\n\n{side_by_side(results[0])}\n")
-    shown = table(results)
-    print(shown)
-    out = Path("runs") / f"instructions-{form}.md"
-    out.write_text(f"Seeds {', '.join(map(str, given.seeds))}\n\n{shown}\n", encoding="utf-8")
-    print(f"\nsaved to {out}; report of seed {given.seeds[0]}: {folders[0] / 'report.html'}")
+    for quantize in given.quantize:
+        folders = [train(form, quantize, seed, flags) for seed in given.seeds]
+        results = [measure(folder, form) for folder in folders]
+        print(f"\nThe first prompts of {PROMPTS / 'held_out.jsonl'}:\n\n{side_by_side(results[0])}\n")
+        shown = table(results)
+        print(shown)
+        out = Path("runs") / f"{_name(form, quantize)}.md"
+        out.write_text(f"Seeds {', '.join(map(str, given.seeds))}\n\n{shown}\n", encoding="utf-8")
+        print(f"\nsaved to {out}; report of seed {given.seeds[0]}: {folders[0] / 'report.html'}")
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@
 Out: a table, and NAME.json in the folder.
 
     python -m examples.study.preferences --folder runs/study --jobs 5
-    python -m examples.study.preferences --reward '{"lm_coef": 0}' --ppo '{"kl_coef": 0.2}'
+    python -m examples.study.preferences --reward '{"lm_coef": 0}' --ppo '{"kl_coef": 0.2}' --preset stable
 
 Each seed trains a reward model on the shipped pairs with default settings and runs PPO for twice the demo's
-long runs. The gold score judges held-out posts along the way; training never sees it. A seed whose reward
-model or row is in the folder already is not repeated.
+long runs: as a preset says, with `max_new_tokens` and nothing else, or with settings made for this world. The
+gold score judges held-out posts along the way; training never sees it. A seed whose reward model or row is in
+the folder already is not repeated.
 """
 
 from __future__ import annotations
@@ -42,7 +43,13 @@ STEPS = 80
 EVERY = 10  # steps between judgements
 POSTS = 300
 BEST_OF = 16
-SIZES: Record = {  # what a model of 1 M parameters needs, and what is written down
+GIVEN: Record = {  # to a preset: the length of responses, and what is written down
+    "max_new_tokens": MAX_NEW_TOKENS,
+    "eval_every": 1000,
+    "checkpoint_every": 0,
+    "token_samples": 0,
+}
+BY_HAND: Record = {  # without a preset: what suits this model, sampled from all tokens
     "learning_rate": 1e-3,
     "value_learning_rate": 2e-3,
     "batch_size": 64,
@@ -50,12 +57,9 @@ SIZES: Record = {  # what a model of 1 M parameters needs, and what is written d
     "micro_batch_size": 16,
     "top_k": 0,
     "top_p": 1.0,
-    "max_new_tokens": MAX_NEW_TOKENS,
-    "eval_every": 1000,
-    "checkpoint_every": 0,
-    "token_samples": 0,
+    "ppo_epochs": 2,
+    "gamma": 1.0,
 }
-METHOD: Record = {"ppo_epochs": 2, "gamma": 1.0}  # where no preset says it
 
 
 def study_seed(seed: int, folder: Path, name: str, given: RecordView) -> Record:
@@ -89,7 +93,7 @@ def train_reward(home: Path, seed: int, settings: RecordView, pairs: int) -> Pat
 def run_ppo(home: Path, reward: Path, seed: int, given: RecordView) -> Record:
     """PPO on the reward model, judged every few steps; the last judgement against the first."""
     preset = given["preset"]
-    made = {**SIZES, **({} if preset else METHOD), **given["ppo"]}
+    made = {**GIVEN, **({} if preset else BY_HAND), **given["ppo"]}
     options = {} if given["doubt"] is None else {"doubt_coef": given["doubt"]}
     run: Record = {
         "model_name": "embedded",

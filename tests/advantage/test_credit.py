@@ -204,6 +204,10 @@ def test_equal_groups_and_groups_of_one_are_exactly_0(name):
     assert group_scores(flat).equal.tolist() == [True] * 9
     nearly = Outcome(scores + 1e-7 * torch.arange(9).unsqueeze(1), flat.kl_cost, flat.mask, groups=groups)
     assert not estimate(name, nearly, 1.0, 1.0).advantages.any()
+    large = Outcome(1000 * nearly.scores, flat.kl_cost, flat.mask, groups=groups)  # 0.97 in another unit
+    assert not estimate(name, large, 1.0, 1.0).advantages.any()
+    apart = Outcome(1000 + 0.01 * torch.arange(9.0).unsqueeze(1), flat.kl_cost, flat.mask, groups=groups)
+    assert estimate(name, apart, 1.0, 1.0).advantages[:8].all()
 
 
 def test_grpo_uses_bessels_correction():

@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -283,8 +284,8 @@ def string(text):
 
 DAMAGED = {
     "empty": (lambda data: b"", "it is empty"),
-    "shorter than its magic": (lambda data: b"GG", "no GGUF file"),
-    "wrong magic": (lambda data: b"GGML" + data[4:], "no GGUF file"),
+    "shorter than its magic": (lambda data: b"GG", "not a GGUF file"),
+    "wrong magic": (lambda data: b"GGML" + data[4:], "not a GGUF file"),
     "cut in the header": (lambda data: data[:15], "cut short or damaged in its header"),
     "cut in the metadata": (lambda data: data[:3000], "cut short or damaged"),
     "cut in the tensors": (lambda data: data[:-100], "is cut short: its tensor"),
@@ -360,12 +361,27 @@ REFUSED = {
     "both ways": ({"llama.attention.causal": False}, (), "reads both ways"),
     "partial rotation": ({"llama.rope.dimension_count": 8}, (), r"rope.dimension_count \(8\) is not"),
     "layers": ({"llama.block_count": 10**9}, (), "its block_count is 1000000000, but it holds tensors of 2"),
+    "heads that do not divide the width": ({"llama.attention.head_count": 3}, (), "do not fit together"),
+    "a text as a number": ({"split.count": "x"}, (), "its split.count must be an integer, got 'x'"),
+    "a list as a text": (
+        {"llama.rope.scaling.type": [1, 2]},
+        (),
+        "rope.scaling.type must be a text, got a list",
+    ),
+    "a number as a flag": ({"llama.attention.causal": 2}, (), "must be true or false, got 2"),
+    "a number as a template": ({"tokenizer.chat_template": 7}, (), "chat_template must be a text, got 7"),
+    "a flag as a token": ({"tokenizer.ggml.eos_token_id": True}, (), "eos_token_id must be an integer"),
+    "a token that is not there": (
+        {"tokenizer.ggml.padding_token_id": 10**9},
+        (),
+        "it has no token 1000000000",
+    ),
     "no layers": ({}, ("llama.block_count",), "its llama.block_count must be a positive integer, got None"),
     "heads": ({"llama.attention.head_count": 0}, (), "head_count must be a positive integer, got 0"),
     "heads per layer": (
         {"llama.attention.head_count_kv": [2, 2]},
         (),
-        "head_count_kv must be a positive integer",
+        "head_count_kv must be an integer, got a list",
     ),
     "width": ({"llama.embedding_length": 2**31}, (), "'token_embd.weight' has shape|do not fit together"),
     "epsilon": ({"llama.attention.layer_norm_rms_epsilon": 0.0}, (), "must be a positive number, got 0.0"),
@@ -390,6 +406,19 @@ def test_what_would_be_computed_wrongly_is_refused_by_name(tmp_path, case):
     with pytest.raises(ValueError, match=message) as problem:
         load(path), load_tokenizer(path)
     assert "\n" not in str(problem.value)
+
+
+def test_a_damaged_block_count_is_refused_before_anything_is_made_for_each_block(tmp_path):
+    """Some configs hold one entry per layer, which would fill the memory."""
+    path = write_small(tmp_path / "a.gguf", small_network("qwen3"), more={"qwen3.block_count": 2**32 - 1})
+    with pytest.raises(ValueError, match="its block_count is 4294967295, but it holds tensors of 2 blocks"):
+        load(path)
+
+
+def test_a_negative_token_ends_nothing(tmp_path):
+    file = read_gguf(write_small(tmp_path / "a.gguf", small_network("llama")))
+    changed = replace(file, metadata={**file.metadata, "tokenizer.ggml.eot_token_id": -1})
+    assert gguf_config(changed).eos_token_id == 0
 
 
 def test_another_architecture_and_a_tensor_without_a_place_are_refused(tmp_path):

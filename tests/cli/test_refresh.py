@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from proxima.cli import main
 from proxima.cli.continued_reward import Joined
 from proxima.config import PPOConfig
+from proxima.finetuning.held_out_prompts import prompt_key
 from proxima.models import saved_unit
 from proxima.pages.label import Store
 from proxima.ppo_trainer import PPOTrainer
@@ -148,7 +149,12 @@ def test_a_reward_model_goes_on_with_the_old_pairs_and_the_new(home, tiny_folder
     assert prompts == [f"p{i}" for i in range(100, 116)] + [f"p{i}" for i in range(20)]
     saved = load_file("runs/one/head.safetensors")["weight"] * saved_unit("runs/one").deviation
     assert torch.allclose(heads[0], saved, rtol=1e-5)  # out of its unit: as it was trained
-    assert json.loads(Path("runs/two/data.json").read_text())["sources"] == [
+    one, two = (json.loads(Path(f"runs/{name}/data.json").read_text()) for name in ("one", "two"))
+    assert len(one["held_out"]) == len(two["held_out"]) - 1 == 1
+    assert set(one["held_out"]) < set(two["held_out"])  # what was trained on is never held out
+    new = {f"{prompt_key(prompt):016x}" for prompt in prompts[:16]}
+    assert len(new & set(two["held_out"])) == 1
+    assert two["sources"] == [
         {"data": "new.jsonl", "limit": 0},
         {"data": "old.jsonl", "limit": 20},
     ]

@@ -74,6 +74,7 @@ ELSEWHERE = {
     "max_turns": "test_episodes.py",
     "max_episode_tokens": "test_episodes.py",
     "step_seconds": "test_episodes.py",
+    "step_memory_mb": "test_episodes.py",
     "discount": "test_episodes.py",
     "device": "below",
     "dtype": "below",

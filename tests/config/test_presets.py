@@ -13,8 +13,7 @@ from proxima.tools.doctor.memory_estimate import GIB, estimate_memory
 
 GIVEN = ["--data", "prompts.txt", "--rewards", "ends_with_eos"]
 OF_MODEL_AND_TASK = {
-    "model_name", "lora_r", "lora_alpha", "learning_rate", "value_learning_rate", "batch_size",
-    "max_new_tokens", "rewards", "seed", "temperature", "top_k", "top_p",
+    "model_name", "lora_r", "lora_alpha", "batch_size", "max_new_tokens", "rewards", "seed", "temperature", "top_k", "top_p",
 }  # fmt: skip
 
 
@@ -25,6 +24,17 @@ def test_a_preset_moves_settings_of_the_method_alone(name):
     assert moved == PRESETS[name].keys(), "a value that is the default does nothing"
     assert not moved & OF_MODEL_AND_TASK
     assert made.idle_settings == {}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_of_a_method_leaves_the_learning_rates_to_the_models_size(name):
+    made = PPOConfig.from_preset(name)
+    by_size = name != "16gb"
+    assert (made.learning_rate == 0) == by_size
+    assert (made.value_learning_rate == 0) == (by_size and made.has_critic)
+    given = PPOConfig.from_preset(name, learning_rate=3e-4)
+    assert given.learning_rate == 3e-4
+    assert given.value_learning_rate == made.value_learning_rate
 
 
 def test_memory_preset_by_the_doctors_estimate():

@@ -15,9 +15,10 @@ from proxima.core import hub
 from proxima.core.hub import hub_or_cache
 
 ROOT = Path(__file__).parents[2]
+REVISION = "0123456789012345678901234567890123456789"
+NEXT = "--- next ---"
 
 MISSING = """
-import sys
 from proxima.cli import main
 
 train = "train --model embedded --data prompts.txt --max-new-tokens 4 --batch-size 2 --minibatch-size 2".split()
@@ -38,6 +39,7 @@ for words in (
 """
 
 DOWNLOADED = """
+import sys
 from proxima import PPOConfig, PPOTrainer
 from proxima.tools.doctor import examine
 
@@ -50,29 +52,36 @@ assert '"base_model_name_or_path": "some/tiny"' in open("saved/policy/adapter_co
 """
 
 
-@pytest.fixture
-def run(tmp_path):
-    """A script in a folder of its own, with a cache of its own and a Hub at a port where nobody listens."""
-    (tmp_path / "prompts.txt").write_text("One prompt\nAnother prompt\n")
+@pytest.fixture(scope="module")
+def said(tiny_folders, tmp_path_factory):
+    """What the two scripts said, in one process with a cache of its own and a Hub at a port where nobody
+    listens; and the address of that Hub."""
+    folder = tmp_path_factory.mktemp("hub")
+    (folder / "prompts.txt").write_text("One prompt\nAnother prompt\n")
+    home = folder / "cache" / "hub" / "models--some--tiny"
+    shutil.copytree(tiny_folders["qwen3"], home / "snapshots" / REVISION)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(REVISION)
+    with socket.socket() as taken:  # bound, so nobody else listens there
+        taken.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        settings = {"HF_ENDPOINT": address, "HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "0"}
+        settings |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", f"{DOWNLOADED}\nprint('{NEXT}', file=sys.stderr)\n{MISSING}"],
+            check=False,
+            env=os.environ | settings,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr
+    downloaded, missing = done.stderr.split(f"{NEXT}\n")
+    return downloaded.splitlines(), missing.splitlines(), address
 
-    def run(script):
-        with socket.socket() as taken:  # bound, so nobody else listens there
-            taken.bind(("127.0.0.1", 0))
-            address = f"http://127.0.0.1:{taken.getsockname()[1]}"
-            settings = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
-            settings |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, "-c", script]
-            done = subprocess.run(
-                command, check=False, env=os.environ | settings, cwd=tmp_path, capture_output=True, text=True
-            )
-        assert done.returncode == 0, done.stderr
-        return done.stderr.splitlines(), address
 
-    return run
-
-
-def test_what_cannot_be_downloaded_is_one_line_each(run):
-    lines, address = run(MISSING)
+def test_what_cannot_be_downloaded_is_one_line_each(said):
+    _, lines, address = said
     assert len(lines) == 6, "\n".join(lines)
     for line, name in zip(
         lines, ["dataset", "dataset", "model", "model", "classifier", "model"], strict=True
@@ -83,13 +92,8 @@ def test_what_cannot_be_downloaded_is_one_line_each(run):
         assert "it was not downloaded before. Offline, give" in line
 
 
-def test_what_was_downloaded_before_is_used_without_a_word(run, tiny, tmp_path):
-    home = tmp_path / "cache" / "hub" / "models--some--tiny"
-    shutil.copytree(tiny, home / "snapshots" / "0123456789012345678901234567890123456789")
-    (home / "refs").mkdir()
-    (home / "refs" / "main").write_text("0123456789012345678901234567890123456789")
-    lines, _ = run(DOWNLOADED)
-    assert lines == []
+def test_what_was_downloaded_before_is_used_without_a_word(said):
+    assert said[0] == []
 
 
 def test_the_hub_is_asked_once_a_minute_and_never_for_a_folder(tmp_path, monkeypatch):

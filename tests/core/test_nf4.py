@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from proxima.core.linear4bit import Linear4bit, dequantize_layers, is_quantized
-from proxima.core.nf4 import VALUES, NF4Weight, absmax_of, dequantize, dynamic_map, nest, quantize
+from proxima.core.nf4 import CHUNK, VALUES, NF4Weight, absmax_of, dequantize, dynamic_map, nest, quantize
 from tests.core.nf4_golden import DTYPES, GOLDEN, SHAPES, digest, golden_name, golden_weight
 
 CPU = torch.device("cpu")
@@ -104,7 +104,7 @@ def test_odd_sizes_and_zeros(size, nested):
 def test_several_chunks(monkeypatch):
     weight = golden_weight((8, 2100), torch.float32)
     at_once = quantize(weight)
-    monkeypatch.setattr("proxima.core.nf4.CHUNK", 1024)
+    monkeypatch.setitem(CHUNK, "cpu", 1024)
     assert torch.equal(quantize(weight).codes, at_once.codes)
     assert torch.equal(quantize(weight).absmax, at_once.absmax)
     in_parts = dequantize(at_once)
@@ -158,6 +158,12 @@ def test_scales_keep_their_type(layer):
     }
     assert torch.equal(dequantize(after), dequantize(before))
     assert after.codes.data_ptr() == layer.weight.data_ptr()
+
+
+def test_codes_and_scales_follow_the_layer_to_another_device(layer):
+    layer.to("meta")
+    assert layer.nf4.codes.device.type == "meta"
+    assert {tensor.device.type for tensor in layer.nf4.tensors.values()} == {"meta"}
 
 
 def test_layer_takes_only_its_shape(layer):

@@ -107,7 +107,7 @@ def _mark(page: Path, lines: list[str], at: int) -> tuple[str, str]:
     if not found:
         if LIKE_A_MARK.match(above):
             raise ValueError(
-                f"{where}: {above} is no mark; the marks are <!-- not run: WHY --> and <!-- server -->"
+                f"{where}: {above} is not a mark; the marks are <!-- not run: WHY --> and <!-- server -->"
             )
         if not above and at > 1 and MARK.match(lines[at - 2].strip()):
             raise ValueError(f"{where}: take out the empty line between the mark and its block")

@@ -1,4 +1,4 @@
-"""Runs the cells of a notebook in order, in one namespace, as a kernel would: `python -m tests.docs.notebook FILE`.
+"""Runs the cells of a notebook in order, in one namespace, as a kernel would: `python tests/docs/notebook.py FILE`.
 
 The last expression of a cell is shown: as HTML where the object can draw itself, else by its `repr`. What each
 cell showed is written to `shown.json` in the current folder.
@@ -16,7 +16,7 @@ def code_cells(path):
 
 
 def run_cell(source, names):
-    """What the cell shows; None where its last statement is no expression or gives nothing."""
+    """What the cell shows; None where its last statement is not an expression or gives nothing."""
     tree = ast.parse(source)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, "<cell>", "exec"), names)

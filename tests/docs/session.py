@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -35,14 +36,16 @@ def run_page(
     folder: Path,
     server_start: float = SERVER_START,
     programs: Path = REAL,
-    rows: Mapping[str, int] | None = None,
+    small: bool = False,
 ) -> None:
     """
     Args:
         programs: holds the `python` and the `proxima` that are run.
-        rows: files that a command writes and later ones read, and how many of their lines are kept for these.
+        small: `proxima data sample` writes a part of its rows and smaller batches.
     """
     blocks, variables = read_blocks(page), environment(folder, programs)
+    if small:
+        variables["PATH"] = os.pathsep.join([str(_small_samples(folder, programs)), variables["PATH"]])
     with _Python(folder, variables) as python:
         for block in blocks:
             if block.title:
@@ -55,10 +58,22 @@ def run_page(
                 _serve(block, folder, variables, server_start)
             elif block.language == "bash":
                 _bash(block, folder, variables)
-                for name, count in (rows or {}).items():
-                    _shorten(folder / name, count)
             elif block.language == "python":
                 python.run(block)
+
+
+def _small_samples(folder: Path, programs: Path) -> Path:
+    """A folder with a `proxima` whose `data sample` leaves what takes seconds to train on."""
+    home = folder.parent / f"{folder.name}-home" / "bin"
+    home.mkdir(parents=True)
+    real, reduce = (
+        shlex.quote(str(programs / "proxima")),
+        shlex.quote(str(Path(__file__).with_name("reduce.sh"))),
+    )
+    script = f'[ "$1 $2" = "data sample" ] || exec {real} "$@"\n{real} "$@" && exec sh {reduce} "$3"\n'
+    (home / "proxima").write_text(f"#!/bin/sh\n{script}", encoding="utf-8")
+    (home / "proxima").chmod(0o755)
+    return home
 
 
 def environment(folder: Path, programs: Path) -> dict[str, str]:
@@ -77,6 +92,7 @@ def environment(folder: Path, programs: Path) -> dict[str, str]:
         "PATH": os.pathsep.join([str(programs), str(REAL), os.environ["PATH"]]),
         "PYTHONPATH": str(ROOT / "src"),
         "PYTHONUNBUFFERED": "1",
+        "PYTHON_EXEC": str(programs / "python"),  # what torchrun starts
         "HOME": str(home),
         "BROWSER": "true",
         "HF_HUB_OFFLINE": "1",
@@ -155,12 +171,6 @@ def _bash(block: Block, folder: Path, variables: dict[str, str]) -> None:
             at = re.findall(r"^\[line (\d+)\]", said, re.MULTILINE)
             line = bash_script(block)[1][int(at[-1]) - 1] if at else block.line
             _fail(block, f"bash ended with {code} at line {line}", said)
-
-
-def _shorten(path: Path, count: int) -> None:
-    if path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        path.write_text("".join(lines[:count]), encoding="utf-8")
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def test_settings_exist_and_have_the_defaults_shown(path):
     assert len(named) == text.count("reference/settings/")
     for shown, linked, given in named:
         assert shown == linked
-        assert shown in FIELDS, f"{shown} is no setting"
+        assert shown in FIELDS, f"{shown} is not a setting"
         if given:
             assert _is_default(given.split(",")[0].split(" ")[0].strip("`"), FIELDS[shown]), (
                 f"{shown} ({given})"
@@ -77,7 +77,7 @@ def _is_default(word: str, default: object) -> bool:
 def test_metrics_to_watch_exist(path):
     for line in re.findall(r"\*\*Watch:\*\*(.*?)\(\[", " ".join(without_code(path).split())):
         for name in re.findall(r"`([\w/]+)`", line):
-            assert is_defined(name), f"{name} is no metric"
+            assert is_defined(name), f"{name} is not a metric"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

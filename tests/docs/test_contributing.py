@@ -15,10 +15,13 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import read_blocks
+from tests.forks import forked_programs
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "contributing.md"
 MOST_FILES = 2  # source files that a change may touch
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+LIBRARIES = ["torch", "peft", "transformers.models.qwen3.modeling_qwen3", "gguf"]
 DOCTEST = (
     "import doctest, sys; flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE; "
     "sys.exit(doctest.testfile(sys.argv[1], module_relative=False, optionflags=flags).failed)"
@@ -72,8 +75,8 @@ def apply(text, root):
 
 
 def run(command, folder, root):
-    """What a command prints, with the changed package."""
-    environment = os.environ | {"PYTHONPATH": str(root / "src"), "PATH": f"{root}:{os.environ['PATH']}"}
+    """What a command prints, where `proxima` and `python` are those of the copy."""
+    environment = ENVIRONMENT | {"PATH": f"{root}:{os.environ['PATH']}"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -83,7 +86,7 @@ def shown(text, folder, root):
     """Run what a `text` block shows, and compare."""
     if ">>>" in text:
         (folder / "session.txt").write_text(text, encoding="utf-8")
-        run([sys.executable, "-c", DOCTEST, "session.txt"], folder, root)
+        run(["python", DOCTEST, "session.txt"], folder, root)
         return
     for session in text.replace("\\\n", " ").split("$ ")[1:]:
         command, *lines = session.splitlines()
@@ -95,15 +98,34 @@ def shown(text, folder, root):
             )
 
 
+@pytest.fixture(scope="session")
+def libraries():
+    """`python` with all that the package imports, but not the package."""
+    with forked_programs(LIBRARIES, ENVIRONMENT) as programs:
+        yield programs / "python"
+
+
 @pytest.fixture
 def copy(tmp_path):
-    """A copy of the package, compiled as far as it was, and `proxima` as a command that runs it."""
+    """A copy of the package, compiled as far as it was."""
     root = tmp_path / "copy"
     shutil.copytree(ROOT / "src" / "proxima", root / "src" / "proxima")
     shutil.copy(ROOT / "pyproject.toml", root)
-    (root / "proxima").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m proxima "$@"\n')
-    (root / "proxima").chmod(0o755)
     return root
+
+
+@pytest.fixture
+def commands(copy, libraries):
+    """`proxima`, and `python CODE`, of the copy."""
+    first = f"import sys; sys.path.insert(0, {str(copy / 'src')!r}); "
+    main = f"{first}from proxima.cli import main; sys.exit(main())"
+    lines = {
+        "proxima": f'exec {libraries} -c "{main}" "$@"',
+        "python": f'code=$1; shift; exec {libraries} -c "{first}$code" "$@"',
+    }
+    for name, line in lines.items():
+        (copy / name).write_text(f"#!/bin/sh\n{line}\n")
+        (copy / name).chmod(0o755)
 
 
 def test_the_page_has_an_example_of_every_kind_of_change():
@@ -135,7 +157,7 @@ def test_an_example_touches_few_files_and_keeps_the_style(title, copy):
 
 @pytest.mark.docs
 @pytest.mark.parametrize("title", EXAMPLES)
-def test_an_example_does_what_it_shows(title, copy, tmp_path):
+def test_an_example_does_what_it_shows(title, copy, commands, tmp_path):
     make(title, copy)
     sessions = [block.text for block in EXAMPLES[title] if block.language == "text"]
     assert sessions
@@ -152,7 +174,8 @@ def test_an_edit_that_does_not_fit_is_found(copy):
         apply("+++ src/proxima/cli/no_such.py\n+more\n", copy)
 
 
-def test_output_that_is_not_printed_is_found(copy, tmp_path):
+@pytest.mark.docs
+def test_output_that_is_not_printed_is_found(copy, commands, tmp_path):
     with pytest.raises(AssertionError, match="did not print"):
         shown("$ echo one\ntwo\n", tmp_path, copy)
     with pytest.raises(AssertionError, match="Expected"):

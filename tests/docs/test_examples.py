@@ -38,7 +38,7 @@ def command_of(text):
     lines = re.sub(r"\\\n", "", "\n".join(comment)).split("\n")
     command, why = lines[0], re.match(r"not run: (.+)", lines[1]) if len(lines) > 1 else None
     if command.split(" ")[0] not in STARTERS:
-        raise ValueError(f"the first line is no command such as `# python examples/NAME.py`: {command!r}")
+        raise ValueError(f"the first line is not a command such as `# python examples/NAME.py`: {command!r}")
     return command, why[1] if why else ""
 
 
@@ -78,7 +78,7 @@ def test_the_first_line_starts_this_very_file(path):
     ],
 )
 def test_a_file_without_a_command_is_refused(text):
-    with pytest.raises(ValueError, match="the first line is no command"):
+    with pytest.raises(ValueError, match="the first line is not a command"):
         command_of(text)
 
 

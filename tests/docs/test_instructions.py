@@ -27,7 +27,7 @@ from examples.instructions.constraints import (
     words,
 )
 from examples.instructions.prompts import SHORT, TOPICS, can_be_met, draw, rows, write
-from proxima import PPOConfig, PPOTrainer
+from proxima import PPOConfig, PPOTrainer, Run
 from proxima.core.types import Prompt
 from proxima.data import read_prompts
 
@@ -763,6 +763,14 @@ def test_one_command_shows_before_and_after_and_keeps_what_is_done(model, folder
     written = {path: path.stat().st_mtime_ns for each in folders for path in each.rglob("*")}
     run.main(command)
     assert {path: path.stat().st_mtime_ns for each in folders for path in each.rglob("*")} == written
+
+
+def test_a_base_in_4_bits_has_folders_of_its_own(model, folder, tiny):
+    run.main(["--form", "short", "--quantize", "none", "nf4", "--model-name", model, *tiny])
+    for name, quantize in (("instructions-short", "none"), ("instructions-short-nf4", "nf4")):
+        assert Run(folder / "runs" / f"{name}-0").config["quantize"] == quantize
+        assert (folder / "runs" / f"{name}-0" / "instructions.json").is_file()
+        assert (folder / "runs" / f"{name}.md").is_file()
 
 
 def test_a_run_that_was_stopped_is_trained_to_its_end(model, folder, tiny, monkeypatch):

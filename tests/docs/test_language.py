@@ -72,6 +72,10 @@ IDIOMS = {
     r"(?:SFT|reward|fine-tuning|supervised|training) stages?": "fine-tuning",
     r"(?:is|was) gone back to": "rolled back to",
     r"weighed": "weighted",
+    r"(?<!here\s)is no (?!longer|more|better|worse|need|such|way|word|concern|different|larger|smaller)[a-z]+": "is not a ...",
+    r"but for (?:times|rounding|dropout|one|two|three|four|the|what)": "except for, apart from",
+    r"(?:score|reward|mean|return|reward-to-go) less (?:the|its|their)": "minus",
+    r"(?:run|training|audit|demo) goes on": "continues",
 }
 """What nobody in the field says, and what to say instead; blanks stand for any space between two words."""
 PATTERNS = [
@@ -140,6 +144,10 @@ def test_texts_speak_the_language_of_the_field(place):
         "mend the reward",
         "how long it takes on so many GPUs",
         "stages 1 to 7",
+        "'a' is no address of a server",
+        "the same results, but for times",
+        "the score less the mean of its group",
+        "and the run goes on without them",
     ],
 )
 def test_idioms_are_found(text):
@@ -164,6 +172,8 @@ def test_idioms_are_found(text):
         "DeepSpeed ZeRO stage 3",
         "recommended and amended",
         "one line per step, two answers per prompt, per-token rewards",
+        "there is no checkpoint, and it is no longer needed",
+        "nothing but the wheel, all but one",
         "test_a_run_that_died_goes_on_bit_for_bit",
         "max_falling_verdicts",
     ],

@@ -3,8 +3,6 @@
 import json
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -38,14 +36,12 @@ def test_a_notebook_is_one_without_outputs_whose_links_lead_somewhere(path):
 
 @pytest.mark.docs
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_draws(path, tmp_path):
-    own = environment(tmp_path, Path(sys.executable).parent)
-    own["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT}"
+def test_a_notebook_runs_and_draws(path, tmp_path, programs):
     done = subprocess.run(
-        [sys.executable, "-m", "tests.docs.notebook", str(path)],
+        [programs / "python", ROOT / "tests" / "docs" / "notebook.py", path],
         check=False,
         cwd=tmp_path,
-        env=own,
+        env=environment(tmp_path, programs),
         capture_output=True,
         text=True,
         timeout=280,

@@ -13,14 +13,8 @@ WITH_BLOCKS = [
 STARTED = {"docs/index.md", "docs/resume.md"}
 """Run by the real programs: one, that they are run at all; the other, which kills by process number."""
 
-ROWS = {
-    "README.md": {
-        "my-data/preferences.jsonl": 480,
-        "my-data/prompts.jsonl": 128,
-        "my-data/held_out.jsonl": 20,
-    }
-}
-"""Rows of data that a page's commands run on, where all of them would take minutes; `make demo` takes those."""
+WHOLE = {"docs/doctor.md"}
+"""Run on all of the sampled files: what it prints depends on learning. `make demo` has the whole data too."""
 
 
 @pytest.mark.docs
@@ -30,4 +24,4 @@ def test_the_page_runs(page, tmp_path, request):
     folder = tmp_path / "page"
     folder.mkdir()
     programs = REAL if name(page) in STARTED else request.getfixturevalue("programs")
-    run_page(page, folder, programs=programs, rows=ROWS.get(name(page)))
+    run_page(page, folder, programs=programs, small=name(page) not in WHOLE)

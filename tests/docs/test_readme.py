@@ -40,9 +40,11 @@ def test_the_list_has_every_file_and_a_line_that_says_something(tmp_path):
     assert [line for line in lines if len(line.split(maxsplit=1)[-1]) < 15] == []
     (tmp_path / "__init__.py").write_text('"""A package. Of files."""')
     (tmp_path / "one.py").write_text(f'"""What it does (Author et al. 2020). {"More " * 50}."""')
+    (tmp_path / "two.py").write_text(f'"""What it does. In: a file. Out: {"more " * 50}."""')
     assert [line.split(maxsplit=1) for line in layout(tmp_path).splitlines()[1:-1]] == [
         [f"{tmp_path.name}/", "A package. Of files"],
         ["one.py", "What it does (Author et al. 2020)"],
+        ["two.py", "What it does"],
     ]
 
 

@@ -94,8 +94,8 @@ def test_blocks_in_lists_with_titles_tildes_and_longer_fences_are_found(write):
         ("```{.python}\nx\n```", "a block of '{.python}'"),
         ("<!-- not run: -->\n```bash\nls\n```", "line 1: say why"),
         ("<!-- not run -->\n```bash\nls\n```", "line 1: say why"),
-        ("<!-- not-run: slow -->\n```bash\nls\n```", "is no mark"),
-        ("<!-- Server -->\n```bash\nls\n```", "is no mark"),
+        ("<!-- not-run: slow -->\n```bash\nls\n```", "is not a mark"),
+        ("<!-- Server -->\n```bash\nls\n```", "is not a mark"),
         ("<!-- not run: slow -->\n\n```bash\nls\n```", "take out the empty line"),
         ("<!-- not run: slow -->\n```text\nls\n```", "take out its mark"),
         ("<!-- server -->\n```python\nx\n```", "only a bash block"),
@@ -225,14 +225,22 @@ def test_a_server_that_does_not_answer_or_ends_badly_fails_its_page(run, text, l
         run(text, server_start=limit)
 
 
-def test_later_blocks_read_as_many_rows_as_are_kept(run):
+def test_sampled_files_can_be_small_for_all_that_reads_them(run):
     text = """
         ```bash
-        seq 9 > rows.txt
-        ```
-        ```bash
-        wc -l < rows.txt > count.txt
+        proxima data sample data > said.txt
+        cat data/*.jsonl | wc -l > rows.txt
+        grep -h batch_size data/*.yaml > batches.txt
+        ! proxima data sample
         ```
     """
-    folder = run(text, rows={"rows.txt": 4, "of-another-page.txt": 2})
-    assert (folder / "count.txt").read_text().strip() == "4"
+    folder = run(text, small=True)
+    assert "posts to summarise" in (folder / "said.txt").read_text()
+    assert int((folder / "rows.txt").read_text()) == 64 + 12 + 96 + 96 + 192
+    assert [int(line.split()[1]) for line in (folder / "batches.txt").read_text().splitlines()] == [
+        16,
+        8,
+        16,
+        16,
+        8,
+    ]

@@ -26,13 +26,14 @@ class FakeTrainer:
     def train(self, labelled, held_out):
         numbers = [int(pair.prompt.split()[1]) for pair in labelled]
         self.seen.append(numbers)
-        return type("Results", (), {"best": {"accuracy": sum(n % 2 == 0 for n in numbers) / len(numbers)}})
+        self.accuracy = sum(n % 2 == 0 for n in numbers) / len(numbers)
 
 
 @pytest.fixture
 def world(monkeypatch):
     monkeypatch.setattr(active_labels, "RewardTrainer", FakeTrainer)
     monkeypatch.setattr(active_labels, "read_preferences", lambda path: pool(60))
+    monkeypatch.setattr(active_labels, "accuracy", lambda trainer, pairs: trainer.accuracy)
     order = lambda trainer, pairs: sorted(  # noqa: E731
         range(len(pairs)), key=lambda place: int(pairs[place].prompt.split()[1]) % 2
     )
@@ -57,6 +58,15 @@ def test_both_choices_begin_alike_and_only_one_asks_the_model(world, tmp_path):
     )
 
 
+def test_accuracy_is_that_of_the_mean_of_the_heads_and_doubt_sorts_the_pairs(monkeypatch):
+    import torch
+
+    chosen = torch.tensor([[3.0, 1.0], [1.0, -2.0], [9.0, 8.0]])
+    monkeypatch.setattr(active_labels, "scores", lambda trainer, pairs: (chosen, torch.zeros(3, 2)))
+    assert active_labels.accuracy(None, pool(3)) == pytest.approx(2 / 3)
+    assert active_labels.doubtful(None, pool(3)) == [1, 0, 2]
+
+
 @pytest.mark.parametrize(
     ("accuracy", "needs"), [(0.7, 200), (0.75, 250), (0.8, 300), (0.85, 350), (0.95, None)]
 )
@@ -70,9 +80,10 @@ def test_a_curve_that_falls_again_has_not_reached_it():
 
 def test_the_table(capsys):
     rows = [
-        {"choice": choice, "accuracy": {"200": start, "300": end}}
-        for choice, start, end in (("random", 0.7, 0.8), ("active", 0.7, 0.9))
+        {"choice": choice, "seed": seed, "accuracy": {"200": start, "300": end + seed * step}}
+        for seed in (0, 1)
+        for choice, start, end, step in (("random", 0.7, 0.75, 0.1), ("active", 0.7, 0.85, 0.1))
     ]
     show(rows)
     told = capsys.readouterr().out.splitlines()
-    assert told[2].split() == ["300", "0.8000", "0.9000", "250", "(83%)"]
+    assert told[2].split() == ["300", "0.8000", "0.9000", "+0.1000", "+-", "0.0000", "250", "(83%)"]

@@ -6,6 +6,8 @@ import random
 import sys
 import time
 
+import numpy as np
+
 from proxima import Step
 
 
@@ -65,6 +67,10 @@ class Counter:
         self.count = self.first
         self.reward = 0.0
         return " Count to two."
+
+    @staticmethod
+    def helper(number):  # no tool: it has no schema
+        return number
 
     def add(self, number: int) -> int:
         """
@@ -192,6 +198,8 @@ class Faulty(Parity):
             os._exit(3)
         if self.fault == "hangs":
             time.sleep(60)
+        if self.fault == "takes 5 GiB":
+            bytes(5 * 2**30)  # address space; the pages are not touched
         return step
 
 
@@ -208,12 +216,15 @@ RETURNED = {
     "infinite": Step("text", float("inf")),
     "a text as reward": Step("text", "1"),
     "a number as done": Step("text", 1.0, 1),
+    "huge": Step("text", 1e39),
+    "huge in sum": Step("text", 3e38),
+    "an array": Step("text", np.ones(1)),
     "never ends": Step(" again", 0.0),
 }
 FAULTS = [
     *("reset raises", "reset returns a number", "reset returns too much", "reset returns more than fits"),
     *("raises", "exits"),
-    *(name for name in RETURNED if name != "never ends"),
+    *(name for name in RETURNED if name not in ("never ends", "huge in sum")),
 ]
 
 

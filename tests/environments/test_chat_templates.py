@@ -1,8 +1,12 @@
 """Observations and tool calls through chat templates of several families, written here in short."""
 
+import contextlib
+import time
+
 import pytest
 
 from proxima.core.types import Prompt
+from proxima.data import ChatTemplate
 from proxima.environments.episode_environment import Environment
 from proxima.environments.observation_tokens import ObservationTokens
 from proxima.environments.tool_calls import Call, MalformedCall, find_format, read_calls
@@ -135,6 +139,59 @@ def test_calls_are_read(name, text):
         read_calls(name, text[: len(text) * 2 // 3], SCHEMAS)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "parameters": {"n": 2}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"n": 2, "n": 3}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"n": NaN}}</tool_call>'),
+        ("llama3", '{"name": "add", "arguments": {"n": 2}}'),
+        ("qwen_xml", "<tool_call><function=add><parameter=n>2</function></tool_call>"),
+        ("qwen_xml", "<tool_call><function=add><parameter n>2</parameter></function></tool_call>"),
+        ("qwen_xml", "<tool_call><function=add>2</function></tool_call>"),
+        ("qwen_xml", "<tool_call><function=add></function><function=add></function></tool_call>"),
+    ],
+)
+def test_what_stands_in_a_call_is_never_passed_over(name, text):
+    """The tool would be called without it."""
+    with pytest.raises(MalformedCall):
+        read_calls(name, text, SCHEMAS)
+
+
+def test_an_answer_in_json_is_no_call_of_llama3():
+    assert read_calls("llama3", '{"total": 5}', SCHEMAS) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("True", True), ("false", False), ("None", None), ("yes", "yes")]
+)
+def test_values_in_xml_may_be_pythons_words(word, value):
+    text = f"<tool_call><function=add><parameter=n>{word}</parameter><parameter=s>{word}</parameter>"
+    calls = read_calls("qwen_xml", f"{text}</function></tool_call>", SCHEMAS)
+    assert calls == [Call("add", {"n": value, "s": word})]
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3", "qwen_xml"])
+@pytest.mark.parametrize("mark", ["<tool_call>", "<parameter=n>", "<tool_call><function=add>", '{"name', " "])
+def test_reading_calls_takes_linear_time(name, mark):
+    """Quadratic time was 7 s, in which the trainer waits."""
+    for text in (mark * 10_000, f"<tool_call><function=add>{mark * 10_000}</function></tool_call>"):
+        begin = time.process_time()
+        with contextlib.suppress(MalformedCall):
+            read_calls(name, text, SCHEMAS)
+        assert time.process_time() - begin < 1
+
+
+def test_calls_whose_marks_are_special_tokens_are_read(make_config):
+    speaks = tokenizer(template(CHATML, HERMES))
+    speaks.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>"]})
+    environment = Environment(make_config(tools=(multiply,)), speaks)
+    call = '<tool_call>{"name": "multiply", "arguments": {"left": 2, "right": 3}}</tool_call>'
+    ids = speaks(call + "<end>", add_special_tokens=False)["input_ids"]
+    assert read_calls("hermes", environment.called(ids), environment.schemas)[0].arguments["left"] == 2
+    assert "<end>" not in environment.said(ids)
+
+
 @pytest.mark.parametrize("text", ["[1]", "7", '{"name": 3}', '{"name": "add", "arguments": [1]}', "{" * 5000])
 def test_json_that_is_no_call_is_malformed(text):
     with pytest.raises(MalformedCall):
@@ -157,6 +214,43 @@ def test_prompts_are_opened_with_tools_and_with_what_reset_returns(make_config):
     assert "Adds to the count." in opened
     with pytest.raises(ValueError, match=r"prompt 3 .* is plain text, so that the chat template cannot tell"):
         environment.check(["Count."], 3)
+
+
+def test_an_observation_in_a_role_that_the_template_loses_is_refused(make_config):
+    """Beside the role that was checked before the run."""
+    speaks = tokenizer(template(CHATML, roles=("user", "assistant")))
+    environment = Environment(make_config(environment=Parity, rewards=()), speaks)
+    lost = [{"role": "system", "content": "A hint."}]
+    with pytest.raises(ValueError, match="loses messages of role 'system'"):
+        environment.observation_tokens.ids(lost, [1], True)
+    prompt = Prompt("<|im_start|>user\nQ<end>\n", turns=[{"role": "user", "text": "Q"}])
+    with pytest.raises(ValueError, match="loses what reset returned in the role 'system'"):
+        environment.open_prompt(prompt, lost)
+
+
+DATED = "{{ '<|im_start|>system\nToday is a day. ' + (messages[0].content if messages[0].role == 'system' else '') }}<end>\n"
+USERS = (
+    "{% for m in messages %}{% if m.role != 'system' %}"
+    + CHATML.replace("CALLS", HERMES)
+    + "{% endif %}{% endfor %}"
+)
+
+
+def test_a_prompt_is_written_again_from_its_messages_not_from_how_they_are_shown(make_config):
+    """A template that adds words of its own, as Llama 3's adds the date, adds them once."""
+    speaks = tokenizer((DATED + USERS).replace("<end>", "<|im_end|>"))
+    environment = Environment(make_config(environment=Parity, rewards=()), speaks)
+    call = {"type": "function", "function": {"name": "add", "arguments": {"n": 1}}}
+    given = [
+        {"role": "user", "content": "Count."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "1"},
+        {"role": "user", "content": "Again."},
+    ]
+    prompt = ChatTemplate(speaks).prompt(given)
+    opened = environment.open_prompt(prompt, [{"role": "user", "content": " Please."}])
+    assert opened == prompt.replace("Again.", "Again. Please.")
+    assert opened.count("Today") == opened.count("<tool_call>") == 1
 
 
 def test_a_plain_prompt_is_left_as_it_is(make_config):

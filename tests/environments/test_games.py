@@ -29,13 +29,28 @@ def test_sums_are_asked_and_read(tiny, tmp_path):
     tokenizer.chat_template = template(CHATML).replace("<end>", tokenizer.eos_token)
     tokenizer.save_pretrained(folder)
     settings = {"batch_size": 4, "max_new_tokens": 4, "run_dir": str(tmp_path / "runs"), "token_samples": 0}
-    found = chain_sum.main(1, str(folder), 4, max_episode_tokens=4, **settings)
-    assert found["best constant"] == pytest.approx(1 / 9)
-    assert 0 <= found["before"] <= 1
-    game = chain_sum.ChainSum()
-    left, _, right, _ = game.reset(seed=5).split()
-    assert game.step(f"It is {int(left) + int(right)}.").reward == 1
-    assert game.step("It is 99.").reward == 0
+    found = chain_sum.main(3, 1, str(folder), 8, max_episode_tokens=4, **settings)
+    assert {name for when in ("before", "after") for name in found[when]} == {
+        "right",
+        "right_unseen",
+        "best_constant",
+    }
+    assert found["run"].endswith("chain-sum-3")
+    assert 1 / 8 <= found["before"]["best_constant"] == found["after"]["best_constant"] <= 1
+
+
+def test_sums_are_drawn_as_reasoning_gym_draws_them_and_some_are_kept_from_training():
+    games = [chain_sum.ChainSum() for _ in range(2000)]
+    trained = {game.reset(seed=seed, held_out=False) for seed, game in enumerate(games)}
+    asked = {game.reset(seed=seed, held_out=True) for seed, game in enumerate(games)}
+    assert asked == {f"{problem} =" for problem in chain_sum.PROBLEMS}
+    assert len(asked) == 200
+    assert trained == asked - {f"{problem} =" for problem in chain_sum.UNSEEN}
+    assert len(trained) == 160
+    game = games[0]
+    for game.problem, right in (("9 + 8", 17), ("3 - 9", -6), ("0 - 0", 0)):
+        assert game.step(f"With 1 and 2 it is {right}.").reward == 1
+        assert game.step(f"{right} or {right + 1}").reward == 0
     assert game.step("No idea.").reward == 0
 
 
@@ -48,5 +63,7 @@ def test_the_calculator_is_a_tool(make_config, tmp_path):
         0,
         0,
     ]
+    said = '<tool_call>{"left": 12}</tool_call>\nuser\n<tool_response>\n36\n</tool_response>\nassistant\n'
+    assert calculator.right_answer(["q"] * 2, [f"{said}No idea.", f"{said}It is 36."], [36, 36]) == [0, 1]
     calculator.write(tmp_path / "products.jsonl", 3)
     assert len((tmp_path / "products.jsonl").read_text().splitlines()) == 3

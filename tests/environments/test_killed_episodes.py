@@ -58,17 +58,16 @@ def wait_for(condition, seconds=120.0):
 @pytest.mark.long
 @pytest.mark.timeout(280)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_killed_inside_an_episode_it_resumes_to_the_same_bits(tiny, tmp_path):
+def test_killed_inside_an_episode_it_resumes_to_the_same_bits(tiny, tmp_path, forked):
     (tmp_path / "waiting.py").write_text(WAITING)
     (tmp_path / "prompts.txt").write_text("\n".join(f"Post {i} TL;DR:" for i in range(12)))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-    given = {"cwd": tmp_path, "env": environment}
-    subprocess.run(command(tiny, "whole"), check=True, **given)
+    forked(command(tiny, "whole"), tmp_path).check_returncode()
 
     def steps():
         return Run(tmp_path / "runs" / "killed").last().get("step", 0)
 
-    trainer = subprocess.Popen(command(tiny, "killed"), **given)
+    trainer = subprocess.Popen(command(tiny, "killed"), cwd=tmp_path, env=environment)
     wait_for(lambda: (tmp_path / "runs" / "killed" / "metrics.jsonl").is_file() and steps() >= 1)
     (tmp_path / "wait").touch()
     wait_for(lambda: (tmp_path / "inside").is_file() or trainer.poll() is not None)
@@ -77,7 +76,7 @@ def test_killed_inside_an_episode_it_resumes_to_the_same_bits(tiny, tmp_path):
     trainer.wait()
     wait_for(lambda: not is_alive(tmp_path), 20)
     (tmp_path / "wait").unlink()
-    subprocess.run(command(tiny, "killed"), check=True, **given)
+    forked(command(tiny, "killed"), tmp_path).check_returncode()
     files = [
         tmp_path / "runs" / name / "policy" / "adapter_model.safetensors" for name in ("whole", "killed")
     ]

@@ -86,7 +86,7 @@ def check(family: str, folder: Path | None = None, **settings: Any) -> Outcome:
 
 
 def why_refused(message: str) -> str:
-    """The reason in a refusal; any other error is no refusal."""
+    """The reason in a refusal; any other error is not a refusal."""
     if message.startswith("the architecture "):
         return message.split(": ", 1)[1]
     if message.startswith("cannot load the model ") and "Unrecognized configuration class" in message:

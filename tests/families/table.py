@@ -7,6 +7,7 @@ from pathlib import Path
 import transformers
 
 from tests.families.check import Outcome
+from tools.wrap_prose import wrapped
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "families.md"
 BEGIN, END = "<!-- written by `python -m tests.families` -->", "<!-- end -->"
@@ -50,4 +51,4 @@ def read_table(text: str) -> dict[str, Outcome]:
 def write(outcomes: Sequence[Outcome]) -> None:
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{render(outcomes)}\n\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(wrapped(f"{before}{BEGIN}\n\n{render(outcomes)}\n\n{END}{after}"), encoding="utf-8")

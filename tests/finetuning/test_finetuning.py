@@ -15,6 +15,7 @@ from proxima.finetuning.reward_trainer import calibration_error
 from proxima.models.reward_model import REPORT_FILE, reward_warning
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import Run
+from proxima.runtime.engine import Decoder
 
 DEMONSTRATIONS = [Demonstration(f"say {letter}:", f" {letter * 4}") for letter in "abcdefgh"] * 6
 PREFERENCES = [Preference(f"prompt {i}", " yes" + "!" * (i % 3), " no" + "!" * (i % 4)) for i in range(60)]
@@ -105,6 +106,28 @@ def test_micro_batches_do_not_change_training_and_the_same_seed_gives_the_same_b
     assert torch.allclose(finals[0], finals[2], atol=1e-3)
 
 
+@pytest.mark.parametrize("trainer", [SFTTrainer, RewardTrainer])
+def test_the_fast_path_trains_and_measures_as_the_reference_path_in_passes_of_few_tokens(
+    finetuning, trainer, monkeypatch
+):
+    examples = (DEMONSTRATIONS if trainer is SFTTrainer else PREFERENCES)[:12]
+    measured, calls = [], []
+    forward = Decoder.hidden
+    monkeypatch.setattr(Decoder, "hidden", lambda *given: calls.append(given[2].total) or forward(*given))
+    for fast, tokens in ((True, 10**6), (True, 40), (False, 10**6)):
+        made = trainer(finetuning(epochs=2, lora_dropout=0.0, batch_size=4))
+        made.backbone.settings.fast = fast
+        made.passes.tokens = tokens
+        calls.clear()
+        measured.append([row["validation_loss"] for row in made.train(examples, examples[:4]).metrics])
+        assert bool(calls) == fast
+        if tokens == 40:
+            longest = max(made.tokens(made.encode(one)) for one in examples)
+            assert max(calls) <= max(tokens, longest)
+    assert measured[1] == pytest.approx(measured[0], rel=1e-4)
+    assert measured[2] == pytest.approx(measured[0], rel=1e-4)
+
+
 def test_patience_stops_and_the_best_weights_are_kept(finetuning):
     trainer = SFTTrainer(
         finetuning(epochs=40, learning_rate=0.5, eval_every=2, patience=3, lr_schedule="constant")
@@ -145,6 +168,43 @@ def test_every_setting_of_fine_tuning_changes_the_outcome(finetuning, plain, nam
     if not plain:
         plain.update(outcome())
     assert outcome(**{name: CHANGES[name]}) != plain
+
+
+@pytest.mark.parametrize(
+    ("prompts", "each", "held_out"), [(40, 1, 2), (8, 5, 5), (20, 2, 2), (2, 30, 0), (1, 3, 0)]
+)
+def test_whole_prompts_are_held_out(finetuning, recwarn, prompts, each, held_out):
+    """Else the held-out accuracy is partly that of memory; where a prompt has too many examples, it says so."""
+    pairs = [Preference(f"prompt {i}", f" yes {j}", " no") for i in range(prompts) for j in range(each)]
+    trainer = RewardTrainer(finetuning())
+    order, places = trainer.split(pairs)
+    assert sorted([*order, *places]) == list(range(len(pairs)))
+    shared = {pairs[i].prompt for i in order} & {pairs[i].prompt for i in places}
+    if held_out:
+        assert not shared
+        assert len(places) == held_out
+        assert not recwarn.list
+    else:
+        assert len(places) == max(1, len(pairs) // 20)
+        assert "give --validation" in str(recwarn.pop(UserWarning).message)
+    if each == 1:  # as any examples are split
+        plain = trainer.shuffled(len(pairs))
+        assert [*places, *order] == list(plain)
+
+
+def test_training_that_continues_holds_out_what_was_held_out_and_new_prompts(finetuning):
+    """The weights it starts from have learned the other pairs."""
+    first, again = RewardTrainer(finetuning()), RewardTrainer(finetuning(seed=7))
+    earlier = [Preference(f"prompt {i}", " yes", " no") for i in range(60)]
+    _, before = first.split(earlier)
+    again.new_examples, again.held_out_before = 40, first.held_out
+    new = [Preference(f"new {i}", " yes", " no") for i in range(38)]
+    pairs = [*new, *earlier[:2], *earlier]  # two new pairs have prompts that were trained on
+    order, places = again.split(pairs)
+    assert sorted([*order, *places]) == list(range(len(pairs)))
+    held_out = {pairs[i].prompt for i in places}
+    assert {earlier[i].prompt for i in before} == {prompt for prompt in held_out if prompt[0] == "p"}
+    assert len(held_out) == 3 + 2
 
 
 def test_long_examples_are_left_out_and_counted(finetuning):

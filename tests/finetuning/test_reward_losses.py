@@ -87,14 +87,16 @@ def training(tiny, tmp_path):
 @pytest.mark.parametrize("micro", [24, 5])
 def test_the_loss_of_a_batch_is_the_sum_of_its_terms_by_separate_passes(training, micro):
     """The one pass that reads scores and tokens gives what `transformers` gives, one answer at a time."""
-    config = training(lm_coef=0.3, score_penalty=0.05, label_smoothing=0.1, micro_batch_size=micro)
+    terms = {"lm_coef": 0.3, "score_penalty": 0.05, "mismatch_coef": 0.7, "label_smoothing": 0.1}
+    config = training(**terms, micro_batch_size=micro)
     trainer = RewardTrainer(config)
     trainer.role.head.bias.data += 0.7  # so that the penalty shows
     data = [*PREFERENCES[:4], Preference("p", " a", " bb", margin=0.5), Preference("p", " c", " d", tie=True)]
     data.append(Preference("p", "", " e", chosen_ended=False))  # an answer without a token
     expected = 0.0
     with torch.no_grad(), trainer.role.active():
-        rows = [trainer.encode(item) for item in data]
+        rows = trainer.with_mismatches([trainer.encode(item) for item in data])
+        assert 0 < sum(row.mismatch is None for row in rows) < len(rows)  # prompts that are equal have none
         for row in rows:
             scores = []
             for is_chosen, (prompt, response) in enumerate((row.rejected, row.chosen)):
@@ -108,19 +110,65 @@ def test_the_loss_of_a_batch_is_the_sum_of_its_terms_by_separate_passes(training
                     expected += 0.3 * sum(own) / max(len(own), 1)
             expected += oracle(scores[1] - scores[0], row.margin, row.tie, 0.1)
             expected += 0.05 * (scores[0] ** 2 + scores[1] ** 2) / 2
+            if row.mismatch:
+                ids = torch.tensor([[*row.mismatch[0], *row.mismatch[1]]])
+                states = trainer.backbone.network(ids, output_hidden_states=True).hidden_states[-1]
+                other = float(trainer.role.head(states[0, -1].float()))
+                expected += 0.7 * oracle(scores[1] - other, 0.0, False, 0.0)
         found = sum(float(trainer.loss(rows[i : i + micro])) for i in range(0, len(rows), micro))
     assert found == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("lm_coef", 0.0), ("score_penalty", 0.5), ("label_smoothing", 0.2), ("epochs", 2), ("ensemble", 2)],
+    [
+        ("lm_coef", 0.0),
+        ("score_penalty", 0.5),
+        ("label_smoothing", 0.2),
+        ("epochs", 2),
+        ("ensemble", 2),
+        ("mismatch_coef", 0.0),
+    ],
 )
 def test_every_setting_of_reward_training_changes_the_outcome(training, name, value):
     def outcome(**settings):
         return RewardTrainer(training(**settings)).train(PREFERENCES).metrics[-1]["train_loss"]
 
     assert outcome(**{name: value}) != outcome()
+
+
+def test_a_mismatch_is_the_next_pairs_chosen_answer_where_it_says_something(training):
+    trainer = RewardTrainer(training(max_length=12))
+    data = [Preference("a", " x", " y"), Preference("b", " z", " w"), Preference("b", " v", " w")]
+    data += [
+        Preference("c", " v", " u"),
+        Preference("d", " a long answer", " s"),
+        Preference("e", " t", " y"),
+    ]
+    rows = [trainer.encode(item) for item in data]
+    found = [row.mismatch for row in trainer.with_mismatches(rows)]
+    assert found[0] == (rows[0].chosen[0], rows[1].chosen[1])
+    assert found[1] is None  # the same prompt
+    assert found[2] is None  # the same answer
+    assert found[3] is None  # too long after this prompt
+    assert found[4] == (rows[4].chosen[0], rows[5].chosen[1])
+    assert found[5] == (rows[5].chosen[0], rows[0].chosen[1])
+
+
+def test_mismatches_teach_a_reward_model_to_read_the_prompt(training):
+    """Every answer is as good as its rejected one says; only the mismatch says that it must name its prompt."""
+    names = ("ann", "bob", "cid", "dan")
+    data = [Preference(f"{name} {i} ", f" {name}.", " ...") for i in range(24) for name in names]
+    probes = [Preference(f"{a} 30 ", f" {a}.", f" {b}.") for a in names for b in names if a != b]
+    right = {}
+    for coef in (0.0, 1.0):
+        trainer = RewardTrainer(training(mismatch_coef=coef, epochs=4))
+        trainer.train(data)
+        with torch.no_grad(), trainer.role.active():
+            right[coef] = float(
+                (trainer.all_margins([trainer.encode(one) for one in probes]) > 0).float().mean()
+            )
+    assert right[1.0] > 0.9 > right[0.0]
 
 
 def test_a_rating_models_language_loss_is_on_answers_above_the_mean(training):
@@ -327,7 +375,7 @@ def test_settings_files_from_before_these_settings_still_load(training, tmp_path
     taken = RewardConfig.from_yaml(old)
     assert (taken.learning_rate, taken.epochs, taken.lm_coef) == (3e-4, 2, 0.3)
     trainer = RewardTrainer(FinetuningConfig(training().model_name, learning_rate=3e-4))
-    assert (trainer.config.epochs, trainer.config.lm_coef, trainer.config.score_penalty) == (1, 0.0, 0.0)
+    assert (trainer.config.epochs, trainer.config.lm_coef, trainer.config.mismatch_coef) == (1, 0.0, 0.0)
     folder = RewardTrainer(training(epochs=0)).train(PREFERENCES).folder
     written = saved_settings(folder / "finetuning.yaml")
     assert isinstance(written, RewardConfig)

@@ -24,7 +24,7 @@ DENSE = [case for case in CASES if case not in MIXTURES]
 
 def sizes(case):
     """Heads of 16 values, the smallest that the kernels take."""
-    if case.startswith("olmoe"):  # its head size is no setting
+    if case.startswith("olmoe"):  # its head size is not a setting
         return {"num_attention_heads": 2, "num_key_value_heads": 1}
     return {"n_head": 2} if case.startswith("gpt2") else {"head_dim": 16, "num_attention_heads": 2,
                                                           "num_key_value_heads": 1}  # fmt: skip

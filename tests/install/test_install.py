@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.environment import uv_settings
+
 pytestmark = [pytest.mark.install, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -36,7 +38,6 @@ tokenizer = transformers.AutoTokenizer.from_pretrained("my-model")
 model.generate(**tokenizer("TL;DR:", return_tensors="pt"), max_new_tokens=2)
 assert "proxima" not in sys.modules
 """
-OF_PIP = {"find-links": "UV_FIND_LINKS", "index-url": "UV_DEFAULT_INDEX"}
 
 
 def call(*words, **settings):
@@ -53,18 +54,10 @@ def uv(tmp_path_factory):
     home = tmp_path_factory.mktemp("uv")
     call(sys.executable, "-m", "venv", home)
     call(home / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv")
-    own = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
-    own |= {"UV_PYTHON": sys.executable, "HF_HUB_OFFLINE": "1"}
-    for option, name in OF_PIP.items():
-        found = subprocess.run(
-            [sys.executable, "-m", "pip", "config", "get", f"global.{option}"],
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        value = os.environ.get(f"PIP_{option.upper().replace('-', '_')}") or found.stdout
-        if value.split():
-            own.setdefault(name, ",".join(value.split()))
+    own = {**uv_settings(), "UV_PYTHON": sys.executable, "HF_HUB_OFFLINE": "1"}
+    # a newcomer's uv asks one index
+    left_out = ("VIRTUAL_ENV", "PYTHONPATH", "UV_INDEX", "UV_INDEX_STRATEGY")
+    own = {name: value for name, value in own.items() if name not in left_out}
 
     def run(*words, cwd):
         return call(home / "bin" / "uv", *words, cwd=cwd, env=own)

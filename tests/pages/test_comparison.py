@@ -60,7 +60,7 @@ def test_runs_that_differ_in_their_seed_only_are_one_group():
         "a-seed-0": base,
         "a-seed-1": {**base, "seed": 1, "run_name": "y", "device": "cpu"},
         "b": {**base, "kl_coef": 0.2},
-        "c": {**base, "kl_coef": 0.2},  # the same seed twice is no group
+        "c": {**base, "kl_coef": 0.2},  # the same seed twice is not a group
         "broken": {},
         "broken too": {},
     }

@@ -9,7 +9,7 @@ import pytest
 from proxima.evaluator.diversity import copying
 from proxima.pages.report import summary, write_report
 from proxima.pages.report.findings import COST, CRITIC, GAMED, LEARNED, NEXT, find
-from proxima.pages.report.run_outcome import held_out
+from proxima.pages.report.run_outcome import HeldOutNumbers, Interval, held_out
 from proxima.runs import Run
 from tests.fake_run import HOSTILE, OUTCOMES, write_outcome, write_run
 
@@ -72,10 +72,31 @@ def test_a_good_run_is_good_under_any_noise(seed):
     assert found[NEXT].sentence.startswith("Train longer: the reward was still rising")
 
 
+def test_the_numbers_of_did_it_learn_stand_beside_it():
+    """Also where a single step is far from the mean of the first ones."""
+    rewards = [1.0, 0.0, 0.5, 0.5, 0.5, *[0.6] * 20, 0.9, 0.9, 0.9, 0.8, 0.0]
+    metrics = {"step": [float(step) for step in range(1, 31)], "avg_reward": rewards}
+    found = find(metrics)[0]
+    (shown,) = found.evidence
+    assert found.sentence.startswith("The training reward went from 0.5 ± 0.31 to 0.7 ± 0.35")
+    assert (shown.title, shown.start, shown.end) == (
+        "Training reward, mean of 5 steps",
+        0.5,
+        pytest.approx(0.7),
+    )
+    measured = HeldOutNumbers(0.2, Interval(0.4), None, "")
+    found = find(metrics, measured=measured)[0]
+    assert "from 0.2 to 0.4" in found.sentence
+    assert [(each.start, each.end) for each in found.evidence] == [(0.2, 0.4)]
+    assert find({"step": [], "avg_reward": []})[0].evidence == []
+
+
 @pytest.mark.parametrize("trick", [*TRICKS, "opening"])
 @pytest.mark.parametrize("seed", range(5))
 def test_one_trick_is_a_sign_and_says_which(trick, seed):
-    found = MadeRun(seed, tricks=(trick,)).found()[GAMED]
+    all_found = MadeRun(seed, tricks=(trick,)).found()
+    found = all_found[GAMED]
+    assert all_found[NEXT].sentence.startswith("Read samples of the last steps before you train longer")
     said = {
         "length": "Answers got longer",
         "repetition": "Answers repeat themselves",

@@ -804,19 +804,21 @@ def test_a_file_of_an_older_version_gains_the_tables(make_store):
     assert again.controls() == {}
 
 
-def test_the_least_sure_pairs_are_those_on_which_heads_disagree_or_scores_are_close():
+def test_the_least_sure_pairs_are_those_whose_order_heads_doubt_or_whose_scores_are_close():
     import torch
 
     from proxima.models import least_sure
 
-    first = torch.tensor([[1.0, 1.0], [3.0, -3.0], [5.0, 4.0]])
-    assert least_sure(first, torch.zeros(3, 2)).argsort(descending=True).tolist() == [1, 2, 0]
-    assert least_sure(first[:, :1], torch.zeros(3, 1)).argsort(descending=True).tolist() == [0, 1, 2]
-    assert torch.equal(least_sure(first, torch.zeros(3, 2)), least_sure(torch.zeros(3, 2), first))
+    nothing = torch.zeros(5, 2)
+    first = torch.tensor([[1.0, 1.0], [3.0, -3.0], [5.0, 4.0], [50.0, 47.0], [0.2, -0.1]])
+    assert least_sure(first, nothing).argsort(descending=True).tolist() == [1, 4, 2, 3, 0]
+    assert least_sure(first[:, :1], nothing[:, :1]).argsort(descending=True).tolist() == [4, 0, 1, 2, 3]
+    assert torch.equal(least_sure(first, nothing), least_sure(nothing, first))
+    assert least_sure(nothing, nothing).tolist() == [0.0] * 5  # the same answer twice: no label is worth it
 
 
 class FakeReward:
-    """Scores by the number in a text, with two heads that disagree by it."""
+    """Scores by the number in a text: with two heads that disagree by it about what is worth 1."""
 
     def tokenizer(self, texts, **options):
         return {"input_ids": [[0] for _ in texts]}
@@ -825,7 +827,7 @@ class FakeReward:
         import torch
 
         numbers = [float(text.split()[-1]) for text in samples.completions]
-        return torch.tensor([[number, -number] for number in numbers])
+        return torch.tensor([[1 + number, 1 - number] if number else [0.0, 0.0] for number in numbers])
 
 
 def test_keeping_the_least_sure_keeps_their_order():

@@ -393,7 +393,12 @@ def finish(process):
 
 
 @pytest.mark.long
-def test_from_prompts_through_people_to_a_policy_by_the_command_line(driver, tmp_path):
+def test_from_prompts_through_people_to_a_policy_by_the_command_line(driver, tmp_path, forked):
+    def run(*arguments):
+        done = forked([sys.executable, "-m", "proxima", *arguments], tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     post = "SUBREDDIT: r/advice\\nTITLE: long story\\nPOST: my {} moved out {}. what should i do?\\nTL;DR:"
     prompts = [
         post.format(who, when)
@@ -433,15 +438,12 @@ def test_from_prompts_through_people_to_a_policy_by_the_command_line(driver, tmp
     assert f"{answered} answers in f.db" in finish(server)
     assert answered >= 10
 
-    assert f"{answered} rows in preferences.jsonl" in finish(
-        proxima(tmp_path, "label", "--db", "f.db", "--export", "preferences.jsonl")
-    )
+    exported = run("label", "--db", "f.db", "--export", "preferences.jsonl")
+    assert f"{answered} rows in preferences.jsonl" in exported
     rows = [json.loads(line) for line in (tmp_path / "preferences.jsonl").read_text().splitlines()]
     assert all(len(row["chosen"].strip()) <= len(row["rejected"].strip()) for row in rows)
     tune = ("--lora-r", "4", "--run-name", "reward", "--batch-size", "4", "--validation-share", "0.2")
-    assert "use it with --rewards" in finish(
-        proxima(tmp_path, "reward", "--data", "preferences.jsonl", *model, *tune)
-    )
+    assert "use it with --rewards" in run("reward", "--data", "preferences.jsonl", *model, *tune)
     small = (
         "--batch-size",
         "4",
@@ -454,10 +456,8 @@ def test_from_prompts_through_people_to_a_policy_by_the_command_line(driver, tmp
         "--lora-r",
         "4",
     )
-    out = finish(
-        proxima(tmp_path, "train", "--data", "prompts.txt", *model, "--rewards", "runs/reward", *small)
-    )
-    assert "stopped: all epochs done" in out
+    trained = run("train", "--data", "prompts.txt", *model, "--rewards", "runs/reward", *small)
+    assert "stopped: all epochs done" in trained
     metrics = [
         json.loads(line) for line in (tmp_path / "runs" / "ppo" / "metrics.jsonl").read_text().splitlines()
     ]

@@ -53,10 +53,12 @@ def test_two_recordings_side_by_side(driver, bundle, tmp_path):
         tensors={**bundle.tensors, "values/value": bundle.tensors["values/value"] + 1},
         facts={**bundle.facts, "settings": {**bundle.facts["settings"], "gamma": 0.5}},
     )
+    changed = replace(changed, facts={**changed.facts, "step": 5})
     comparison = compare_bundles(bundle, changed)
     person = open_page(
         driver, write_replay_page(tmp_path / "r.html", [("here", bundle), ("there", changed)], comparison)
     )
+    assert person.script("return document.querySelector('h1').textContent") == "Steps 2 and 5"
     stages = person.script(CELLS, "Stages")
     assert (stages[0][0], stages[0][-1]) == ("stage", "result")
     results = {row[0]: row[-1] for row in stages[1:]}

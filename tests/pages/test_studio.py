@@ -625,9 +625,15 @@ def test_the_command_names_what_is_missing(tmp_path, capsys, monkeypatch):
     assert Studio()._store() is not None
 
 
-def test_the_studio_needs_no_torch():
+def test_the_studio_needs_no_torch(runs):
+    """Importing it takes seconds, for which the first page of a run would stay empty."""
+    (runs / "plain" / "replay").mkdir()
+    (runs / "plain" / "replay" / "step-00000001.safetensors").touch()
     code = (
-        "import sys\nimport proxima.pages.studio, proxima.cli.studio_command\nassert 'torch' not in "
-        "sys.modules"
+        "import sys\nimport proxima.cli.studio_command\nfrom proxima.pages.studio import Library\n"
+        "from proxima.pages.studio.studio_app import findings_of, run_of\n"
+        f"with Library({str(runs)!r}).open('plain') as opened:\n"
+        "    assert len(run_of(opened)['bundles']) == 1\n    findings_of(opened.run)\n"
+        "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(SOURCE), "PATH": ""})

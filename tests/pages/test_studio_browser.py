@@ -391,6 +391,13 @@ def test_runs_over_each_other(studio, tmp_path):
     visitor.driver.get("about:blank")
     visitor.driver.get(address)
     visitor.wait("document.getElementById('view').dataset.compared === '4'")
+    thinned = visitor.driver.execute_async_script(
+        "const done = arguments[0]; import(new URL('curves.js', document.querySelector('script[src*=studio]')"
+        ".src)).then(({ drift }) => done([100, 5].map((count) => drift(Array.from({ length: count }, "
+        "(_, i) => [i % 2, i, `step ${i}`])))))"
+    )
+    assert [len(points) for points in thinned] == [25, 5]  # few points stay as they are
+    assert thinned[0][0] == [0.5, 1.5, "step 3"]
 
 
 def test_labelling_inside_the_studio(studio, tmp_path):

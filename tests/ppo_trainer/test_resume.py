@@ -534,7 +534,7 @@ def small_disk(tmp_path):
 
 
 def test_a_disk_that_is_really_full(settings, small_disk):
-    """The first checkpoint fits, the second does not; with room again the run goes on."""
+    """The first checkpoint fits, the second does not; with room again the run continues."""
     whole = PPOTrainer(settings(run_name="whole")).train(PROMPTS, EPOCHS)
     config = settings(run_dir=str(small_disk), run_name="one")
     with pytest.raises(
@@ -585,9 +585,9 @@ def test_a_signal_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(settin
     before = signal.getsignal(number)
     whole = PPOTrainer(settings(run_name="whole", rewards=(signalling(number, 0),))).train(PROMPTS, EPOCHS)
     config = settings(
-        run_name="cut", rewards=(signalling(number, 5),), checkpoint_every=0
+        run_name="cut short", rewards=(signalling(number, 5),), checkpoint_every=0
     )  # 2 calls per step
-    with pytest.raises(Interrupted, match=f"stopped by {name} after step 3.*--resume --run-name cut") as stop:
+    with pytest.raises(Interrupted, match=f"by {name} after step 3.*--resume --run-name 'cut short'") as stop:
         PPOTrainer(config).train(PROMPTS, EPOCHS)
     assert stop.value.exit_code == code
     assert isinstance(stop.value, KeyboardInterrupt)  # a script that trains in a loop stops too

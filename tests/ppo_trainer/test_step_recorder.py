@@ -10,7 +10,7 @@ import torch
 from proxima.config import RewardSpec
 from proxima.ppo_trainer import PPOTrainer, step_recordings
 from proxima.runs import Alarm, read_bundle
-from proxima.runs.step_bundle import bundle_paths
+from proxima.runs.run_files import bundle_paths
 from proxima.tools.replay import replay_step
 from tests.conftest import count_e
 from tests.helpers import Crash, crash_at, difference, weights

@@ -2,7 +2,7 @@
 the rewards' scale, the speed of learning, the noise, and how soon rewards saturate.
 
 The policy is ref * exp(tilt * reward) with normal rewards, whose KL is tilt^2 / 2 in units of their spread; an
-update moves the tilt by a bounded amount, as Adam does, towards more reward less the penalty.
+update moves the tilt by a bounded amount, as Adam does, towards more reward minus the penalty.
 """
 
 import json

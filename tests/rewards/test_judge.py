@@ -115,6 +115,7 @@ OUTSIDE = [
     '{"score": [10]}',
     '{"score": null}',
     '{"score": 7, "reason": "x"}',
+    '{"score": 1, "score": 10}',
     '[{"score": 7}]',
     "{}",
     '{"score": 1' + "0" * 5000 + "}",
@@ -155,6 +156,10 @@ def test_a_judge_that_is_busy_is_asked_again_after_as_long_as_it_says(serve):
     assert math.isnan(outcome.sequence[0])
     assert "429" in outcome.reason
     assert len(always.requests) == 3
+
+
+def test_a_whole_number_written_with_a_point_is_of_the_schema(serve):
+    assert judge(serve(says('{"score": 7.0}')))(samples("a")).sequence == [7.0]
 
 
 def test_what_a_judge_said_is_kept_for_the_next_process(serve, tmp_path):
@@ -268,7 +273,7 @@ def test_options_are_checked_before_a_run(serve):
             check_rewards(PPOConfig(rewards=[{"source": url, "options": options}]))
     with pytest.raises(ValueError, match="needs the option 'model'"):
         pair_judge.open_pair_judge(RewardSpec(url))
-    with pytest.raises(ValueError, match="is no column of prompt 3"):
+    with pytest.raises(ValueError, match="is not a column of prompt 3"):
         ChatReward(url, model="m", reference="gold").check(["p"], 3)
     with pytest.raises(ValueError, match="add --rewards"):
         check_trust("a run", PPOConfig(rewards=[{"source": url, "options": {"model": "m"}}]), ())

@@ -560,21 +560,8 @@ class Process:
         self.process.wait(10)
 
 
-def call(*arguments, cwd, **variables):
-    command = [sys.executable, "-m", "proxima", *arguments]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env=environment(**variables),
-        cwd=cwd,
-        timeout=200,
-        check=False,
-    )
-
-
 @pytest.mark.long
-def test_train_against_serve_reward_from_the_command_line(tiny, reward_folder, tmp_path):
+def test_train_against_serve_reward_from_the_command_line(tiny, reward_folder, tmp_path, forked):
     """As processes of their own, with a token; the scores of the run are those of the same model in this
     process."""
     (tmp_path / "prompts.jsonl").write_text(
@@ -589,6 +576,9 @@ def test_train_against_serve_reward_from_the_command_line(tiny, reward_folder, t
             "ready": True,
         }
         common = (
+            sys.executable,
+            "-m",
+            "proxima",
             "train",
             "--model-name",
             tiny,
@@ -600,16 +590,16 @@ def test_train_against_serve_reward_from_the_command_line(tiny, reward_folder, t
             "1",
         )
         with_ids = f"{server.url},token_env=REWARD_TOKEN,send_ids=true"
-        done = call(*common, "--run-name", "served", "--rewards", with_ids, cwd=tmp_path, **secret)
+        done = forked([*common, "--run-name", "served", "--rewards", with_ids], tmp_path, **secret)
         assert done.returncode == 0, done.stderr
-        refused = call(*common, "--run-name", "refused", "--rewards", server.url, cwd=tmp_path)
+        refused = forked([*common, "--run-name", "refused", "--rewards", server.url], tmp_path)
         assert refused.returncode == 2
         assert "answered 401" in refused.stderr
         assert not (
             tmp_path / "runs" / "refused"
         ).exists()  # the doctor's quick part saw it before the run began
-        stopped = call(
-            *common, "--run-name", "stopped", "--rewards", server.url, "--skip-checks", cwd=tmp_path
+        stopped = forked(
+            [*common, "--run-name", "stopped", "--rewards", server.url, "--skip-checks"], tmp_path
         )
         assert stopped.returncode == 2
         assert "answered 401" in stopped.stderr

@@ -96,9 +96,12 @@ def test_choice_scores_and_its_best_constant_is_the_commonest_letter():
 @needs("math_verify")
 def test_math_compares_as_mathematics():
     verifier = opened("math", workers=1, timeout=20.0)
+    matrix = r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"
     references = ["42", 7, r"\frac{1}{2}", "They add up.\n#### 1,000", "(3,4)", r"2\sqrt{3}", "42", "42"]
+    references += [matrix, r"10\text{ cm}", r"\text{Friday}", r"\$18"]
     answers = ["so 42.", "8", "0.5", "It is $1000$", "$(3, 4)$", r"2\sqrt{3}", "42 or 41", ""]
-    assert scores(verifier, "answer", references, answers) == [1, 0, 1, 1, 1, 1, 0, 0]
+    answers += [rf"\boxed{{{matrix}}}", r"\boxed{10}", r"\boxed{\text{Monday}}", r"\boxed{18}"]
+    assert scores(verifier, "answer", references, answers) == [1, 0, 1, 1, 1, 1, 0, 0, 1, 1, 0, 1]
     best = verifier.best_constant(rows("answer", ["42", "42", "7"]))
     assert (best.answer, best.score) == ("42", pytest.approx(2 / 3))
 
@@ -108,6 +111,16 @@ def test_math_compares_as_mathematics():
 def test_a_reference_that_math_cannot_read_is_refused_with_its_row(reference):
     with pytest.raises(ValueError, match=r"cannot use the reference of prompt 1 \('p1'\)"):
         opened("math", timeout=20.0).check(rows("answer", ["1", reference]))
+
+
+def test_no_answer_pays_for_the_import_of_its_grader(tmp_path, monkeypatch):
+    """With its deadline: each new worker's first answers would be nan on a busy machine."""
+    (tmp_path / "math_verify.py").write_text(
+        "import time\ntime.sleep(3)\nparse = lambda text, **_: [text]\nverify = lambda *_, **__: True\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    verifier = opened("math", timeout=2.5)
+    assert verifier(Samples(rows("answer", ["42"]), ["42"], [[1]], [True])).sequence == [1.0]
 
 
 @needs("math_verify")
@@ -206,6 +219,17 @@ def test_a_program_that_does_not_scores_an_honest_0(coder, name):
     began = time.monotonic()
     assert scores(coder, "tests", [TESTS], [FORGERIES[name]]) == [0.0]
     assert time.monotonic() - began < 5.0 + 5.0
+
+
+def test_the_one_function_is_the_candidate_beside_constants_and_under_conditions(coder):
+    tests = ["assert candidate(2) == 4"]
+    answers = [
+        f"TWO = 2\n{DOUBLE}",
+        "try:\n    def f(x): return 2 * x\nexcept Exception: pass",
+        "f: object = lambda x: 2 * x",
+        "def f(x): return 2 * x\nif __name__ == '__main__':\n    shown = f(3)",
+    ]
+    assert scores(coder, "tests", [tests] * 5, [*answers, f"{DOUBLE}def g(x): return x"]) == [1, 1, 1, 1, 0]
 
 
 def test_programs_that_read_their_input(coder):

@@ -21,6 +21,7 @@ LIMITS = {
     "min_entropy": 0.5,
     "length_limit": 3.0,
     "max_declining_evals": 3,
+    "max_failed_rewards": 20.0,
 }
 HEALTHY = {
     "skipped_updates": 0,
@@ -29,6 +30,7 @@ HEALTHY = {
     "response_length": 20.0,
     "eos_rate": 0.8,
     "avg_reward": 1.0,
+    "failed_rewards": 1,
 }
 
 
@@ -65,13 +67,13 @@ def test_a_healthy_run_raises_none_at_any_step():
         ({"validation_reward": [0.9, 0.8, 0.7, 0.6]}, "overoptimization"),
         ({"validation_reward": [0.9, 0.8, NAN, 0.7, 0.6]}, "overoptimization"),
         ({"validation_win_rate/judge": [0.9, 0.8, 0.7, 0.6]}, "overoptimization"),  # its own reward rises
+        ({"failed_rewards": [5] * 3}, "rewards"),
     ],
 )
 def test_what_goes_wrong_raises_its_own_alarm_and_0_turns_it_off(columns, guard):
     assert raised(history(**columns)) == [guard]
-    limit = dict(zip(["nonfinite", "kl", "entropy", "length", "overoptimization"], LIMITS, strict=True))[
-        guard
-    ]
+    guards = ["nonfinite", "kl", "entropy", "length", "overoptimization", "rewards"]
+    limit = dict(zip(guards, LIMITS, strict=True))[guard]
     assert raised(history(**columns), **{limit: 0}) == []
 
 
@@ -85,6 +87,9 @@ def test_what_goes_wrong_raises_its_own_alarm_and_0_turns_it_off(columns, guard)
         {"response_length": [100.0] * 2},  # not for long enough
         {"response_length": [61.0, 61.0, 20.0]},  # over again
         {"eos_rate": [0.0, 0.0, 0.1]},
+        {"failed_rewards": [4] * 3},
+        {"failed_rewards": [9, 9, 0]},
+        {"failed_rewards": [9, 9]},
         {"validation_reward": [0.9, 0.8, 0.7, 0.75]},
         {
             "validation_reward": [0.9, 0.8, 0.7, 0.6],
@@ -329,6 +334,21 @@ def test_a_reward_hack_is_seen_on_the_held_out_reward(settings):
     )
     assert len(results.metrics) == 4  # the first fall is from the model that the run began with
     assert warnings_of(results.run_folder)[0]["guard"] == "overoptimization"
+
+
+def test_rewards_that_go_on_failing_are_an_alarm_long_before_they_stop_the_run(settings):
+    """Whatever `on_guard` says: what stops a run is `max_reward_failures`."""
+
+    def sometimes(prompts, texts):
+        return [NAN if text.startswith("prompt 0") else 1.0 for text in prompts]
+
+    config = settings(rewards=(sometimes,), on_guard="stop", batch_size=6, minibatch_size=6)
+    results = PPOTrainer(config).train(PROMPTS, num_epochs=4)
+    assert results.stop_reason == "all epochs done"
+    assert [step["alarms"] for step in results.metrics] == [0, 0, 1, 1]
+    [warned] = warnings_of(results.run_folder)
+    assert (warned["step"], warned["guard"], warned["action"]) == (3, "rewards", "warn")
+    assert "of the last 3 steps failed (1, 1, 1)" in warned["message"]
 
 
 def test_collapsing_entropy_and_exploding_lengths(settings):

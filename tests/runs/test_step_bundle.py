@@ -66,18 +66,18 @@ def test_any_altered_byte_of_the_header_is_found(write):
     for place in sorted(places):
         altered = bytearray(CONTENT)
         altered[place] ^= 1 << chance.randrange(8)
-        with pytest.raises(ValueError, match="no bundle, or a damaged one"):
+        with pytest.raises(ValueError, match="not a bundle, or a damaged one"):
             read_bundle(write(bytes(altered)))
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 9, 100, len(CONTENT) // 2, len(CONTENT) - 1])
 def test_a_file_that_ends_too_early_is_refused(write, size):
-    with pytest.raises(ValueError, match="no bundle, or a damaged one"):
+    with pytest.raises(ValueError, match="not a bundle, or a damaged one"):
         read_bundle(write(CONTENT[:size]))
 
 
 def test_bytes_after_the_end_are_refused(write):
-    with pytest.raises(ValueError, match="no bundle, or a damaged one"):
+    with pytest.raises(ValueError, match="not a bundle, or a damaged one"):
         read_bundle(write(CONTENT + b"x"))
 
 
@@ -94,7 +94,7 @@ def test_bytes_after_the_end_are_refused(write):
     ids=["huge header", "empty", "list", "deep", "cut", "pickle"],
 )
 def test_other_files_are_refused(write, content):
-    with pytest.raises(ValueError, match="no bundle, or a damaged one"):
+    with pytest.raises(ValueError, match="not a bundle, or a damaged one"):
         read_bundle(write(content))
 
 
@@ -150,7 +150,7 @@ def test_a_sealed_file_with_other_shapes_or_types_is_refused(bundle, write):
 def test_a_header_that_two_readers_might_read_differently_is_refused(write, change):
     size = struct.unpack("<Q", CONTENT[:8])[0]
     head = change(CONTENT[8 : 8 + size])
-    with pytest.raises(ValueError, match="no bundle, or a damaged one"):
+    with pytest.raises(ValueError, match="not a bundle, or a damaged one"):
         read_bundle(write(struct.pack("<Q", len(head)) + head + CONTENT[8 + size :]))
 
 

@@ -1,6 +1,7 @@
 """Devices other than CPU and CUDA, with Apple's MPS pretended: what is chosen, what is sent to it, what is kept."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,6 +81,13 @@ def named(value, device):
     return isinstance(value, str | torch.device) and str(value) == device
 
 
+def pretend(monkeypatch, kind, count=1):
+    """What torch's accelerator interface reports."""
+    found = None if kind is None else torch.device(kind)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: found)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+
+
 @pytest.fixture
 def mps(monkeypatch):
     """The device as torch would report it, with a random state of its own."""
@@ -88,7 +96,7 @@ def mps(monkeypatch):
     def now():
         return state["now"].clone()
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    pretend(monkeypatch, "mps")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.mps, "get_rng_state", now)
     monkeypatch.setattr(torch.mps, "set_rng_state", lambda new: state.update(now=new))
@@ -103,11 +111,28 @@ def mps(monkeypatch):
 def test_auto_takes_mps_after_cuda_and_before_the_cpu(mps, monkeypatch):
     with PretendedMPS():
         assert pick_device("auto") == MPS
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert pick_device("auto").type == "cuda"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    for kind in ("cuda", None):
+        pretend(monkeypatch, kind)
+        assert pick_device("auto").type == (kind or "cpu")
+
+
+def test_another_accelerator_that_torch_knows_is_taken_if_it_computes_as_a_cpu_does(monkeypatch, caplog):
+    """By no name: whatever torch's accelerator interface reports."""
+    pretend(monkeypatch, "xpu", 2)
+    monkeypatch.setattr(devices, "noise_problem", lambda device: "")
+    assert pick_device("auto").type == "xpu"
+    taken = {}
+    own = SimpleNamespace(
+        get_rng_state_all=lambda: [torch.zeros(2), torch.ones(2)],
+        set_rng_state=lambda state, index: taken.update({index: state.tolist()}),
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda device: own)
+    states = devices.random_states()
+    devices.set_random_states({**states, "xpu.2": torch.zeros(2), "cuda.0": torch.zeros(2)})
+    assert taken == {0: [0, 0], 1: [1, 1]}
+    monkeypatch.setattr(devices, "noise_problem", lambda device: "it rounds")
     assert pick_device("auto").type == "cpu"
+    assert "device auto is the CPU, not xpu: it rounds" in caplog.text
 
 
 def test_several_processes_do_not_share_mps(mps, monkeypatch):
@@ -123,7 +148,7 @@ def test_several_processes_do_not_share_mps(mps, monkeypatch):
 def test_a_device_with_other_noise_is_left_for_the_cpu_and_named(mps, monkeypatch, caplog):
     with PretendedMPS(rounds=True), caplog.at_level(logging.WARNING):
         assert pick_device("auto").type == "cpu"
-    assert "not Apple's GPU: it computes other sampling noise than a CPU" in caplog.text
+    assert "not mps: it computes other sampling noise than a CPU" in caplog.text
     monkeypatch.setattr(torch, "empty", lambda *shape, device: type("Empty", (), {"device": MPS}))
     with (
         PretendedMPS(rounds=True),
@@ -152,8 +177,7 @@ def test_random_states_of_mps_are_forked_saved_and_restored(mps, tmp_path):
 
 
 def test_a_state_of_mps_is_not_taken_for_one_of_cuda(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    pretend(monkeypatch, "cuda")
     taken = []
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, index: taken.append(index))
     states = {"mps.0": torch.zeros(4), "cuda.0": torch.zeros(4), "cuda.1": torch.zeros(4)}

@@ -9,6 +9,7 @@ import torch
 from proxima.core.errors import EngineFailure
 from proxima.core.sampling import Sampling
 from proxima.ppo_trainer import PPOTrainer
+from proxima.runtime.vllm import in_process_engine
 from proxima.runtime.vllm.rollout_job import InvalidResponse, RolloutJob, parse_response
 from proxima.runtime.vllm.vllm_rollouts import kept_sets
 from tests.helpers import LOGPROB_ROUNDING, shake
@@ -115,6 +116,25 @@ def test_what_the_installed_engine_lacks_is_refused_in_one_line(step_on, monkeyp
     assert "vLLM 0.0.7" in str(problem.value)
     assert "\n" not in str(problem.value)
     assert not engines
+
+
+def test_replies_in_another_form_are_one_line(step_on, monkeypatch):
+    install(monkeypatch, without=["logprob objects"])
+    with pytest.raises(EngineFailure, match="in a form that is not known here") as problem:
+        step_on()
+    assert "\n" not in str(problem.value)
+
+
+def test_an_engine_that_cannot_remove_adapters_is_used_and_one_that_cannot_stop_is_left(
+    step_on, make_config, prompts, monkeypatch
+):
+    monkeypatch.setattr(in_process_engine, "_running", [])
+    install(monkeypatch, without=["remove_lora", "engine_core"])
+    trainer = PPOTrainer(make_config(engine="vllm", **TOP_K))
+    for _ in range(3):  # a new adapter each
+        assert trainer.ppo_step(prompts)["sampling_gap"] < LOGPROB_ROUNDING
+    with pytest.raises(ValueError, match="cannot stop the engine that an earlier trainer started"):
+        step_on()
 
 
 @pytest.mark.parametrize("lacking", ["token_ids", "logprobs", "prompt_logprobs"])

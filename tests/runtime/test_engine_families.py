@@ -5,6 +5,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaForCausalLM
 
 from proxima.core.types import Tokens
 from proxima.models import Sampling
@@ -196,6 +197,31 @@ def test_decoded_tokens_and_log_probabilities_are_those_of_transformers(case):
 def test_what_a_declaration_leaves_out_takes_the_reference_path(case, changes):
     assert supports(make_network(case))
     assert not supports(make_network(case, **changes))
+
+
+class OwnLlama(LlamaForCausalLM):
+    """As a model that brings its own code may be: a known `model_type`, another network."""
+
+    def forward(
+        self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None
+    ):
+        given = {
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+        }
+        outputs = super().forward(input_ids, **given, use_cache=use_cache)
+        outputs.logits = outputs.logits / 2
+        return outputs
+
+
+def test_code_of_a_model_s_own_under_a_known_name_takes_the_reference_path():
+    network = OwnLlama(make_network("llama").config).eval()
+    backbone, ids = Backbone(network), torch.arange(20)[None]
+    assert backbone.decoder is None
+    with torch.no_grad():
+        hidden = backbone.hidden(ids, pack_mask(ids >= 0), None)
+        torch.testing.assert_close(backbone.head(hidden, None), network(ids).logits[0, -1:])
 
 
 @pytest.mark.parametrize("engine", ["auto", "plain"])

@@ -1,5 +1,7 @@
 """The fast path on a base in 4 bits: what the reference path gives, from one scratch that all layers share."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from peft.tuners.lora import LoraLayer
@@ -9,6 +11,7 @@ from proxima.core.nf4 import quantize
 from proxima.models import Sampling
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runtime.engine import pack_mask, slots_for_passes, supports
+from proxima.runtime.engine.layer_weights import kinds_of
 from tests.helpers import LOGPROB_ROUNDING, difference, rounding, shake, weights
 from tests.runtime.test_engine_families import CASES, make_backbones, make_prompts
 
@@ -49,7 +52,7 @@ def test_a_step_is_that_of_the_reference_path(build, settings):
     ours, theirs = fast.ppo_step(PROMPTS), plain.ppo_step(PROMPTS)
     for name in ("policy_loss", "value_loss"):
         assert ours[name] == pytest.approx(theirs[name], abs=1e-4)
-    assert ours["first_ratio_error"] == 0
+    assert ours["first_ratio_error"] < 1e-5
     assert theirs["first_ratio_error"] <= 1e-5
     assert difference(weights(fast), weights(plain)) < rounding(fast)
 
@@ -141,6 +144,55 @@ def test_slots_do_not_depend_on_earlier_calls(build):
     assert slots_for_passes(2048, 1024, on_gpu=True) == slots_for_passes(2048, 1024, on_gpu=False) == 8
     assert slots_for_passes(2048, 2560, on_gpu=True) == 8  # the fewest of a captured step
     assert slots_for_passes(2048, 2560, on_gpu=False) == 3
+
+
+@pytest.mark.parametrize("phase", ["generate", "response_hidden"])
+def test_out_of_memory_halves_prefill_and_cache_too(build, monkeypatch, phase):
+    trainer = build(micro_batch_tokens=512, micro_batch_size=8, minibatch_size=16)
+    prompts = trainer.generator.read_prompts(PROMPTS * 4)
+    policy = trainer.models.policy
+    policy.generate(prompts, free(26))
+    assert policy.backbone.generation._slots.count == 16
+    original, calls = getattr(type(policy), phase), []
+
+    def twice_too_much(self, *given):
+        calls.append(given)
+        if len(calls) <= 2:
+            raise torch.cuda.OutOfMemoryError("made up")
+        return original(self, *given)
+
+    monkeypatch.setattr(type(policy), phase, twice_too_much)
+    trainer.ppo_step(PROMPTS * 4)
+    monkeypatch.undo()
+    assert trainer.models.micro_batches.tokens == 128
+    policy.generate(prompts, free(26))
+    generation = policy.backbone.generation
+    assert generation.pass_tokens == 128
+    assert generation._slots.count * generation._slots.size <= 4 * 128
+
+
+def test_kinds_are_the_first_quantised_and_the_first_full_projection():
+    def block(*quantized):
+        return SimpleNamespace(projections=[SimpleNamespace(quantized=one) for one in quantized])
+
+    blocks = [block(None, "a"), block(None, "b"), block("c", None)]
+    first, second = (kinds_of(blocks, place) for place in range(2))
+    assert first == [blocks[0].projections[0], blocks[2].projections[0]]
+    assert [one.quantized for one in second] == ["a", None]
+    assert kinds_of(blocks[:2], 0) == [blocks[0].projections[0]]
+
+
+def test_a_tokens_chunk_of_logits_has_the_same_size_wherever_it_is(build, monkeypatch):
+    """Bits of a product may depend on its number of rows: scoring and training give the same number."""
+    trainer = build(micro_batch_tokens=64, micro_batch_size=3, minibatch_size=4, batch_size=12)
+    backbone, rows = trainer.models.policy.backbone, set()
+    head = backbone.head
+    monkeypatch.setattr(
+        backbone, "head", lambda hidden, adapter: rows.add(len(hidden)) or head(hidden, adapter)
+    )
+    trainer.models.eos_ids = tuple(range(0, 200, 3))  # responses of many lengths
+    trainer.ppo_step(PROMPTS * 3)
+    assert rows == {8}
 
 
 def test_inputs_of_projections_without_an_adapter_are_not_kept(build):

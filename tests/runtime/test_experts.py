@@ -205,7 +205,7 @@ def test_a_whole_step_is_the_same_on_both_paths(mixture, make_config, targets):
     assert results[0]["generated_texts"] == results[1]["generated_texts"]
     for name in ("kl", "policy_loss", "value_loss", "entropy", "grad_norm_policy", "grad_norm_value"):
         assert results[0][name] == pytest.approx(results[1][name], rel=1e-3, abs=1e-6)
-    assert results[0]["first_ratio_error"] == 0
+    assert results[0]["first_ratio_error"] < 1e-5
     assert difference(*map(weights, both)) < rounding(both[1])
 
 
@@ -310,7 +310,7 @@ def test_episodes_of_several_turns_are_recorded_too(mixture, make_config, monkey
     results = trainer.ppo_step(PROMPTS)
     tokens = results["sa_pairs"].tokens
     assert results["episode_turns"] > 1
-    assert results["first_ratio_error"] == 0
+    assert results["first_ratio_error"] < 1e-5
     if engine == "plain":
         assert tokens.experts is None
         return

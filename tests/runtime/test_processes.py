@@ -132,7 +132,7 @@ def test_two_processes_equal_one(outcome):
 
 @TOGETHER
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("count", [2, 4])
 def test_any_case_on_any_number_of_processes(outcome, count):
@@ -340,9 +340,14 @@ def end(launcher: subprocess.Popen) -> None:
     launcher.wait()
 
 
+def steps_written(folder: Path, name: str) -> int:
+    path = folder / "runs" / name / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def wait_for_steps(folder: Path, name: str, steps: int, launcher: subprocess.Popen) -> None:
-    path, limit = folder / "runs" / name / "metrics.jsonl", time.monotonic() + 120
-    while not path.exists() or path.read_bytes().count(b"\n") < steps:
+    limit = time.monotonic() + 120
+    while steps_written(folder, name) < steps:
         assert launcher.poll() is None, launcher.communicate()
         assert time.monotonic() < limit
         time.sleep(0.05)
@@ -431,8 +436,11 @@ def test_a_process_that_is_slow_is_waited_for_and_changes_nothing(folder, one_pr
             wait_for_steps(folder, "slow", steps, launcher)
             slow = next(process for process, own in worker_processes(launcher.pid).items() if own == rank)
             os.kill(slow, signal.SIGSTOP)
+            before = steps_written(folder, "slow")
             time.sleep(4)
+            after = steps_written(folder, "slow")
             os.kill(slow, signal.SIGCONT)
+            assert after <= before + 1, "at most the step that this process had finished its part of"
         _, errors = launcher.communicate(timeout=200)
     finally:
         end(launcher)
@@ -440,8 +448,6 @@ def test_a_process_that_is_slow_is_waited_for_and_changes_nothing(folder, one_pr
     assert not said_by_us(errors)
     one_process("--run-name", "one", *epochs)
     check_same_metrics(metrics(folder, "one"), metrics(folder, "slow"))
-    seconds = [step["seconds"] for step in metrics(folder, "slow")]
-    assert sum(sorted(seconds)[-2:]) > 8 - 2 * min(seconds)  # the waits are in the steps they fell into
 
 
 @pytest.mark.long

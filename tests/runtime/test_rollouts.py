@@ -188,8 +188,8 @@ def test_a_probe_tells_another_model_and_log_probabilities_of_another_kind():
     ("settings", "message"),
     [
         ({"engine_urls": "http://a:1"}, "engine_urls are for engine vllm"),
-        ({"engine": "vllm", "engine_urls": "a:1"}, "'a:1' is no address"),
-        ({"engine": "vllm", "engine_urls": ["http://a:1", "ftp://b"]}, "'ftp://b' is no address"),
+        ({"engine": "vllm", "engine_urls": "a:1"}, "'a:1' is not an address"),
+        ({"engine": "vllm", "engine_urls": ["http://a:1", "ftp://b"]}, "'ftp://b' is not an address"),
         ({"engine": "vllm", "engine_urls": "http://me:secret@a:1"}, "leave them out"),
         ({"engine": "vllm", "engine_urls": "http://a:1", "lora_r": 0}, "set lora_r above 0"),
         ({"engine": "vllm", "overlap": True}, "overlap needs engine_urls"),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,14 +17,18 @@ import torch
 
 import proxima
 from proxima.cli import main
+from proxima.ppo_trainer import PPOTrainer
 from proxima.tools.bench import (
     CASES,
     Case,
+    FinetuningCase,
     Machine,
     beside,
     beside_line,
+    finetuning_table,
     growth_plot,
     run_case,
+    run_finetuning_case,
     run_peer,
     scaling_table,
     table,
@@ -31,7 +36,7 @@ from proxima.tools.bench import (
 from proxima.tools.bench import bench_case as bench
 from proxima.tools.bench import growth as bench_growth
 from proxima.tools.bench.growth import growth, sized
-from proxima.tools.bench.hardware_floor import floors
+from proxima.tools.bench.hardware_floor import finetuning_floor, floors
 from proxima.tools.bench.random_model import SHAPES
 from tests.helpers import LOGPROB_ROUNDING
 
@@ -71,6 +76,19 @@ def test_a_case_with_groups_is_timed_without_a_value_model():
     assert shown.endswith("1.0 times as long.")
 
 
+@pytest.mark.parametrize("kind", ["sft", "reward"])
+def test_steps_of_fine_tuning_are_timed_after_a_warm_up(kind, tmp_path):
+    case = FinetuningCase("test", kind, "tiny", batch=2, prompt=6, response=4)
+    found = run_finetuning_case(case, MACHINE, 1, tmp_path)
+    assert case.tokens == (20 if kind == "sft" else 40)
+    assert found["tokens_per_second"] == pytest.approx(case.tokens / found["seconds"])
+    assert found["ratio_to_floor"] == pytest.approx(found["seconds"] / found["floor"])
+    peer = {"version": "1.12.0", "seconds": 3 * found["seconds"], "generate": 0.0, "peak_gib": 2.0}
+    shown = finetuning_table(found, peer)
+    assert f"{found['seconds']:>9.3f}" in shown
+    assert shown.endswith("(allocated 2.0 GiB): 3.0 times as long.")
+
+
 def test_floors_grow_with_what_is_done():
     def step(**changes):
         case = Case(**{"size": "0.6B", **changes})
@@ -85,6 +103,30 @@ def test_floors_grow_with_what_is_done():
     assert grouped["score"] == pytest.approx(plain["score"])
     assert grouped["update"] < plain["update"]
     assert plain["step"] == pytest.approx(sum(plain[name] for name in bench.PHASES))
+    few = {"batch": 1, "prompt": (1, 1)}  # little cache: weights are most of what a decode step reads
+    assert step(**few, quantize="nf4")["decode_step"] < 0.4 * step(**few)["decode_step"]
+    assert step(quantize="nf4")["update"] == plain["update"]
+    fine = FinetuningCase("sft", "sft")
+    times = [
+        finetuning_floor(one, SHAPES["0.6B"], MACHINE)
+        for one in (fine, replace(fine, batch=32), replace(fine, kind="reward"))
+    ]
+    assert times[1] == pytest.approx(2 * times[0])
+    assert times[0] < times[2] < times[1]  # twice the sequences, without the head
+
+
+def test_a_case_in_4_bits_is_trained_so_and_shown_so(monkeypatch):
+    configs = []
+
+    def make(config):
+        configs.append(config)
+        return PPOTrainer(config)
+
+    monkeypatch.setattr(bench, "PPOTrainer", make)
+    found = run_case(replace(SMALL, quantize="nf4"), MACHINE, steps=1)
+    assert [config.quantize for config in configs] == ["nf4"]
+    assert table(found).startswith("test: tiny in nf4, batch 4")
+    assert CASES["8B nf4"] == replace(CASES["8B"], name="8B nf4", quantize="nf4")
 
 
 def test_the_embedded_shape_is_that_of_the_embedded_model():
@@ -136,8 +178,9 @@ def test_the_peer_needs_an_environment_of_its_own(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="make peer"):
         run_peer(CASES["standard"])
     monkeypatch.setenv("PROXIMA_TRL_PYTHON", "python-that-has-trl")
-    with pytest.raises(ValueError, match="mixes lengths"):
-        run_peer(CASES["mixed prompts"])
+    for name in ("mixed prompts", "8B nf4"):
+        with pytest.raises(ValueError, match=f"of one length and weights in full, which case '{name}'"):
+            run_peer(CASES[name])
 
 
 def test_steps_alone_and_beside_busy_processes_take_turns(monkeypatch):
@@ -255,6 +298,7 @@ def test_flags_that_cannot_be_are_refused(capsys):
     for flags, reason in (
         (["--cases", "nothing"], "the cases are standard"),
         (["--beside", "-1"], "must be at least 0"),
+        (["--cases", "sft", "--lengths"], "time PPO steps, not sft"),
     ):
         with pytest.raises(SystemExit):
             main(["bench", *flags])

@@ -10,7 +10,7 @@ from proxima.core.errors import EngineFailure
 from proxima.ppo_trainer import PPOTrainer, SequenceGenerator
 from proxima.rewards import Samples
 from proxima.tools.doctor import canary_run
-from proxima.tools.doctor.canary_checks import canary
+from proxima.tools.doctor.canary_checks import canary, rise_within_kl
 from proxima.tools.doctor.canary_run import CanaryRun, PlantedReward, choose_class, plant, run_canary
 from proxima.tools.doctor.examination import canary_findings
 from proxima.world.tiny_models import byte_tokenizer
@@ -77,6 +77,34 @@ def test_sound_setups_pass(run_it, settings):
 # --- other models ---
 
 
+@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.long)])
+def test_a_sound_setup_of_another_family_passes(run_it, tiny_folders, family):
+    found = run_it(model_name=tiny_folders[family])
+    assert found.level == "ok", found.text
+
+
+def test_the_rewards_are_asked_for_few_responses_and_the_class_is_chosen_on_many(make_config, few_steps):
+    asked, chosen_on = [], []
+
+    def spy(prompts, texts):
+        asked.append(len(texts))
+        return [float(len(text)) for text in texts]
+
+    real = canary_run.choose_class
+
+    def chosen(rows, eos_ids):
+        chosen_on.append(len(rows))
+        return real(rows, eos_ids)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(canary_run, "choose_class", chosen)
+        for tokens in (8, 64):
+            given = {"rewards": (spy,), "max_new_tokens": tokens, "learning_rate": 0.5}
+            run_canary(make_config(**{**SOUND, **given}), PROMPTS)
+    assert asked == [32, 32]
+    assert chosen_on == [256, 64]
+
+
 @pytest.mark.parametrize("truncation", [{}, {"top_k": 50, "top_p": 0.95}, {"top_p": 0.95}, {"top_k": 3}])
 def test_a_model_that_writes_all_tokens_alike_is_not_measured(run_it, tmp_path, few_steps, truncation):
     """Under a frozen head with weights this small no adapter could raise any share by 0.05."""
@@ -117,7 +145,7 @@ def tiny_scores(prompts, texts):
 @pytest.mark.parametrize(
     ("settings", "part", "text"),
     [
-        ({"learning_rate": 0.0}, "learning rate", "no weight has changed"),
+        ({"learning_rate": 1e-300}, "learning rate", "no weight has changed"),
         pytest.param(
             {"learning_rate": 1e-8},
             "learning rate",
@@ -125,6 +153,7 @@ def tiny_scores(prompts, texts):
             marks=pytest.mark.long,
         ),
         ({"learning_rate": 0.5}, "learning rate", "the KL is above"),
+        ({"max_grad_norm": 1e-15}, "learning rate", "too little for any log-probability to follow"),
         pytest.param(
             {"kl_coef": 50.0, "rewards": ()},
             "KL coefficient",
@@ -140,15 +169,15 @@ def tiny_scores(prompts, texts):
         ({"clip_rewards": 1e-4}, "reward scale", "reach PPO as one number, 0.0001"),
         ({"cut_responses": "leave_out"}, "mask", "of the sampled tokens are trained on"),
         (
-            {"critic_warmup_until": 0.999, "value_learning_rate": 0.0},
+            {"critic_warmup_until": 0.999, "value_learning_rate": 1e-300},
             "no gradient",
             "the policy was not updated in 8 steps",
         ),
     ],
-    ids=["rate 0", "rate low", "rate high", "KL", "scale", "clipped", "left out", "warm-up"],
+    ids=["rate 0", "rate low", "rate high", "cut gradients", "KL", "scale", "clipped", "left out", "warm-up"],
 )
 def test_settings_that_cannot_learn_are_suspected(run_it, request, settings, part, text):
-    if part in ("mask", "no gradient"):
+    if part in ("mask", "no gradient") or "max_grad_norm" in settings:
         request.getfixturevalue("few_steps")
     found = run_it(**settings)
     assert suspect(found) == part, found.text
@@ -257,9 +286,10 @@ class StaleServer(RolloutServer):
 @pytest.mark.parametrize("kind", [RolloutServer, StaleServer])
 def test_a_server_that_keeps_old_weights_is_told_from_a_sound_one(run_it, tiny, monkeypatch, kind):
     monkeypatch.setattr(canary_run, "COMPARED_WITH", 64)
+    monkeypatch.setattr(canary_run, "PLANTED_ON", 512)
     server = kind(tiny)
     try:
-        found = run_it(engine="vllm", engine_urls=(server.url,), engine_timeout=5.0, learning_rate=2e-3)
+        found = run_it(engine="vllm", engine_urls=(server.url,), engine_timeout=60.0, learning_rate=2e-3)
     finally:
         server.close()
     if kind is RolloutServer:
@@ -308,6 +338,14 @@ def test_a_rise_counts_when_it_is_large_and_certain_and_within_the_kl(make_confi
     assert run(0.45, kl=1.3).rose
     assert not run(0.45, kl=1.3).passed  # above ln(1 / 0.3)
     assert not run(0.45, kl=math.nan).passed
+
+
+def test_how_far_a_share_can_rise_follows_from_the_kl_coefficient(make_config):
+    """Two tokens per response, each worth 1.5: log-odds of 1.5 at a coefficient of 1."""
+    found = CanaryRun(make_config(kl_loss_coef=0.25), [0.0, 1.0, 0.0, 1.0], [2.0, 5.0, 2.0, 5.0])
+    for kl_coef, share in ((0.75, 1 / (1 + math.exp(-1.5))), (1e6, 0.5), (1e-9, 1 / (1 + math.exp(-6.0)))):
+        found.steps = [{"kl_coef": kl_coef, "response_length": 2.0}]
+        assert rise_within_kl(found) == pytest.approx(share - 0.5, abs=1e-6)
 
 
 def test_a_model_that_always_writes_the_same_has_nothing_to_plant(make_config):

@@ -173,7 +173,7 @@ def test_data_or_models_that_cannot_be_read_are_findings(ask):
     [
         ({"learning_rate": 0.05}, "learning rate"),
         ({"lora_r": 0, "learning_rate": 1e-3}, "learning rate"),
-        ({"value_learning_rate": 0.0}, "learning rate"),
+        ({"value_learning_rate": 1e-9}, "learning rate"),
         ({"minibatch_size": 8}, "batches"),
         ({"minibatch_size": 3}, "batches"),
         ({"batch_size": 64}, "batches"),

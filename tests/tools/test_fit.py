@@ -1,5 +1,7 @@
 """`proxima doctor --fit`: the search by arithmetic, and trials on this machine."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from proxima.cli import main
@@ -63,7 +65,7 @@ def test_the_command_prints_settings(tiny, tmp_path, monkeypatch, capsys):
     (tmp_path / "prompts.txt").write_text("one\na longer prompt\n")
     given = []
 
-    def trial(config, prompt, allowed):
+    def trial(config, prompt, allowed, seconds):
         given.append((prompt, allowed, config.quantize))
         return config.batch_size <= 4 and config.max_new_tokens <= 20
 
@@ -78,15 +80,59 @@ def test_the_command_prints_settings(tiny, tmp_path, monkeypatch, capsys):
     assert "out of memory" in shown.err
 
 
+def test_no_trial_that_follows_from_another():
+    tried = []
+
+    def fits(settings):
+        tried.append((settings.micro_batch_size, settings.batch_size, settings.max_new_tokens))
+        return settings.max_new_tokens <= 80
+
+    search(PPOConfig(batch_size=64, minibatch_size=32, max_new_tokens=40), 60, 452, GIB, fits)
+    assert tried[:6] == [(1, 1, 40), (4, 4, 40), (16, 16, 40), (32, 32, 40), (32, 128, 40), (32, 256, 40)]
+    assert tried[6:] == [(32, 64, 160), (32, 64, 100), (32, 64, 70)]  # not (32, 64, 40), which must fit
+
+
+@pytest.mark.parametrize("allowed", [0, 3, 5])
+def test_the_search_ends_in_time(allowed, tiny, tmp_path, monkeypatch, capsys):
+    """After some trials the time is up: what fitted until then is printed."""
+    (tmp_path / "prompts.txt").write_text("one\n")
+    now, given = [0.0], []
+
+    def trial(config, prompt, memory, seconds):
+        given.append(seconds)
+        now[0] += 600 / (allowed or 0.5)
+        return True if now[0] <= 600 else None
+
+    monkeypatch.setattr(fit, "run_trial", trial)
+    monkeypatch.setattr(fit, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    command = ["doctor", "--model-name", tiny, "--data", str(tmp_path / "prompts.txt"), "--fit"]
+    command += ["--batch-size", "8", "--minibatch-size", "8", "--max-new-tokens", "5"]
+    if not allowed:
+        with pytest.raises(SystemExit):
+            main(command)
+        assert "a step of one sequence takes more than 10 minutes" in capsys.readouterr().err
+        return
+    main(command)
+    shown = capsys.readouterr()
+    assert "# the search ended after 10 minutes, so more may fit" in shown.out
+    assert "micro_batch_size: 8" in shown.out
+    assert "for up to 10 minutes" in shown.err
+    assert shown.err.count("no time left") == 1
+    assert len(given) == allowed
+    assert given == sorted(given, reverse=True)
+    assert given[0] == 600
+
+
 @pytest.mark.long  # starts processes that load torch
 def test_real_trials(tiny):
     """A step of a tiny model fits 4 GiB and not 64 MiB, less than torch itself takes."""
     config = PPOConfig(model_name=tiny, batch_size=1, max_new_tokens=2, ppo_epochs=1, quantize="nf4")
-    assert run_trial(config, "hello", 4 * GIB)
-    assert not run_trial(config, "hello", 2**26)
+    assert run_trial(config, "hello", 4 * GIB, 600)
+    assert run_trial(config, "hello", 2**26, 600) is False
+    assert run_trial(config, "hello", 4 * GIB, 0.01) is None
 
 
 @pytest.mark.long
 def test_other_failures_are_told(tmp_path):
     with pytest.raises(ValueError, match=r"a trial failed, not for want of memory: .*cannot load"):
-        run_trial(PPOConfig(model_name=str(tmp_path), batch_size=1), "hello", 4 * GIB)
+        run_trial(PPOConfig(model_name=str(tmp_path), batch_size=1), "hello", 4 * GIB, 600)

@@ -320,8 +320,8 @@ def test_a_strange_adapter_is_refused(recorded, change, reason):
     ("settings", "reason"),
     [
         ({"lora_r": 65536}, "do not have the rank of its settings"),
-        ({"nonsense": 1}, "unknown setting 'nonsense'"),
-        ({"batch_size": "x"}, "batch_size"),
+        ({"nonsense": 1}, "its settings cannot be used: unknown setting 'nonsense'"),
+        ({"batch_size": "x"}, "its settings cannot be used: batch_size"),
         ({"lora_r": 0}, "full fine-tuning"),
         ({"num_generations": 10**9}, "responses are not 1000000000 per prompt"),
         ({"ppo_epochs": 10**9}, "more epochs than it has minibatches"),
@@ -336,8 +336,9 @@ def test_strange_settings_are_refused(recorded, settings, reason):
 def test_strange_tokens_and_states_are_refused(recorded):
     def refused(reason, **tensors):
         changed = {**recorded.tensors, **{name.replace("__", "/"): each for name, each in tensors.items()}}
+        kept = {name: each for name, each in changed.items() if each is not None}
         with pytest.raises(ValueError, match=reason):
-            replay_step(replace(recorded, tensors=changed))
+            replay_step(replace(recorded, tensors=kept))
 
     ids, mask = recorded.tensors["tokens/response_ids"], recorded.tensors["tokens/mask"]
     gap = mask.clone()
@@ -349,6 +350,13 @@ def test_strange_tokens_and_states_are_refused(recorded):
     refused("sequences without tokens", tokens__mask=torch.zeros_like(mask))
     name = next(each for each in recorded.tensors if "policy_optimizer" in each and each.endswith("exp_avg"))
     refused("of its optimiser does not fit", **{name.replace("/", "__"): torch.zeros(3)})
+    steps = next(each for each in recorded.tensors if each.endswith("value_optimizer/1.step"))
+    refused("1.step' holds negative numbers", **{steps.replace("/", "__"): torch.tensor(-3.0)})
+    refused("1.step of its optimiser does not fit", **{steps.replace("/", "__"): None})
+    refused("its value head does not fit", before__value_head__bias=torch.zeros(2))
+    weight = next(each for each in recorded.tensors if each.startswith("before/policy/"))
+    nan = torch.full_like(recorded.tensors[weight], torch.nan)
+    refused("holds numbers that are not finite, so no step can start", **{weight.replace("/", "__"): nan})
     strange = {"micro_batches": ["a", 9], "step": "x", "kl_coef": None, "total_steps": [], "kl_budget": 3}
     for name, value in {**strange, "endings": 3, "units": {"length_band": ["a"]}}.items():
         settings = {**recorded.facts["settings"], "kl_controller": "budget"}

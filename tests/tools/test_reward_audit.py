@@ -4,6 +4,8 @@ import itertools
 import json
 import math
 import random
+import re
+import signal
 import sys
 import threading
 import time
@@ -17,7 +19,7 @@ from proxima.cli import main
 from proxima.config import RewardSpec
 from proxima.core.types import Prompt
 from proxima.rewards.reward_sources import _open_without_model
-from proxima.tools.doctor import examine
+from proxima.tools.doctor import examine, reward_calls
 from proxima.tools.doctor.audit_checks import audit_rewards
 from proxima.tools.doctor.cheap_tricks import TRICKS, Writer
 from proxima.tools.doctor.reward_evidence import plan_calls
@@ -220,6 +222,17 @@ def formatted(prompts, completions):
     return [float("**" in text) + float("<answer>" in text) for text in completions]
 
 
+def tagged(prompts, completions):
+    """A whole answer of this form, and nothing else."""
+    form = re.compile(r"<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>", re.S)
+    return [float(form.fullmatch(text.strip()) is not None) for text in completions]
+
+
+def contained(prompts, completions, who):
+    """Whether the person is named; a copy of the prompt names everyone."""
+    return [float(person in text) for person, text in zip(who, completions, strict=True)]
+
+
 def copied(prompts, completions):
     """Share of the prompt's words in the answer: all of them, in a copy."""
     return [
@@ -269,7 +282,9 @@ def slow_on_long(prompts, completions, ended):
         (easy, "saturation", "warn", "16 of 16 samples have the best score seen (1)"),
         (style, "prompt matters", "warn", "whether the question was answered does not count"),
         (flattered, "cheap tricks", "fail", "flattery 3"),
-        (formatted, "cheap tricks", "fail", "an empty template 2;"),
+        (formatted, "cheap tricks", "fail", "an empty template 1"),
+        (tagged, "cheap tricks", "fail", "empty tags 1;"),
+        (contained, "cheap tricks", "warn", "as much as the best honest answer: the prompt copied;"),
         (copied, "cheap tricks", "fail", "the prompt copied 1"),
         (loud, "cheap tricks", "fail", "all capitals"),
         (divides, "odd answers divides", "fail", "ZeroDivisionError"),
@@ -366,3 +381,94 @@ def test_the_command_exits_with_1_where_a_trick_beats_every_honest_answer(tmp_pa
     assert ended.value.code == 1
     assert "fail cheap tricks" in out
     assert "warn prompt matters" in out
+
+
+# --- rewards that misbehave ---
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Calls are given up after a second."""
+    monkeypatch.setattr(reward_calls, "WAITED", 0.5)
+    monkeypatch.setattr(reward_calls, "LIMIT", 1.0)
+
+
+def hangs_on_capitals(prompts, completions, ended):
+    while any(text.isupper() for text in completions):
+        pass
+    return gold(prompts, completions, ended)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no such timer")
+def test_a_reward_that_hangs_on_one_trick_is_given_up_once(audited, impatient, caplog):
+    began, handler = time.perf_counter(), signal.getsignal(signal.SIGALRM)
+    found = audited(hangs_on_capitals)
+    assert time.perf_counter() - began < 30  # a second, and not one for each call
+    odd = found["odd answers hangs_on_capitals"]
+    assert odd.level == "fail"
+    assert odd.text.startswith("no score for: all capitals (TimeoutError: it did not return within 1 s).")
+    assert "a reward has not returned for 0.5 s" in caplog.text
+    assert not any("nan" in item.text.split() for item in found.values())
+    assert signal.getsignal(signal.SIGALRM) is handler
+
+
+def leaves(prompts, completions):
+    sys.exit(3)
+
+
+def hangs(prompts, completions):
+    time.sleep(3600)
+
+
+def fails_long(prompts, completions):
+    raise RuntimeError("\x1b[31m" + 5000 * "x")
+
+
+@pytest.mark.parametrize(
+    ("reward", "name", "text"),
+    [
+        (leaves, "padding leaves", "it raised SystemExit: 3"),
+        (fails_long, "padding fails_long", "it raised RuntimeError"),
+        (hangs, "one step", "the reward hangs: it did not return within 1 s"),
+    ],
+)
+def test_the_doctor_outlives_a_reward(make_config, tmp_path, impatient, reward, name, text):
+    if reward is hangs and not hasattr(signal, "setitimer"):
+        pytest.skip("this system has no such timer")
+    (tmp_path / "p.txt").write_text("a\nb\n")
+    found = {item.name: item for item in examine(make_config(rewards=(reward,)), str(tmp_path / "p.txt"))}
+    assert found[name].level == "fail"
+    assert text in found[name].text
+    assert all(len(item.text) < 500 for item in found.values())
+
+
+def test_a_reward_that_fails_now_and_then_is_no_traceback(make_config, tmp_path):
+    calls = itertools.count()
+
+    def at_times(prompts, completions):
+        if next(calls) % 2:
+            raise RuntimeError("busy")
+        return [float(len(text)) for text in completions]
+
+    (tmp_path / "p.txt").write_text("a\nb\n")
+    for with_audit in (False, True):
+        found = examine(make_config(rewards=(at_times,)), str(tmp_path / "p.txt"), with_audit=with_audit)
+        assert any("busy" in item.text for item in found)
+        assert not any("nan" in item.text.split() for item in found)
+
+
+def test_answers_that_get_no_score_alone_are_named(audited):
+    def in_groups(prompts, completions):
+        if len(completions) == 1:
+            raise ValueError("nothing to compare with")
+        return [float(len(text)) for text in completions]
+
+    found = audited(in_groups)["batch in_groups"]
+    assert (found.level, found.text) == ("warn", "answers that get scores in a batch of 16 get none alone")
+
+
+def test_what_never_got_a_score_is_not_called_sound(audited):
+    found = audited(lambda prompts, completions: [None] * len(completions))
+    for check in ("repeatable", "order", "batch"):
+        (item,) = [item for name, item in found.items() if name.startswith(check)]
+        assert item.text == "not measured: no answer got a score"

@@ -74,11 +74,16 @@ def test_what_is_open_on_this_machine_is_said_where_it_matters(monkeypatch):
     monkeypatch.setattr(worker_checks, "WorkerProcess", WithoutNamespaces)
     (found,) = check_protections(PPOConfig(rewards=["code"]))
     assert found.level == "warn"
-    assert "open on this machine: a fork bomb, the network, files that you can write" in found.text
+    assert (
+        "open on this machine: a fork bomb and signals to your other processes, the network, files that you can write"
+        in found.text
+    )
     assert "bubblewrap" in found.advice
-    (found,) = check_protections(PPOConfig(rewards=["a:f,workers=2"]))
-    assert found.level == "ok"
-    assert "open on this machine: a fork bomb" in found.text
+    assert check_protections(PPOConfig(environment="a:Game", max_turns=2)) == []
+    for given in ({"rewards": ["a:f,workers=2"]}, {"environment": "a:Game", "step_seconds": 5.0}):
+        (found,) = check_protections(PPOConfig(**given))
+        assert found.level == "ok"
+        assert "open on this machine: a fork bomb and signals to your other processes" in found.text
 
 
 class WithoutNamespaces(WorkerProcess):

@@ -102,6 +102,15 @@ def test_without_an_upper_end_of_its_own_the_band_is_the_same_on_both_sides():
     assert clipped(ratio, advantages, 0.2, 0.3).tolist() == [True, False, False, True]
 
 
+def test_a_gradient_that_dual_clipping_stops_counts_as_stopped():
+    new = tensor([0.1, 0.6, 0.9]).log().requires_grad_()  # ratios of 0.5, 3 and 4.5
+    moved = Moved(new, tensor([0.2, 0.2, 0.2]).log(), tensor([-1.0, -1.0, -1.0]))
+    for dual, expected in ((0.0, [True, False, False]), (4.0, [True, False, True])):
+        loss, stopped = policy_objective("ppo", moved, 0.2, 0.2, dual)
+        assert stopped.tolist() == expected
+        assert (torch.autograd.grad(loss.sum(), new)[0] == 0).tolist() == expected
+
+
 # --- KL as a loss
 # ----------------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ def _line(name: str, path: Path) -> str:
 
 
 def shortened(docstring: str) -> str:
-    """The sentences of its first paragraph that fit, at least one."""
+    """The sentences of its first paragraph that fit, at least one; "In" only together with "Out"."""
     paragraph = " ".join(docstring.split("\n\n", maxsplit=1)[0].split())
     sentences = re.split(r"(?<!et al)(?<=[.?!]) (?=[A-Z`\"(])", paragraph)
     kept = sentences[0]
@@ -47,4 +47,4 @@ def shortened(docstring: str) -> str:
         if len(kept) + len(sentence) >= MOST:
             break
         kept += f" {sentence}"
-    return kept.removesuffix(".")
+    return re.sub(r" In: (?!.* Out: ).*", "", kept).removesuffix(".")

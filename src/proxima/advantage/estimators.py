@@ -1,10 +1,10 @@
 """Advantages and value targets from what a rollout earned: one function per estimator, found by its name.
 
     gae                           generalised advantage estimation; the only one with a value model
-    rloo                          score less the mean of the group's other scores
-    grpo, dr_grpo                 score less the group's mean, divided by its std or not
+    rloo                          score minus the mean of the group's other scores
+    grpo, dr_grpo                 score minus the group's mean, divided by its std or not
     reinforce_plus_plus           score, to be whitened over all tokens
-    reinforce_plus_plus_baseline  the same, less the group's mean
+    reinforce_plus_plus_baseline  the same, minus the group's mean
 
 In: an `Outcome`. Out: its `Credit`; whitening is done after it. A new estimator is a function like `gae`, and
 its name in `ESTIMATORS`.

@@ -35,7 +35,7 @@ class GAEParts(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What an estimator is told beside the outcome."""
+    """What an estimator is told besides the outcome."""
 
     gamma: float
     lam: float
@@ -51,7 +51,7 @@ def adaptive_lam(mask: Tensor, lam_alpha: float) -> Tensor:
 
 
 def at_turn_ends(factor: float | Tensor, pairs: SAPairs) -> Tensor:
-    """A factor, one for all or one for each row (B,), as (B, R): 1 but for the last token of each turn."""
+    """A factor, one for all or one for each row (B,), as (B, R): 1 except for the last token of each turn."""
     reward = pairs.column("reward")
     given = factor.unsqueeze(1).to(reward) if isinstance(factor, Tensor) else reward.new_tensor(factor)
     return torch.where(turn_ends(pairs.mask), given, reward.new_ones(()))

@@ -1,9 +1,10 @@
-"""Scores beside the other responses to the same prompt (a group): baseline, deviation, groups whose scores
-are all equal.
+"""Scores compared with the other responses to the same prompt (a group): baseline, deviation, groups whose
+scores are all equal.
 
-The advantage of a token is its response's centred score less the KL cost from this token on: the KL of
+The advantage of a token is its response's centred score minus the KL cost from this token on: the KL of
 earlier tokens is not its doing. Neither is discounted. A group of one, or one whose scores differ by no more
-than 1e-6, teaches nothing: its centred scores are exactly 0, where rounding would be scaled up.
+than 1e-6 (of the largest, where that is above 1), teaches nothing: its centred scores are exactly 0, where
+rounding would be scaled up.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def group_scores(outcome: Outcome) -> GroupScores:
     squares = torch.where(same, (table - means.unsqueeze(1)) ** 2, 0.0).sum(1)
     highest = torch.where(same, table, -torch.inf).amax(1)
     lowest = torch.where(same, table, torch.inf).amin(1)
-    equal = (sizes == 1) | (highest - lowest <= EQUAL_SCORES)
+    largest = torch.maximum(highest.abs(), lowest.abs())
+    equal = (sizes == 1) | (highest - lowest <= EQUAL_SCORES * largest.clamp(min=1))
     return GroupScores(scores, sizes, means, (squares / (sizes - 1).clamp(min=1)).sqrt(), equal)
 
 

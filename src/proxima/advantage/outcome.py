@@ -25,7 +25,7 @@ class Credit(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rollout earned: the reward of a token is its score less its KL cost."""
+    """What a rollout earned: the reward of a token is its score minus its KL cost."""
 
     scores: Tensor  # (B, R), a sequence's one score on its last real token
     kl_cost: Tensor  # (B, R), kl_coef * kl

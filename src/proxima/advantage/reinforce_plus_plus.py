@@ -1,4 +1,4 @@
-"""REINFORCE++ (Hu et al. 2025): the score itself, or the score less the mean of its group.
+"""REINFORCE++ (Hu et al. 2025): the score itself, or the score minus the mean of its group.
 
 Its scale comes from whitening over all tokens of the rollout, which `whiten_advantages` does.
 """

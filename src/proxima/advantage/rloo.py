@@ -1,4 +1,4 @@
-"""RLOO (Ahmadian et al. 2024): the score less the mean of the other scores of its group; unbiased."""
+"""RLOO (Ahmadian et al. 2024): the score minus the mean of the other scores of its group; unbiased."""
 
 from __future__ import annotations
 

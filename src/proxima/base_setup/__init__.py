@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         USER_DEFINED,
         build_tokenizer,
     )
+    from proxima.base_setup.learning_rates import ADAPTER, ALL_WEIGHTS, fill_learning_rates
     from proxima.base_setup.loading import (
         EMBEDDED,
         load_config,
@@ -43,7 +44,13 @@ if TYPE_CHECKING:
         merge_adapter,
         warn_of_another_base,
     )
-    from proxima.base_setup.micro_batches import LOGITS, USUAL_TOKENS, MicroBatches, tokens_for_memory
+    from proxima.base_setup.micro_batches import (
+        LOGITS,
+        USUAL_TOKENS,
+        MicroBatches,
+        tokens_for_memory,
+        tokens_of_a_pass,
+    )
     from proxima.base_setup.model_setup import ModelSet, has_head, load_classifier, load_reward
     from proxima.base_setup.tokenizer_setup import (
         PAD_TOKEN,

@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import numpy as np
 
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Metadata = dict[str, Any]
+Value = TypeVar("Value", bool, int, float, str)
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 STRING, ARRAY = 8, 9
 SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 """Value types of the metadata by their number, as `struct` names them."""
+TYPE_NAMES: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
 SMALLEST_ENTRY = 8 + 4 + 1  # bytes: a key's length, a type, a value
 SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8  # bytes: a name's length, how many dimensions, one of them, type, offset
 MOST_DIMENSIONS = 4
@@ -83,6 +85,14 @@ class GGUFFile:
 
     def error(self, problem: str) -> ValueError:
         return gguf_error(self.path, problem)
+
+    def stated(self, key: str, kind: type[Value]) -> Value | None:
+        """An entry of the metadata, which must be of this type; None where there is none."""
+        value = self.metadata.get(key)
+        if value is None or type(value) is kind:
+            return value
+        got = repr(value) if isinstance(value, (bool, int, float, str)) else "a list"
+        raise self.error(f"its {key} must be {TYPE_NAMES[kind]}, got {got[:60]}")
 
     def read(self, name: str) -> NDArray[np.float32]:
         """A tensor's values."""
@@ -185,7 +195,7 @@ def _read_header(cursor: Cursor) -> tuple[int, int]:
     if cursor.left == 0:
         raise cursor.error("it is empty")
     if (magic := cursor.take(min(4, cursor.left))) != MAGIC:
-        raise cursor.error(f"it does not begin with {MAGIC!r} but with {magic!r}, so it is no GGUF file")
+        raise cursor.error(f"it does not begin with {MAGIC!r} but with {magic!r}, so it is not a GGUF file")
     [version] = cursor.numbers("I")
     if version & 0xFFFF == 0:
         raise cursor.error("it is big-endian; only little-endian files are read")

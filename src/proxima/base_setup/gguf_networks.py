@@ -86,13 +86,14 @@ def load_gguf_network(
 
 def gguf_config(file: GGUFFile) -> PreTrainedConfig:
     """The config that the metadata and the tensors' shapes mean."""
-    architecture = file.metadata.get("general.architecture")
+    architecture = file.stated("general.architecture", str)
     if architecture not in ARCHITECTURES:
         raise file.error(
             f"its architecture is {architecture!r}; those that can be read are {', '.join(ARCHITECTURES)}"
         )
     _refuse_unknown(file, architecture)
-    values = {name: _number(file, f"{architecture}.{key}") for key, name in READ.items()}
+    values: Record = {name: _number(file, f"{architecture}.{key}") for key, name in READ.items()}
+    _check_blocks(file, values["num_hidden_layers"])
     heads = values["num_attention_heads"]
     values["num_key_value_heads"] = _number(file, f"{architecture}.attention.head_count_kv", heads)
     size = _number(file, f"{architecture}.attention.key_length", values["hidden_size"] // heads)
@@ -106,32 +107,45 @@ def gguf_config(file: GGUFFile) -> PreTrainedConfig:
         values["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
     if "token_embd.weight" not in file.tensors:
         raise file.error("it has no tensor 'token_embd.weight'")
-    made = AutoConfig.for_model(
-        architecture,
-        **values,
-        vocab_size=file.tensors["token_embd.weight"].shape[0],
-        rms_norm_eps=_float(file, f"{architecture}.attention.layer_norm_rms_epsilon", None),
-        rope_parameters=_rope(file, architecture, size),
-        tie_word_embeddings="output.weight" not in file.tensors,
-        architectures=[MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[architecture]],
-        dtype=_stored_dtype(file),
-        bos_token_id=_token(file, "bos_token_id"),
-        eos_token_id=_ends(file),
-        pad_token_id=_token(file, "padding_token_id"),
-    )
+    values |= {
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "rms_norm_eps": _float(file, f"{architecture}.attention.layer_norm_rms_epsilon", None),
+        "rope_parameters": _rope(file, architecture, size),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[architecture]],
+        "dtype": _stored_dtype(file),
+        "bos_token_id": _token(file, "bos_token_id"),
+        "eos_token_id": _ends(file),
+        "pad_token_id": _token(file, "padding_token_id"),
+    }
+    try:
+        made = AutoConfig.for_model(architecture, **values)
+    except Exception as error:  # the library checks sizes against each other
+        raise _misfit(file, error) from None
     made.name_or_path = file.path
     return made
 
 
+def _misfit(file: GGUFFile, error: Exception) -> ValueError:
+    return file.error(f"its sizes do not fit together ({' '.join(str(error).split())})")
+
+
+def _check_blocks(file: GGUFFile, stated: int) -> None:
+    """Stop before anything is made for each of the blocks that a damaged number claims."""
+    held = len({name.split(".")[1] for name in file.tensors if name.startswith("blk.")})
+    if held != stated:
+        raise file.error(f"its block_count is {stated}, but it holds tensors of {held} blocks")
+
+
 def _refuse_unknown(file: GGUFFile, architecture: str) -> None:
     """Stop at what would make the network compute something else than the file means."""
-    kind, parts = file.metadata.get("general.type", "model"), file.metadata.get("split.count", 0)
-    if kind != "model":
+    kind, parts = file.stated("general.type", str), file.stated("split.count", int)
+    if kind not in (None, "model"):
         raise file.error(f"it holds a {kind!r}, not a model")
-    if parts > 1:
+    if parts is not None and parts > 1:
         raise file.error(f"it is one of {parts} parts; join them with `llama-gguf-split --merge`")
-    if not file.metadata.get(f"{architecture}.attention.causal", True):
-        raise file.error("its attention reads both ways; it is no language model")
+    if file.stated(f"{architecture}.attention.causal", bool) is False:
+        raise file.error("its attention reads both ways; it is not a language model")
     understood = {f"{architecture}.{key}" for key in (*READ, *ALSO_READ)}
     for key, value in file.metadata.items():
         if key.startswith(f"{architecture}.") and key not in understood and np.any(value):
@@ -141,7 +155,7 @@ def _refuse_unknown(file: GGUFFile, architecture: str) -> None:
 def _rope(file: GGUFFile, architecture: str, size: int) -> Record:
     """Base and scaling of the rotary embedding."""
     base = _float(file, f"{architecture}.rope.freq_base", 10000.0)
-    scaling = file.metadata.get(f"{architecture}.rope.scaling.type", "none")
+    scaling = file.stated(f"{architecture}.rope.scaling.type", str) or "none"
     factor = _float(file, f"{architecture}.rope.scaling.factor", 1.0)
     if scaling not in ("none", "linear"):
         raise file.error(
@@ -173,11 +187,6 @@ def llama3_factors(rope: Record, size: int) -> np.ndarray:
 
 def checked_names(file: GGUFFile, config: PreTrainedConfig) -> dict[str, str]:
     """The tensor behind each weight of the network, by the weight's name; shapes agree and none is left."""
-    layers = len({name.split(".")[1] for name in file.tensors if name.startswith("blk.")})
-    if layers != config.num_hidden_layers:
-        raise file.error(
-            f"its block_count is {config.num_hidden_layers}, but it holds tensors of {layers} blocks"
-        )
     try:
         with torch.device("meta"):
             shapes = {
@@ -185,7 +194,7 @@ def checked_names(file: GGUFFile, config: PreTrainedConfig) -> dict[str, str]:
                 for name, weight in AutoModelForCausalLM.from_config(config).state_dict().items()
             }
     except Exception as error:  # sizes that cannot be
-        raise file.error(f"its sizes do not fit together ({' '.join(str(error).split())})") from None
+        raise _misfit(file, error) from None
     names = stored_names(config, shapes)
     if config.tie_word_embeddings:
         del names["lm_head.weight"]
@@ -226,23 +235,24 @@ def _as_torch(file: GGUFFile, stored: str, config: PreTrainedConfig) -> np.ndarr
 
 
 def _number(file: GGUFFile, key: str, default: int | None = None) -> int:
-    value = file.metadata.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    value = default if key not in file.metadata else file.stated(key, int)
+    if value is None or value < 1:
         raise file.error(f"its {key} must be a positive integer, got {value!r}")
     return value
 
 
 def _float(file: GGUFFile, key: str, default: float | None) -> float:
-    value = file.metadata.get(key, default)
-    if not isinstance(value, float) or not 0 < value < np.inf:
+    value = default if key not in file.metadata else file.stated(key, float)
+    if value is None or not 0 < value < np.inf:
         raise file.error(f"its {key} must be a positive number, got {value!r}")
     return value
 
 
 def _token(file: GGUFFile, name: str) -> int | None:
     """A special token's id, where the file states one that exists."""
-    value = file.metadata.get(f"tokenizer.ggml.{name}")
-    return value if isinstance(value, int) and value < file.tensors["token_embd.weight"].shape[0] else None
+    value = file.stated(f"tokenizer.ggml.{name}", int)
+    exists = value is not None and 0 <= value < file.tensors["token_embd.weight"].shape[0]
+    return value if exists else None
 
 
 def _ends(file: GGUFFile) -> int | list[int] | None:

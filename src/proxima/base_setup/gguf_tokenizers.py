@@ -37,10 +37,11 @@ def load_gguf_tokenizer(path: str) -> PreTrainedTokenizerFast:
 
 def gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerFast:
     """The tokenizer that a file describes, with its chat template."""
-    kind = file.metadata.get("tokenizer.ggml.model")
+    kind = file.stated("tokenizer.ggml.model", str)
     if kind != "gpt2":
         raise file.error(f"its tokenizer is of the kind {kind!r}; only byte-level BPE ('gpt2') is read")
-    pre = str(file.metadata.get("tokenizer.ggml.pre"))
+    pre = str(file.stated("tokenizer.ggml.pre", str))
+    file.stated("tokenizer.chat_template", str)
     if SAME.get(pre, pre) not in CUTS:
         warnings.warn(
             f"the GGUF file {file.path!r} cuts texts by {pre!r}, which is not known here: token boundaries "
@@ -70,7 +71,7 @@ def build_tokenizer(metadata: Metadata, pre: str | None, path: str = "") -> PreT
     for kind, add in ((CONTROL, backend.add_special_tokens), (USER_DEFINED, backend.add_tokens)):
         add([AddedToken(tokens[i], normalized=False, special=kind == CONTROL) for i in _of(kinds, kind)])
     named = {
-        f"{role}_token": tokens[own[f"{key}_token_id"]]
+        f"{role}_token": _stated_token(tokens, own[f"{key}_token_id"])
         for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
         if f"{key}_token_id" in own
     }
@@ -101,6 +102,12 @@ def cut(pre: str | None) -> pre_tokenizers.Sequence:
     return pre_tokenizers.Sequence(
         [*pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
+
+
+def _stated_token(tokens: list[str], number: object) -> str:
+    if type(number) is not int or not 0 <= number < len(tokens):
+        raise ValueError(f"it has no token {number!r}")
+    return tokens[number]
 
 
 def _of(kinds: list[int], kind: int) -> list[int]:

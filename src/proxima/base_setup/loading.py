@@ -25,6 +25,7 @@ from proxima.base_setup.nf4_loading import (
 from proxima.core.errors import first_line
 from proxima.core.hub import hub_or_cache
 from proxima.runtime import (
+    FAST_PATH,
     default_device,
     default_dtype,
     is_out_of_memory,
@@ -110,7 +111,7 @@ def pick_device(name: str) -> torch.device:
         device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device {name!r} cannot be used here: {first_line(error)}") from None
-    if device.type == "mps" and (problem := noise_problem(device)):
+    if device.type not in FAST_PATH and (problem := noise_problem(device)):
         raise ValueError(f"device {name!r} cannot be used here: {problem}; use --device cpu")
     return device
 

@@ -50,14 +50,13 @@ class MicroBatches:
         self.minibatch = minibatch
         self.short = short
         self.may_halve = True  # not where other processes join every pass
+        self.release: Callable[[], None] = lambda: None
+        """Frees what sampling keeps: called when memory has run out."""
 
     @classmethod
     def of(cls, config: PPOConfig, base: Backbone | None = None) -> MicroBatches:
         """As configured; tokens that nobody chose are chosen for the base's device."""
-        tokens = config.micro_batch_tokens or USUAL_TOKENS
-        if not config.micro_batch_tokens and base is not None and base.device.type == "cuda":
-            memory = torch.cuda.get_device_properties(base.device).total_memory
-            tokens = tokens_for_memory(base.network, memory, config.gradient_checkpointing)
+        tokens = config.micro_batch_tokens or tokens_of_a_pass(base, config.gradient_checkpointing)
         short = base is not None and base.quantized and tokens < USUAL_TOKENS
         return cls(config.micro_batch_size, tokens, config.minibatch_size, short)
 
@@ -89,10 +88,19 @@ class MicroBatches:
                     raise
                 self.size = max(1, self.size // 2)
                 self.tokens = max(longest, self.tokens // 2)
+            self.release()
             free_cached_memory()
             log.warning(
                 "out of GPU memory: micro-batches are now %d sequences, %d tokens", self.size, self.tokens
             )
+
+
+def tokens_of_a_pass(base: Backbone | None, checkpointing: bool = False) -> int:
+    """Tokens in a pass where nobody chose a number: on a GPU by its memory."""
+    if base is None or base.device.type != "cuda":
+        return USUAL_TOKENS
+    memory = torch.cuda.get_device_properties(base.device).total_memory
+    return tokens_for_memory(base.network, memory, checkpointing)
 
 
 def tokens_for_memory(network: PreTrainedModel, memory: int, checkpointing: bool = False) -> int:

@@ -125,8 +125,9 @@ def build_models(config: PPOConfig, tokenizer: Tokenizer) -> ModelSet:
     eos_ids = eos_token_ids(tokenizer, base.network)
     micro_batches = MicroBatches.of(config, base)
     micro_batches.may_halve = mesh is None
+    micro_batches.release = policy.backbone.release_generation
     if micro_batches.short:
-        base.settings.pass_tokens = micro_batches.tokens
+        base.settings.pass_tokens = lambda: micro_batches.tokens
     return ModelSet(policy, sft, value, reward, eos_ids, base.context_length, micro_batches, processes)
 
 

@@ -1,4 +1,4 @@
-"""`proxima bench`: how fast a PPO step is here."""
+"""`proxima bench`: how fast a PPO step, or one of fine-tuning, is here."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from proxima.cli.command import Command
 from proxima.core.json_record import Record
 
 if TYPE_CHECKING:
-    from proxima.tools.bench import Machine
+    from proxima.tools.bench import Case, FinetuningCase, Machine
 
 
 @dataclass
 class Bench(Command):
-    """Time each phase of a PPO step on random weights, beside the least time this machine's hardware
-    allows."""
+    """Time each phase of a PPO step, or a step of fine-tuning, on random weights, compared with the least
+    time this machine's hardware allows."""
 
     example: ClassVar[str] = "proxima bench --cases small --steps 1"
     writes: ClassVar[str] = "`bench.json`, or `--output`."
@@ -40,15 +40,15 @@ class Bench(Command):
     """Also time the first case, with a quarter of its batch, alone and beside this many busy processes in
     turn: how much a busy machine slows a step."""
     peer: Literal["", "trl"] = ""
-    """Also time TRL 1.12 on the same shapes where all prompts are of one length, in an environment of its
-    own (`make peer`)."""
+    """Also time TRL 1.12 on the same shapes where all prompts are of one length and no weight is
+    quantised, in an environment of its own (`make peer`)."""
     output: Path = Path("bench.json")
     """File for all numbers."""
     micro_batch_tokens: int = 0
     """As in `train`: tokens in one forward pass, 0 = by the device's memory. Memory against speed."""
 
     def run(self) -> None:
-        from proxima.tools.bench import CASES, measure_machine, run_case, run_peer, table
+        from proxima.tools.bench import CASES, measure_machine
 
         warnings.filterwarnings("ignore", message="no reward is configured")
         names = self._names()
@@ -60,13 +60,8 @@ class Bench(Command):
         results = _Results(self.output, asdict(machine))
         with tempfile.TemporaryDirectory() as folder:
             for name in names:
-                case = CASES[name]
-                result = run_case(
-                    case, machine, self.steps, folder, micro_batch_tokens=self.micro_batch_tokens
-                )
-                peer = run_peer(case, self.steps) if self.peer and case.even else None
-                print(table(result, peer) + "\n", flush=True)
-                results.add({**result, "peer": peer})
+                time = self._time_step if name in CASES else self._time_finetuning
+                time(name, folder, machine, results)
             if self.beside:
                 self._time_beside(names[0], folder, results)
             if self.scaling:
@@ -75,20 +70,43 @@ class Bench(Command):
                 self._time_lengths(names[0], folder, machine, results)
         print(f"all numbers: {self.output}")
 
+    def _time_step(self, name: str, folder: str, machine: Machine, results: _Results) -> None:
+        from proxima.tools.bench import CASES, run_case, run_peer, table
+
+        case = CASES[name]
+        result = run_case(case, machine, self.steps, folder, micro_batch_tokens=self.micro_batch_tokens)
+        peer = run_peer(case, self.steps) if self.peer and case.has_peer else None
+        print(table(result, peer) + "\n", flush=True)
+        results.add({**result, "peer": peer})
+
+    def _time_finetuning(self, name: str, folder: str, machine: Machine, results: _Results) -> None:
+        from proxima.tools.bench import FINETUNING_CASES, finetuning_table, run_finetuning_case, run_peer
+
+        case = FINETUNING_CASES[name]
+        result = run_finetuning_case(case, machine, self.steps, folder, self.micro_batch_tokens)
+        peer = run_peer(case, self.steps) if self.peer else None
+        print(finetuning_table(result, peer) + "\n", flush=True)
+        results.add({**result, "peer": peer})
+
     def _names(self) -> tuple[str, ...]:
         """The cases to time, checked."""
         import torch
 
-        from proxima.tools.bench import CASES
+        from proxima.tools.bench import CASES, FINETUNING_CASES
 
+        known: dict[str, Case | FinetuningCase] = {**CASES, **FINETUNING_CASES}
         gpu = torch.cuda.is_available()
         names = self.cases or (("standard",) if gpu else ("embedded",))
         if names == ("all",):
-            names = tuple(name for name, case in CASES.items() if (case.size == "0.6B") == gpu)
+            names = tuple(name for name, case in known.items() if (case.size == "0.6B") == gpu)
         if self.beside < 0:
             raise ValueError(f"beside ({self.beside}) must be at least 0")
-        if unknown := [name for name in names if name not in CASES]:
-            raise ValueError(f"unknown case {unknown[0]!r}; the cases are {', '.join(CASES)}")
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(f"unknown case {unknown[0]!r}; the cases are {', '.join(known)}")
+        if (self.beside or self.scaling or self.lengths) and names[0] not in CASES:
+            raise ValueError(
+                f"beside, scaling and lengths time PPO steps, not {names[0]}; name another first"
+            )
         return names
 
     def _time_beside(self, name: str, folder: str, results: _Results) -> None:

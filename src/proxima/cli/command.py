@@ -21,7 +21,7 @@ class Command(ABC):
     guide: ClassVar[str]
     """The page of docs/ that explains it."""
     fails: ClassVar[str] = ""
-    """What exit code 1 means where it is no defect."""
+    """What exit code 1 means where it is not a defect."""
     serves: ClassVar[str] = ""
     """The exit code of a server after Ctrl-C."""
     slow: ClassVar[str] = ""

@@ -27,8 +27,8 @@ class Compare(Command):
     data: str = ""
     """Held-out prompts that every run answers, for win rates between them; without it no model is loaded."""
     rewards: tuple[RewardSpec, ...] = ()
-    """Score answers by these; by default by the runs' own rewards, where they are the same and no function
-    or server."""
+    """Score answers by these; by default by the runs' own rewards, if they are the same and neither functions
+    nor servers."""
     judges: tuple[RewardSpec, ...] = ()
     """Who else says which of two answers is better; docs/evaluate.md has the forms."""
     limit: int = 0

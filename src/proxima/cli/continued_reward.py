@@ -7,7 +7,7 @@ A folder's `data.json` names the examples; those of the model that it went on fr
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, overload
@@ -81,11 +81,26 @@ def with_earlier(
     )
 
 
-def continued(trainer: Trainer, folder: str) -> Trainer:
-    """The trainer with the weights of the model in a folder, where there is one."""
+def continued(trainer: Trainer, folder: str, examples: Sequence[object]) -> Trainer:
+    """The trainer with the weights of the model in a folder, where there is one.
+
+    Args:
+        examples: as `with_earlier` gives them.
+    """
     if folder:
         trainer.continued = folder
+        trainer.new_examples = len(examples.parts[0] if isinstance(examples, Joined) else examples)
+        trainer.held_out_before = held_out_keys(folder)
     return trainer
+
+
+def held_out_keys(folder: str) -> set[int]:
+    """Of the prompts that were held out when the model in a folder was trained; none where it does not
+    say."""
+    try:
+        return {int(key, 16) for key in json.loads(read_file(Path(folder) / DATA_FILE))["held_out"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return set()
 
 
 def earlier_sources(folder: str, given: str, config: RewardConfig) -> list[ExampleSource]:
@@ -116,7 +131,7 @@ def earlier_sources(folder: str, given: str, config: RewardConfig) -> list[Examp
 
 
 def check_continued(folder: str, config: RewardConfig) -> None:
-    """Refuse a folder that is no reward model, or one whose weights other settings made."""
+    """Refuse a folder that is not a reward model, or one whose weights other settings made."""
     path = settings_in(Path(folder))
     if path is None or not (Path(folder) / "reward.json").is_file():
         raise ValueError(f"--continue {folder}: not a folder that `proxima reward` wrote")
@@ -138,7 +153,14 @@ def check_continued(folder: str, config: RewardConfig) -> None:
             )
 
 
-def note_sources(folder: Path, sources: Sequence[ExampleSource]) -> None:
-    """For the next round."""
-    noted = {"sources": [asdict(source) for source in sources]}
+def note_sources(folder: Path, sources: Sequence[ExampleSource], held_out: Iterable[int]) -> None:
+    """For the next round.
+
+    Args:
+        held_out: keys of the prompts that were not trained on.
+    """
+    noted = {
+        "sources": [asdict(source) for source in sources],
+        "held_out": [f"{key:016x}" for key in sorted(held_out)],
+    }
     (folder / DATA_FILE).write_text(json.dumps(noted, indent=1), encoding="utf-8")

@@ -13,8 +13,8 @@ from proxima.config import setting
 
 @dataclass
 class Data(Command):
-    """Say what data holds and who takes it (`proxima data check FILE`), or write files to try (`proxima
-    data sample DIR`)."""
+    """Show what data holds and which commands take it (`proxima data check FILE`), or write files to try
+    (`proxima data sample DIR`)."""
 
     words: ClassVar[tuple[str, ...]] = ("action", "source")
     example: ClassVar[str] = "proxima data check my-data/prompts.jsonl --model-name embedded"

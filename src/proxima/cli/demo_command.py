@@ -23,7 +23,7 @@ class Demo(Command):
     slow: ClassVar[str] = "the demo takes minutes, tests/world/test_demo.py runs it"
 
     seed: int = 0
-    """Seed of the whole demo: the same seed gives the same results.json, but for times."""
+    """Seed of the whole demo: the same seed gives the same results.json, except for times."""
     steps: int = 20
     """PPO steps."""
     preferences: int = 3000

@@ -44,8 +44,8 @@ class Eval(Command):
     limit: int = 0
     """Use only the first `limit` prompts; 0 = all."""
     best_of: int = setting(0, at_least=0, at_most=1024)
-    """Also sample the reference this often per prompt and score the best of 1, 2, 4, ... by the rewards: what
-    PPO must beat at the same KL; 0 = not."""
+    """Also sample the reference this many times per prompt and score the best of 1, 2, 4, ... by the rewards:
+    what PPO must beat at the same KL; 0 = no."""
     show: int = 3
     """Number of responses to print, reference and policy side by side."""
     trust_remote_code: bool = False

@@ -73,8 +73,8 @@ class Reward(Command):
     validation: str = ""
     """Held-out examples; by default a share of the data."""
     continue_from: str = ""
-    """Folder of a reward model to start from (`--continue` for short): its training goes on, on the new data
-    and the earlier examples together."""
+    """Folder of a reward model to start from (`--continue` for short): its training continues, on the new
+    data and the earlier examples together."""
     earlier: str = ""
     """With `--continue`, the earlier examples: a file; by default those that the folder says it was trained
     on; `none` = only the new ones."""
@@ -111,14 +111,16 @@ class Reward(Command):
         if rated:
             ratings = with_earlier(read_ratings, rows, earlier, tokenizer)
             held_out = read_ratings(held_out_rows, tokenizer) if held_out_rows is not None else None
-            trainer = RatingTrainer(config, tokenizer=tokenizer, centre_on=centre)
-            results = continued(trainer, self.continue_from).train(ratings, held_out)
+            rating_trainer = RatingTrainer(config, tokenizer=tokenizer, centre_on=centre)
+            results = continued(rating_trainer, self.continue_from, ratings).train(ratings, held_out)
+            kept = rating_trainer.held_out
         else:
             pairs = with_earlier(read_preferences, rows, earlier, tokenizer)
             held_out_pairs = read_preferences(held_out_rows, tokenizer) if held_out_rows is not None else None
             reward_trainer = RewardTrainer(config, tokenizer=tokenizer, centre_on=centre)
-            results = continued(reward_trainer, self.continue_from).train(pairs, held_out_pairs)
-        note_sources(results.folder, [ExampleSource(self.data, self.limit), *earlier])
+            results = continued(reward_trainer, self.continue_from, pairs).train(pairs, held_out_pairs)
+            kept = reward_trainer.held_out
+        note_sources(results.folder, [ExampleSource(self.data, self.limit), *earlier], kept)
         best = results.best
         calibration = "" if rated else f", calibration error {best['calibration_error']:.3f}"
         print(f"trained on {'ratings' if rated else 'preferences'}; stopped: {results.stop_reason}")

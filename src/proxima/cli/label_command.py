@@ -64,7 +64,7 @@ class Label(Command):
     count: int = 0
     """Items to sample; prompts are taken again from the first when they run out. 0 = one per prompt."""
     max_new_tokens: int = 64
-    """Most tokens in a completion."""
+    """Maximum number of tokens in a completion."""
     temperature: float = 1.0
     """Sampling temperature."""
     top_k: int = 50
@@ -81,10 +81,10 @@ class Label(Command):
     """`auto` = cuda where there is one, else mps, else cpu; or any torch device."""
 
     host: str = "127.0.0.1"
-    """Address to listen at. The default cannot be reached from other machines; over any other the traffic
+    """Address to listen on. The default cannot be reached from other machines; over any other the traffic
     is not encrypted."""
     port: int = 0
-    """Port to listen at; 0 = a free one."""
+    """Port to listen on; 0 = a free one."""
     open: bool = False
     """Open the page in the browser."""
     export: Path | None = None

@@ -28,7 +28,7 @@ class Migrate(Command):
     processes: int = 0
     """How many processes (GPUs) ran it, for the batch size; 0 = what the script says, else 1."""
     rows: int = 0
-    """How many rows the data has, so that episodes can be told in epochs; 0 = unknown."""
+    """How many rows the data has, so that episodes can be converted to epochs; 0 = unknown."""
 
     def run(self) -> None:
         from proxima.tools.migrate import account, migrate, to_yaml

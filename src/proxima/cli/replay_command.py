@@ -53,7 +53,7 @@ class Replay(Command):
             raise ValueError(f"replay takes one bundle, or two to compare; got {len(self.bundles)}")
         others = (self.share, self.show, self.rewards, self.model_name, self.device, self.trust_remote_code)
         if len(self.bundles) == 2 and any(others):
-            raise ValueError("two bundles are only compared: leave out the other flags, but for --out")
+            raise ValueError("two bundles are only compared: leave out all other flags except --out")
         if self.redact and self.share is None:
             raise ValueError("--redact is for the copy that --share FILE writes")
         if self.trust_remote_code and not self.model_name:

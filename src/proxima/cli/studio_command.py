@@ -35,10 +35,10 @@ class Studio(Command):
     overlap: float = 0.2
     """Share of the items to label that every annotator gets, as for `label`."""
     host: str = "127.0.0.1"
-    """Address to listen at. The default cannot be reached from other machines; over any other the traffic
+    """Address to listen on. The default cannot be reached from other machines; over any other the traffic
     is not encrypted."""
     port: int = 0
-    """Port to listen at; 0 = a free one."""
+    """Port to listen on; 0 = a free one."""
     open: bool = False
     """Open the page in the browser."""
 

@@ -74,7 +74,7 @@ def check_credit(config: PPOConfig) -> None:
 
 
 def idle_credit(config: PPOConfig) -> dict[str, tuple[str, str]]:
-    """Settings that do nothing beside the others: what is wrong, and what to do."""
+    """Settings that have no effect with the others as they are: what is wrong, and what to do."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     unread: dict[str, str] = {}
     if not config.has_critic:  # undiscounted, as a gamma and a lambda of 1 would be
@@ -84,6 +84,12 @@ def idle_credit(config: PPOConfig) -> dict[str, tuple[str, str]]:
         unread = {"lam": f"lam_alpha ({config.lam_alpha:g}), which replaces it"}
     if config.importance_mode == "truncate":
         unread["importance_low"] = "importance_mode truncate"
+    if config.objective == "dis":
+        unread["importance_clip"] = "objective dis, whose ratio is to the policy that sampled"
+    if config.objective == "cispo" and config.clip_epsilon_high:
+        unread["clip_epsilon"] = f"objective cispo and clip_epsilon_high ({config.clip_epsilon_high:g})"
+    if config.kl_controller == "budget":
+        unread["kl_horizon"] = "kl_controller budget"
     return {
         name: (f"{name} ({getattr(config, name):g}) has no effect with {reader}", f"leave {name} out")
         for name, reader in unread.items()

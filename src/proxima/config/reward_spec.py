@@ -169,7 +169,7 @@ def _scalar(text: str) -> object:
         tag = loader.resolve(yaml.ScalarNode, text, (True, False))
         return loader.construct_object(yaml.ScalarNode(tag, text)) if tag in PLAIN_TAGS else text
     except (ValueError, yaml.YAMLError):
-        raise ValueError(f"{text!r} is no value; put text in quotes, '' for one quote in it") from None
+        raise ValueError(f"{text!r} is not a value; put text in quotes, '' for one quote in it") from None
 
 
 def _shown(value: object) -> str:

@@ -56,7 +56,7 @@ def check_urls(name: str, urls: Sequence[str]) -> None:
     for url in urls:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"{name}: {url!r} is no address of a server, such as http://127.0.0.1:8000")
+            raise ValueError(f"{name}: {url!r} is not an address of a server, such as http://127.0.0.1:8000")
         if parts.username or parts.password:
             raise ValueError(
                 f"{name}: an address with a user or password would be written to the run's folder; leave "

@@ -56,10 +56,10 @@ class Range:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a setting says of itself beside its type, default and meaning."""
+    """What a setting says of itself besides its type, default and meaning."""
 
     range: Range | None = None
-    """None for what is no number."""
+    """None for what is not a number."""
     not_empty: bool = False
     check: Callable[..., None] | None = None
     """Takes name and value, and raises a ValueError that says what is wrong; for what a range cannot say."""

@@ -127,7 +127,7 @@ def read_yaml(path: str | Path) -> Values:
     try:
         content = read_given(path, LARGEST_FILE + 1)
         if len(content) > LARGEST_FILE:
-            raise ValueError(f"it has more than {LARGEST_FILE:,} bytes: that is no file of settings")
+            raise ValueError(f"it has more than {LARGEST_FILE:,} bytes: that is not a file of settings")
         values = WithoutAliases(content.decode()).get_single_data()
     except RecursionError:
         raise ValueError(f"cannot read the settings in {path}: it is nested too deeply") from None

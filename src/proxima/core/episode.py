@@ -11,7 +11,7 @@ from proxima.core.json_record import Record
 
 @dataclass
 class Episode:
-    """One episode beside its tokens."""
+    """What is known of one episode besides its tokens."""
 
     rewards: list[float] = field(default_factory=list)  # of each turn, as the environment gave them
     failure: str = ""  # why it is left out; empty where nothing failed

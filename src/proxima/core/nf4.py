@@ -20,6 +20,8 @@ BLOCK = 64
 """Weights that share an absmax."""
 NESTED_BLOCK = 256
 """Blocks that share an absmax of the second level."""
+NF4_BYTES = (4 + 8 / BLOCK + 32 / (BLOCK * NESTED_BLOCK)) / 8
+"""Per weight, with double quantisation: code, scale, scale of scales."""
 VALUES = (
     -1.0,
     -0.6961928009986877,
@@ -40,8 +42,8 @@ VALUES = (
 )
 """What a code of 0 to 15 stands for: quantiles of the normal distribution."""
 TINY = 1e-38
-CHUNK = 2**18
-"""Weights that are quantised or dequantised at a time, which bounds the temporary memory."""
+CHUNK = {"cpu": 2**18, "cuda": 2**22}
+"""Weights that are quantised or dequantised at a time, by device, which bounds the temporary memory."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,10 @@ class NF4Weight:
         """The same bytes on another device; no dtype ever changes."""
         moved = {name: value.to(device) for name, value in self.tensors.items()}
         return replace(self, **moved)  # type: ignore[arg-type]  # only tensors
+
+
+def _chunk(device: torch.device) -> int:
+    return CHUNK.get(device.type, CHUNK["cpu"])
 
 
 @cache
@@ -140,8 +146,9 @@ def quantize(weight: Tensor, nested: bool = True) -> NF4Weight:
     # what stays is allocated first, so that the memory of what does not is used again
     packed = torch.empty(-(-flat.numel() // 2), dtype=torch.uint8, device=weight.device)
     absmax = torch.empty(-(-flat.numel() // BLOCK), dtype=torch.float32, device=weight.device)
-    parts = zip(packed.split(CHUNK // 2), absmax.split(CHUNK // BLOCK), strict=True)
-    for part, (bytes_, scales) in zip(flat.split(CHUNK), parts, strict=True):
+    chunk = _chunk(weight.device)
+    parts = zip(packed.split(chunk // 2), absmax.split(chunk // BLOCK), strict=True)
+    for part, (bytes_, scales) in zip(flat.split(chunk), parts, strict=True):
         codes, scales[:] = _quantize_blocks(part.float(), BLOCK, values)
         codes = torch.nn.functional.pad(codes, (0, codes.numel() % 2), value=VALUES.index(0.0))
         bytes_[:] = codes[::2] << 4 | codes[1::2]
@@ -150,7 +157,7 @@ def quantize(weight: Tensor, nested: bool = True) -> NF4Weight:
 
 
 def nest(weight: NF4Weight, offset: Tensor) -> NF4Weight:
-    """Double quantisation of a weight that has none: of its absmax less the offset, which is their mean."""
+    """Double quantisation of a weight that has none: of its absmax minus the offset, which is their mean."""
     values = dynamic_map(weight.device)
     codes, absmax = _quantize_blocks(weight.absmax - offset, NESTED_BLOCK, values)
     return replace(weight, absmax=codes, nested_absmax=absmax, nested_map=values, offset=offset)
@@ -169,9 +176,9 @@ def absmax_of(weight: NF4Weight) -> Tensor:
 def dequantize(weight: NF4Weight) -> Tensor:
     """The weight in its shape and dtype: value times absmax in float32, rounded once."""
     out = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-    pairs, absmax = _pairs(weight.device), absmax_of(weight)
-    parts = zip(weight.codes.split(CHUNK // 2), absmax.split(CHUNK // BLOCK), strict=True)
-    for part, (codes, scale) in zip(out.view(-1).split(CHUNK), parts, strict=True):
+    pairs, absmax, chunk = _pairs(weight.device), absmax_of(weight), _chunk(weight.device)
+    parts = zip(weight.codes.split(chunk // 2), absmax.split(chunk // BLOCK), strict=True)
+    for part, (codes, scale) in zip(out.view(-1).split(chunk), parts, strict=True):
         values = pairs[codes.int()].flatten()[: part.numel()]
         full = values.numel() // BLOCK * BLOCK
         part[:full] = (values[:full].view(-1, BLOCK) * scale[: full // BLOCK].unsqueeze(-1)).flatten()

@@ -6,7 +6,8 @@ import sys
 
 
 def no_bars() -> bool | None:
-    """For tqdm's `disable`. A notebook's output is no terminal, so tqdm by itself would show no bar there."""
+    """For tqdm's `disable`. A notebook's output is not a terminal, so tqdm by itself would show no bar
+    there."""
     return False if in_notebook() else None  # None = unless the output is a terminal
 
 

@@ -71,11 +71,19 @@ def gumbel_noise(draw_keys: Tensor, token_ids: Tensor) -> Tensor:
         draw_keys: (B, 2) from `hash_words(sequence key, seed, step, position)`.
         token_ids: (B, K) or (1, V).
     """
-    h = mix(mix(token_ids.long() + draw_keys[:, :1]) ^ draw_keys[:, 1:])
+    keys = draw_keys.int()  # the low 32 bits: products of these wrap around as `mix`'s masked ones do
+    h = _mix_in_place(_mix_in_place(token_ids.int() + keys[:, :1]).bitwise_xor_(keys[:, 1:]))
     # u = (h + 1/2) / 2^32; near 1 through log1p, so that float32 keeps the tail's resolution
-    low = -torch.log((h.float() + 0.5) * 2.0**-32)
-    high = -torch.log1p(-((WORD - h).float() + 0.5) * 2.0**-32)
-    return -torch.log(torch.where(h < 2**31, low, high))
+    is_high = h < 0
+    distance = h.bitwise_xor_(h >> 31).float().add_(0.5).mul_(2.0**-32)  # u, or 1 - u where it is high
+    return torch.where(is_high, torch.log1p(-distance), distance.log_()).neg_().log_().neg_()
+
+
+def _mix_in_place(x: Tensor) -> Tensor:
+    """`mix` of 32-bit words as int32, whose sign is the highest bit."""
+    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(0x7FEB352D)
+    x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(0x846CA68B - WORD - 1)
+    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
 
 
 def sequence_keys(prompts: Sequence[Sequence[int]], seen: dict[bytes, int] | None = None) -> Tensor:

@@ -46,7 +46,7 @@ class Transcript:
         """Take the tokens of a turn, up to its first EOS, and ask for the reply.
 
         Args:
-            ids: from the turn's first column on; what follows an EOS is no part of it.
+            ids: from the turn's first column on; what follows an EOS is not part of it.
         """
         ends = [place for place, token in enumerate(ids) if token in self.sampling.eos_ids]
         turn = list(ids[: ends[0] + 1] if ends else ids)

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 
 from proxima.core.chat_turns import Turn
 from proxima.core.episode import Episode
+from proxima.core.json_record import Record
 from proxima.core.recorded_experts import RecordedExperts
 from proxima.core.token_text import text_prefixes
 from proxima.core.tokenizer import Tokenizer
@@ -32,20 +33,26 @@ def pad_to(tensor: Tensor, size: int, value: float = 0, left: bool = False) -> T
 
 class Prompt(str):
     """A prompt that carries the other columns of its row (a reference answer, say) to the rewards that ask
-    for them, and the turns it was made of to the people who read it.
+    for them, the turns it was made of to the people who read it, and its messages to a chat template that
+    writes it again (with tools, or with what an environment's `reset` said).
 
     It is the text itself, so everything that takes prompts takes it; whatever makes a new text of it drops
-    the columns and the turns.
+    all of these.
     """
 
     columns: dict[str, object]
     turns: list[Turn]
+    messages: list[Record]
 
     def __new__(
-        cls, text: str, columns: Mapping[str, object] | None = None, turns: Sequence[Turn] = ()
+        cls,
+        text: str,
+        columns: Mapping[str, object] | None = None,
+        turns: Sequence[Turn] = (),
+        messages: Sequence[Record] = (),
     ) -> Prompt:
         prompt = super().__new__(cls, text)
-        prompt.columns, prompt.turns = dict(columns or {}), list(turns)
+        prompt.columns, prompt.turns, prompt.messages = dict(columns or {}), list(turns), list(messages)
         return prompt
 
 
@@ -206,19 +213,17 @@ class Tokens:
             raise ValueError("cannot join rollouts sampled with and without truncation")
         return Tokens(
             prompts=[text for part in parts for text in part.prompts],
-            prompt_ids=torch.cat([pad_to(part.prompt_ids, prompts, left=True) for part in parts]),
-            prompt_mask=torch.cat([pad_to(part.prompt_mask, prompts, left=True) for part in parts]),
-            response_ids=torch.cat([pad_to(part.response_ids, responses) for part in parts]),
-            mask=torch.cat([pad_to(part.mask, responses) for part in parts]),
+            prompt_ids=_cat_padded(parts, "prompt_ids", prompts, left=True),
+            prompt_mask=_cat_padded(parts, "prompt_mask", prompts, left=True),
+            response_ids=_cat_padded(parts, "response_ids", responses),
+            mask=_cat_padded(parts, "mask", responses),
             ended=torch.cat([part.ended for part in parts]),
             truncated=torch.cat([part.truncated for part in parts]),
             keys=torch.cat([part.keys for part in parts]),
             kept=KeptSet.cat(sets, responses) if sets else None,
             sampled_logprobs=_cat_sampled(parts, responses),
             observed=_cat_observed(parts, responses),
-            episodes=None
-            if any(part.episodes is None for part in parts)
-            else [episode for part in parts for episode in part.episodes or ()],
+            episodes=_cat_episodes(parts),
             experts=RecordedExperts.cat([part.experts for part in parts], prompts, responses),
             tokenizer=parts[0].tokenizer,
         )
@@ -251,6 +256,16 @@ class Tokens:
     @cached_property
     def _prefixes(self) -> dict[int, list[str]]:
         return {}  # by row
+
+
+def _cat_padded(parts: Sequence[Tokens], name: str, width: int, left: bool = False) -> Tensor:
+    return torch.cat([pad_to(getattr(part, name), width, left=left) for part in parts])
+
+
+def _cat_episodes(parts: Sequence[Tokens]) -> list[Episode] | None:
+    if any(part.episodes is None for part in parts):
+        return None
+    return [episode for part in parts for episode in part.episodes or ()]
 
 
 def _cat_sampled(parts: Sequence[Tokens], responses: int) -> Tensor | None:
@@ -328,7 +343,7 @@ def cat_columns(parts: Sequence[HasColumns]) -> dict[str, Tensor]:
 
 
 class Rollout(Sequence["Rollout"]):
-    """What `SequenceGenerator.generate` returns beside the texts: tokens and log-probabilities; `rollout[i]`
+    """What `SequenceGenerator.generate` returns besides the texts: tokens and log-probabilities; `rollout[i]`
     is one sequence.
 
     columns["logprob_policy"] (B, R)   acting policy, over the kept set, at the sampling temperature

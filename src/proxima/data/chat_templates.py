@@ -1,8 +1,8 @@
 """Conversations written as text by the tokenizer's chat template. In: messages and a tokenizer with a chat
 template. Out: a prompt, or a prompt and its answer.
 
-prompt + answer is the template's own rendering, but for what the trainer adds itself: a BOS in front, an EOS
-behind.
+prompt + answer is the template's own rendering, except for what the trainer adds itself: a BOS in front, an
+EOS behind.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ChatTemplate:
     def prompt(self, messages: Messages) -> Prompt:
         """Everything before the answer, and what begins the answer."""
         text = self._render(messages, True)
-        return Prompt(text, turns=message_turns(messages, text))
+        return Prompt(text, turns=message_turns(messages, text), messages=messages)
 
     def answer(self, messages: Messages, answer: Message) -> tuple[Prompt, str]:
         """The prompt, and the answer as the model has to write it."""

@@ -123,7 +123,7 @@ def rendered(prompt: Side, completion: Side, template: ChatTemplate) -> tuple[st
 def to_prompt(row: Row, form: Form, template: ChatTemplate) -> Prompt:
     prompt = prompt_of(row, form)
     text = Prompt(prompt) if isinstance(prompt, str) else template.prompt(prompt)
-    return Prompt(text, carried_columns(row), text.turns)
+    return Prompt(text, carried_columns(row), text.turns, text.messages)
 
 
 def to_demonstration(row: Row, form: Form, template: ChatTemplate) -> Demonstration:

@@ -18,11 +18,11 @@ from proxima.data import ChatTemplate
 from proxima.environments.hosts import Host, LocalHost, WorkerHost
 from proxima.environments.observation_tokens import ObservationTokens
 from proxima.environments.step import Message
-from proxima.environments.tool_calls import Schema, find_format
+from proxima.environments.tool_calls import CALL_MARKS, Schema, find_format
 from proxima.rewards import check_options, columns_of, keyword_options, load_function, reads_environments
 
 OWN_METHODS = ("reset", "step", "get_reward", "close", "render")
-"""Public methods that are no tools."""
+"""Public methods that are not tools."""
 
 
 class Environment:
@@ -52,6 +52,9 @@ class Environment:
                 self.observation_tokens.check("tool")
         if self.schemas:
             self.call_format = find_format(tokenizer)
+        marks = tokenizer(CALL_MARKS, add_special_tokens=False)["input_ids"]
+        self._hides_calls = CALL_MARKS not in tokenizer.decode(marks, skip_special_tokens=True)
+        """Whether the marks of a call are special tokens, which a text leaves out."""
         self._template = ChatTemplate(tokenizer, list(self.schemas.values()))
 
     @property
@@ -61,6 +64,18 @@ class Environment:
     @property
     def has_reset(self) -> bool:
         return self.kind is not None and callable(getattr(self.kind, "reset", None))
+
+    # --- turns ---
+
+    def said(self, ids: Sequence[int]) -> str:
+        """The text of a turn."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def called(self, ids: Sequence[int]) -> str:
+        """The text in which the calls of a turn stand."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=not self._hides_calls)
+        return text
 
     # --- prompts ---
 
@@ -104,13 +119,20 @@ class Environment:
         if not self.is_chat(prompt):
             text = "".join(message["content"] for message in messages)
             return Prompt(prompt + text, columns_of(prompt)) if text else prompt
-        said: list[Message] = [{"role": t["role"], "content": t["text"]} for t in turns_of(prompt)]
+        said: list[Message] = list(getattr(prompt, "messages", ()))
+        said = said or [{"role": turn["role"], "content": turn["text"]} for turn in turns_of(prompt)]
         for message in messages:
             if said and message["role"] == "user" == said[-1]["role"]:
                 said[-1] = {"role": "user", "content": said[-1]["content"] + message["content"]}
             else:
                 said.append(message)
         made = self._template.prompt(said)
+        for message in messages:
+            if message["content"].strip() not in made:
+                raise ValueError(
+                    f"the chat template of {self.tokenizer.name_or_path!r} loses what reset returned in the "
+                    f"role {message['role'][:40]!r}; return a text, or messages of the role 'user'"
+                )
         return Prompt(str(made), columns_of(prompt), made.turns)
 
     # --- hosts ---
@@ -128,21 +150,22 @@ class Environment:
 
     def _host(self, spec: RewardSpec, target: Callable[..., object]) -> Host:
         closes = inspect.isclass(target) and callable(getattr(target, "close", None))
-        if self.config.step_seconds:
+        config = self.config
+        if config.step_seconds:
             given = spec.source if isinstance(spec.source, str) else target
-            return WorkerHost(given, spec.options, self.config.step_seconds, closes)
+            return WorkerHost(given, spec.options, config.step_seconds, config.step_memory_mb, closes)
         return LocalHost(target, spec.options, closes)
 
     def _reset_parameters(self) -> list[inspect.Parameter]:
-        if not self.has_reset:
+        if self.kind is None or not self.has_reset:
             return []
-        parameters = inspect.signature(types.MethodType(self.kind.reset, object())).parameters.values()  # type: ignore[union-attr]
+        parameters = inspect.signature(_bound(self.kind, "reset")).parameters.values()
         return [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
 
     def _takes_any(self) -> bool:
-        if not self.has_reset:
+        if self.kind is None or not self.has_reset:
             return False
-        parameters = inspect.signature(self.kind.reset).parameters.values()  # type: ignore[union-attr]
+        parameters = inspect.signature(_bound(self.kind, "reset")).parameters.values()
         return any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
@@ -167,13 +190,19 @@ def _load_class(spec: RewardSpec) -> type:
 
 
 def _tool_methods(kind: type) -> dict[str, Callable[..., object]]:
-    """The public methods of a class, in the order of their definition, as functions without `self`."""
+    """The public methods of a class, in the order of their definition, as functions without `self`. Static
+    ones are helpers, as in TRL."""
     names = [name for base in reversed(kind.__mro__[:-1]) for name in vars(base)]
-    return {
-        name: types.MethodType(getattr(kind, name), object())
-        for name in dict.fromkeys(names)
-        if not name.startswith("_") and name not in OWN_METHODS and inspect.isfunction(getattr(kind, name))
-    }
+    public = [name for name in dict.fromkeys(names) if not name.startswith("_") and name not in OWN_METHODS]
+    bound = {name: _bound(kind, name) for name in public}
+    return {name: method for name, method in bound.items() if inspect.ismethod(method)}
+
+
+def _bound(kind: type, name: str) -> Callable[..., object]:
+    """A method of a class as an instance has it, without an instance."""
+    found: Callable[..., object] = getattr(kind, name)
+    is_plain = inspect.isfunction(inspect.getattr_static(kind, name))
+    return types.MethodType(found, object()) if is_plain else found
 
 
 def _schema(name: str, function: Callable[..., object]) -> Schema:

@@ -148,8 +148,7 @@ class EpisodeRunner:
         if episode.failure:
             return Reply(row, [], False)
         try:
-            text = self.environment.tokenizer.decode(ids, skip_special_tokens=True)
-            answered = self._respond(running, text, is_cut=not ids or ids[-1] not in self.eos_ids)
+            answered = self._respond(running, ids, is_cut=not ids or ids[-1] not in self.eos_ids)
             read = self._read(running, answered, ids)
             left = max_response_tokens(config) - running.tokens
             goes_on = (
@@ -173,13 +172,13 @@ class EpisodeRunner:
         shown = not answered.done and config.cut_responses == "bootstrap" and len(read) <= left
         return Reply(row, read if shown else [], False)
 
-    def _respond(self, running: _Running, text: str, is_cut: bool) -> Answered:
+    def _respond(self, running: _Running, ids: Sequence[int], is_cut: bool) -> Answered:
         """By the tools that the turn calls, else by the environment's step; a turn without either is the
         last, and the episode is cut where it was."""
         environment = self.environment
         if environment.schemas:
             try:
-                calls = read_calls(environment.call_format, text, environment.schemas)
+                calls = read_calls(environment.call_format, environment.called(ids), environment.schemas)
             except MalformedCall as error:
                 running.episode.malformed += 1
                 return Answered([_result("error", f"error: {error}")], 0.0, False)
@@ -188,7 +187,7 @@ class EpisodeRunner:
                 return Answered(results, 0.0, False)
         if environment.has_step:
             assert running.host is not None
-            return read_step(running.host.call("step", text))
+            return read_step(running.host.call("step", environment.said(ids)))
         return Answered([], 0.0, done=not is_cut, cut=is_cut)
 
     def _use(self, running: _Running, name: str, arguments: Record) -> str:

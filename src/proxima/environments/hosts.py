@@ -59,7 +59,9 @@ class LocalHost:
             function = self.target if method is None else getattr(self.made, method)
             returned = function(*args, **named)
             return run_async(returned) if inspect.isawaitable(returned) else returned
-        except (Exception, SystemExit) as error:  # a user's code may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a user's code may raise anything
             words = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
             raise HostFailure(words[:LONGEST_REASON], raised=True) from None
 
@@ -74,22 +76,31 @@ class LocalHost:
 
 
 class WorkerHost:
-    """In a process of its own, with a limit on the seconds of each call."""
+    """In a process of its own, with limits on its memory and on the seconds of each call."""
 
     def __init__(
-        self, target: str | Callable[..., object], options: RecordView, seconds: float, closes: bool = False
+        self,
+        target: str | Callable[..., object],
+        options: RecordView,
+        seconds: float,
+        memory_mb: int,
+        closes: bool = False,
     ):
         """
         Args:
+            memory_mb: address space; 0 = no limit.
             closes: whether the object has a method `close`.
         """
-        self.target, self.options, self.seconds, self.closes = target, options, seconds, closes
+        self.target, self.options, self.closes = target, options, closes
+        self.seconds, self.memory_mb = seconds, memory_mb
         self.worker: WorkerProcess | None = None
 
     def call(self, method: str | None, /, *args: object, **named: object) -> object:
         try:
             if self.worker is None or not self.worker.alive:
-                self.worker = WorkerProcess(self.target, memory_mb=None, made_with=self.options)
+                self.worker = WorkerProcess(
+                    self.target, memory_mb=self.memory_mb or None, made_with=self.options
+                )
             return self.worker.request(method, args, named, self.seconds)
         except OSError as error:
             raise HostFailure(f"no process could be started: {error}", raised=False) from None

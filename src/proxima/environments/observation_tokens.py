@@ -21,6 +21,7 @@ class ObservationTokens:
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
+        self._shown: set[str] = set()  # roles that the template does not lose
 
     def check(self, role: str) -> None:
         """A ValueError where the template loses messages of this role."""
@@ -35,6 +36,7 @@ class ObservationTokens:
                 f"the chat template of {self.tokenizer.name_or_path!r} loses messages of role {role!r}{why}, "
                 "in which observations stand; use a model whose template shows them, or prompts as plain text"
             )
+        self._shown.add(role)
 
     def ids(self, messages: Sequence[Message], turn: Sequence[int], is_chat: bool) -> list[int]:
         """What is read after a turn.
@@ -46,6 +48,8 @@ class ObservationTokens:
         if not is_chat:
             text = "".join(message["content"] for message in messages)
             return self._encoded(text)
+        for role in sorted({message["role"] for message in messages} - self._shown):
+            self.check(role)
         ids = self._encoded(self._after_turn(messages))
         return ids[1:] if ids and turn and ids[0] == turn[-1] else ids
 

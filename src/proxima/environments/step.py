@@ -6,11 +6,10 @@ Nothing heavy is imported: worker processes import it.
 
 from __future__ import annotations
 
-import math
-from numbers import Real
 from typing import NamedTuple
 
 from proxima.core.json_record import Record
+from proxima.rewards import LARGEST
 
 Message = Record
 
@@ -72,18 +71,23 @@ def read_observation(method: str, returned: object) -> list[Message]:
 
 
 def read_reward(method: str, returned: object) -> float:
-    value = returned.item() if hasattr(returned, "item") else returned
-    if isinstance(value, Real) and math.isfinite(float(value)):
+    value = _plain(returned)
+    if isinstance(value, (int, float)) and -LARGEST <= value <= LARGEST:  # nan and infinity are not
         return float(value)
     shown = str(value) if isinstance(value, float) else _named(value)
-    raise ValueError(f"the reward of {method} is {shown}, not a finite number")
+    raise ValueError(f"the reward of {method} is {shown}, not a finite number of float32")
 
 
 def _flag(name: str, value: object) -> bool:
-    plain = value.item() if hasattr(value, "item") else value
+    plain = _plain(value)
     if not isinstance(plain, bool):
         raise ValueError(f"{name} of step is {_named(plain)}, not true or false")
     return plain
+
+
+def _plain(value: object) -> object:
+    """An array or a number of one as a worker process sends it: what has a shape is a list."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _is_message(value: object) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from proxima.core.json_record import Record
+from proxima.core.strict_json import read_strict_json
 from proxima.core.tokenizer import Tokenizer
 
 Schema = Record
@@ -33,9 +34,10 @@ PROBE: Schema = {
     },
 }
 QUESTION = "proxima-question-71c3"
-BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*)</function>\s*", re.DOTALL)
-PARAMETER = re.compile(r"<parameter=([^>\s]+)>(.*?)</parameter>", re.DOTALL)
+CALL_MARKS = "<tool_call></tool_call>"
+FUNCTION = re.compile(r"<function=([^>\s]+)>")
+PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>(.*?)</parameter>\s*", re.DOTALL)
+PYTHON = {"True": True, "False": False, "None": None}  # as some templates write them
 
 
 class Call(NamedTuple):
@@ -53,7 +55,7 @@ def read_hermes(text: str, schemas: Mapping[str, Schema]) -> list[Call]:
 
 def read_llama3(text: str, schemas: Mapping[str, Schema]) -> list[Call]:
     bare = text.strip().removeprefix("<|python_tag|>").strip()
-    return [_from_json(bare, "parameters")] if re.match(r'\{\s*"', bare) else []
+    return [_from_json(bare, "parameters")] if bare.startswith("{") and '"name"' in bare else []
 
 
 def read_qwen_xml(text: str, schemas: Mapping[str, Schema]) -> list[Call]:
@@ -124,19 +126,22 @@ def _json_part(text: str) -> str:
 
 
 def _blocks(text: str) -> list[str]:
-    blocks = BLOCK.findall(text)
-    if text.count("<tool_call>") != len(blocks):
+    """In linear time, whatever the policy wrote."""
+    pieces = [piece.partition("</tool_call>") for piece in text.split("<tool_call>")[1:]]
+    if not all(end for _, end, _ in pieces):
         raise MalformedCall("<tool_call> has no </tool_call>")
-    return blocks
+    return [inside for inside, _, _ in pieces]
 
 
 def _from_json(text: str, key: str) -> Call:
     try:
-        value = json.loads(text)
+        value = read_strict_json(text)
     except (ValueError, RecursionError):
         raise MalformedCall("the call is not JSON") from None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise MalformedCall("the call has no name")
+    if key not in value and (others := value.keys() - {"name", "type", "id"}):
+        raise MalformedCall(f"the call has {min(others)[:60]!r} in place of {key!r}")
     arguments = value.get(key, {})
     if not isinstance(arguments, dict):
         raise MalformedCall(f"{key!r} of the call is not an object")
@@ -144,21 +149,27 @@ def _from_json(text: str, key: str) -> Call:
 
 
 def _from_xml(text: str, schemas: Mapping[str, Schema]) -> Call:
-    found = FUNCTION.fullmatch(text)
-    if found is None:
+    text = text.strip()
+    begun = FUNCTION.match(text)
+    if begun is None or not text.endswith("</function>"):
         raise MalformedCall("the call is not <function=NAME>...</function>")
-    known = schemas.get(found[1], PROBE)["function"]["parameters"].get("properties", {})
-    arguments = {
-        name: _typed(value.strip("\n"), known.get(name, {}).get("type"))
-        for name, value in PARAMETER.findall(found[2])
-    }
-    return Call(found[1], arguments)
+    known = schemas.get(begun[1], PROBE)["function"]["parameters"].get("properties", {})
+    inside, place = text[begun.end() :].removesuffix("</function>"), 0
+    arguments: Record = {}
+    while found := PARAMETER.match(inside, place):
+        value = found[2].removeprefix("\n").removesuffix("\n")
+        arguments[found[1]], place = _typed(value, known.get(found[1], {}).get("type")), found.end()
+    if inside[place:].strip():
+        raise MalformedCall("an argument of the call is not <parameter=NAME>...</parameter>")
+    return Call(begun[1], arguments)
 
 
 def _typed(text: str, kind: object) -> object:
-    """A value that is not meant as text is read as JSON where it is."""
+    """A value that is not meant as text is read as JSON where it is, or as Python's words for such values."""
     if kind == "string":
         return text
+    if text in PYTHON:
+        return PYTHON[text]
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

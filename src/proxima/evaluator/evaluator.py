@@ -113,7 +113,7 @@ class Evaluator:
 
     def _since(self, count: int) -> list[float]:
         """The last evaluations; the best so far has no vote in their trend unless it is the last: one lucky
-        number is no fall."""
+        number is not a fall."""
         best = len(self.rewards) - 1 - self.evaluations_since_best
         lucky = self.evaluations_since_best > 0
         return [math.nan if lucky and i == best else reward for i, reward in enumerate(self.rewards)][-count:]

@@ -67,8 +67,8 @@ def evaluate_run(
     Args:
         rewards: score by these instead of the run's own.
         judges: who else judges win rates; by default the run's own judges.
-        best_of: also sample the reference this often per prompt, and score the best of n by the rewards; 0 =
-            not.
+        best_of: also sample the reference this many times per prompt, and score the best of n by the rewards;
+            0 = not.
         changes: settings to evaluate with, for example `temperature`.
             Functions and servers that only the run's folder names are refused: give them here, as
             `trust_remote_code`.

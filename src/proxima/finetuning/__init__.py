@@ -13,7 +13,7 @@ from proxima.data import (
     read_preferences,
     read_ratings,
 )
-from proxima.finetuning.finetuning_trainer import FinetuningResults
+from proxima.finetuning.finetuning_trainer import FinetuningResults, FinetuningTrainer
 from proxima.finetuning.learning_curve import LearningCurve
 from proxima.finetuning.rating_trainer import RatingTrainer
 from proxima.finetuning.reward_trainer import RewardTrainer
@@ -22,6 +22,7 @@ from proxima.finetuning.sft_trainer import SFTTrainer
 __all__ = [
     "Demonstration",
     "FinetuningResults",
+    "FinetuningTrainer",
     "LearningCurve",
     "Preference",
     "Rating",

@@ -7,9 +7,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, TypeVar, overload
+from typing import Generic, Protocol, TypeVar, overload
 
-Example = TypeVar("Example")
+
+class Prompted(Protocol):
+    """What a demonstration, a preference and a rating have in common."""
+
+    @property
+    def prompt(self) -> str: ...
+
+
+Example = TypeVar("Example", bound=Prompted)
 TokenRow = TypeVar("TokenRow")
 
 

@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from proxima.core.encoding import encode_prompts
-from proxima.core.sampling import token_logprobs
 from proxima.core.tokenizer import Tokenizer
-from proxima.models import CHUNK, Backbone
-from proxima.runtime.engine import Layout, pack
+from proxima.models import CHUNK, BaseModel
+from proxima.runtime.engine import Layout, head_logprobs, pack, token_logprobs
 
 
 def encode(
@@ -37,17 +36,20 @@ class ExampleBatch:
     response_ids: Tensor  # (M,)
 
 
-def token_losses(backbone: Backbone, hidden: Tensor, ids: Tensor, adapter: str | None) -> Tensor:
+def token_losses(role: BaseModel, hidden: Tensor, ids: Tensor) -> Tensor:
     """-log p (M,) of tokens, from the hidden states (M, D) before them.
 
     Logits are the largest tensors, so at most `CHUNK` tokens have theirs in memory; with gradients they are
-    recomputed in the backward pass.
+    recomputed in the backward pass, or not needed there (`head_logprobs`).
     """
+    head = role.frozen_head(hidden)
 
     def losses(states: Tensor, tokens: Tensor) -> Tensor:
-        return -token_logprobs(backbone.head(states, adapter), tokens, None, 1.0)
+        if head is not None:
+            return -head_logprobs(states, head, tokens, 1.0)
+        return -token_logprobs(role.logits(states), tokens, None, 1.0)
 
-    recompute = torch.is_grad_enabled() and len(ids) > CHUNK
+    recompute = head is None and torch.is_grad_enabled() and len(ids) > CHUNK
     parts = []
     for start in range(0, max(len(ids), 1), CHUNK):
         part = hidden[start : start + CHUNK], ids[start : start + CHUNK]

@@ -17,13 +17,14 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from proxima.base_setup import (
+    MicroBatches,
     add_adapter,
     copy_adapter,
     load_adapter,
@@ -33,6 +34,7 @@ from proxima.base_setup import (
     merge_adapter,
     pick_device,
     pick_dtype,
+    tokens_of_a_pass,
     warn_of_another_base,
 )
 from proxima.config import SETTINGS_FILE, FinetuningConfig, settings_in
@@ -42,12 +44,15 @@ from proxima.finetuning.encoded_examples import Encoded, Example, TokenRow
 from proxima.models import Backbone, BaseModel, EngineSettings
 from proxima.runs import Kind, Plot, live_folder, make_run_folder, read_origin
 from proxima.runtime import forked_random_state
+from proxima.runtime.engine import cut
 from proxima.training import learning_rate_factor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
 
 BUCKET = 32  # batches whose examples are sorted by length together
 MAX_SKIPPED = 10  # updates with a gradient that is not finite, after which training gives up
@@ -114,6 +119,9 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         if device.type == "cuda":  # a captured graph cannot hold weights that train
             fast = config.lora_r > 0
             self.backbone.settings = EngineSettings(fast=fast, compiled=False, by_size=True)
+        self.passes = MicroBatches(
+            config.micro_batch_size, tokens_of_a_pass(self.backbone), config.batch_size
+        )
 
     def __repr__(self) -> str:
         trained = sum(parameter.numel() for parameter in self.role.parameters())
@@ -149,6 +157,10 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
     def length(self, encoded: TokenRow) -> int:
         """Tokens of the longest sequence in an encoded example."""
 
+    def tokens(self, encoded: TokenRow) -> int:
+        """Tokens of all sequences in an encoded example."""
+        return self.length(encoded)
+
     @abstractmethod
     def count(self, encoded: TokenRow) -> int:
         """The example's weight in the mean loss: its tokens, or 1 per pair."""
@@ -169,8 +181,9 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         if len(examples) < 2:
             raise ValueError(f"{self.name} needs at least 2 examples, got {len(examples)}")
         held_out: Sequence[Example] = examples if validation is None else validation
-        order, places = self.split(len(examples))
-        if validation is not None:
+        if validation is None:
+            order, places = self.split(examples)
+        else:
             order, places = array("Q", range(len(examples))), array("Q", range(len(held_out)))
         results = FinetuningResults()
         self.prepare((examples[i] for i in order), (held_out[i] for i in places))
@@ -189,11 +202,14 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
             self.save(results.folder, results)
         return results
 
-    def split(self, count: int) -> tuple[array[int], array[int]]:
+    def split(self, examples: Sequence[Example]) -> tuple[array[int], array[int]]:
         """Positions of the examples to train on and of those that are held out, where none are given."""
-        order = self.shuffled(count)
-        cut = max(1, round(self.config.validation_share * count))
+        order = self.shuffled(len(examples))
+        cut = self.held_out_count(len(examples))
         return order[cut:], order[:cut]
+
+    def held_out_count(self, count: int) -> int:
+        return max(1, round(self.config.validation_share * count))
 
     def shuffled(self, count: int) -> array[int]:
         order = array("Q", range(count))
@@ -230,7 +246,7 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
     ) -> None:
         config = self.config
         parameters = self.role.parameters()
-        optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
+        optimizer = self._make_optimizer(parameters)
         per_epoch = math.ceil(len(rows) / config.batch_size)
         total = config.epochs * per_epoch
         warmup = round(config.warmup_share * total)
@@ -239,11 +255,11 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         stale = 0
         started = time.perf_counter()
         bar = tqdm(total=total, desc=self.name, unit="step", disable=no_bars())
-        schedule = ((epoch, batch) for epoch in range(config.epochs) for batch in self._batches(rows, epoch))
+        schedule = ((epoch, batch) for epoch in range(config.epochs) for batch in self.batches(rows, epoch))
         for step, (epoch, batch) in enumerate(schedule, 1):
             factor = learning_rate_factor(config.lr_schedule, step - 1, total, warmup)
             optimizer.param_groups[0]["lr"] = factor * config.learning_rate
-            recent.append(self._step(batch, optimizer, parameters))
+            recent.append(self.train_step(batch, optimizer, parameters))
             bar.update()
             ends_epoch = self.ends_when_stale and step % per_epoch == 0
             if step % config.eval_every and step != total and not ends_epoch:
@@ -271,6 +287,14 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
             parameter.data.copy_(value)
         self.backbone.network.eval()
 
+    def _make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            parameters,
+            lr=self.config.learning_rate,
+            weight_decay=self.config.weight_decay,
+            fused=all(parameter.is_cuda for parameter in parameters),
+        )
+
     def _said(self, measured: Mapping[str, float], where: str, seconds: float) -> str:
         """The line of an evaluation, which is also logged."""
         shown = "  ".join(f"{name} {value:.4g}" for name, value in measured.items())
@@ -278,19 +302,24 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         log.info("%s", line)
         return line
 
-    def _step(
+    def train_step(
         self, batch: list[TokenRow], optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
     ) -> Tensor:
         """One optimiser step; the batch's mean loss. Dropout acts here and only here."""
         self.backbone.network.train()
-        total = sum(self.count(row) for row in batch)
-        optimizer.zero_grad()
-        summed = torch.zeros((), device=self.role.device)
-        with self.role.training():
-            for start in range(0, len(batch), self.config.micro_batch_size):
-                loss = self.loss(batch[start : start + self.config.micro_batch_size]) / total
+
+        def backward() -> Tensor:
+            optimizer.zero_grad()
+            total = sum(self.count(row) for row in batch)
+            summed = torch.zeros((), device=self.role.device)
+            for rows in self.chunks(batch, self.tokens):
+                loss = self.loss(rows) / total
                 loss.backward()
                 summed += loss.detach()
+            return summed
+
+        with self.role.training():
+            summed = self.passes.run(backward, max(map(self.tokens, batch)))
         norm = nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm or float("inf"))
         if norm.isfinite():
             optimizer.step()
@@ -319,12 +348,20 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         new, old = measured[self.judged_by], best[self.judged_by]
         return new > old if self.higher_is_better else new < old
 
+    def chunks(self, rows: Sequence[Item], tokens: Callable[[Item], int]) -> Iterator[Sequence[Item]]:
+        """Rows of one pass each: at most `micro_batch_size`, and no more tokens than suit the device."""
+        size = self.passes.size
+        for start in range(0, len(rows), size):
+            block = rows[start : start + size]
+            for group in cut([tokens(row) for row in block], self.passes.tokens):
+                yield [block[i] for i in group]
+
     def _fitting(self, examples: Sequence[Example], places: Sequence[int]) -> Encoded[Example, TokenRow]:
         """The examples at these positions that fit max_length."""
         lengths = ((place, self.length(self.encode(examples[place]))) for place in places)
         return Encoded(examples, self.encode, (pair for pair in lengths if pair[1] <= self.config.max_length))
 
-    def _batches(self, rows: Encoded[Example, TokenRow], epoch: int) -> Iterator[list[TokenRow]]:
+    def batches(self, rows: Encoded[Example, TokenRow], epoch: int) -> Iterator[list[TokenRow]]:
         """Shuffled, but sorted by length within a bucket of batches, so that little is padding."""
         size = self.config.batch_size
         rng = random.Random(f"{self.name} {self.config.seed} {epoch}")

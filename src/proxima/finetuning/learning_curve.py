@@ -48,7 +48,7 @@ class LearningCurve:
             for share in SHARES:
                 settings = replace(config, run_dir=scratch, run_name=f"share-{share}")
                 trainer = RewardTrainer(settings, tokenizer=tokenizer)
-                order, places = trainer.split(len(examples))
+                order, places = trainer.split(examples)
                 if validation is None:
                     held_out: Sequence[Preference] = [examples[i] for i in places]
                 else:

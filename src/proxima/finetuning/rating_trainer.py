@@ -71,7 +71,7 @@ class RatingTrainer(ScoreTrainer[Rating, Rated]):
 
     def measure(self, rows: Sequence[Rated]) -> dict[str, float]:
         parts = []
-        for chunk in self.chunks(rows):
+        for chunk in self.chunks(rows, self.tokens):
             scores = self.scores([row for row, _ in chunk])
             parts.append((scores, scores.new_tensor(self.standardised(chunk))))
         scores, ratings = (torch.cat(columns) for columns in zip(*parts, strict=True))

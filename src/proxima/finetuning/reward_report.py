@@ -28,7 +28,7 @@ ONE_SIDED = 0.97  # share of pairs that one side wins by its length, from which 
 
 @dataclass(frozen=True)
 class HeldOutPairs:
-    """Held-out pairs that are no ties, as the report reads them."""
+    """Held-out pairs that are not ties, as the report reads them."""
 
     margins: Tensor  # (B,) r(chosen) - r(rejected)
     margins_elsewhere: Tensor  # (B,) the same after another pair's prompt, nan where there is none that fits
@@ -150,7 +150,7 @@ class PairFacts:
     """What training pairs look like."""
 
     count: int = 0
-    decided: int = 0  # pairs that are no ties
+    decided: int = 0  # pairs that are not ties
     longer: int = 0  # of these, how often the chosen answer has more characters
     differ: int = 0  # of these, how often the lengths differ
     constant: list[str] = field(default_factory=list)  # sides whose answer is always the same

@@ -10,27 +10,31 @@ from __future__ import annotations
 
 import logging
 import random
+import warnings
 from abc import abstractmethod
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from proxima.config import FinetuningConfig, RewardConfig
 from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
 from proxima.data import Demonstration, Preference
-from proxima.finetuning.encoded_examples import Example, TokenRow
+from proxima.finetuning.encoded_examples import Encoded, Example, TokenRow
 from proxima.finetuning.example_batches import collate, encode, encode_completion, token_losses
 from proxima.finetuning.finetuning_trainer import FinetuningResults, FinetuningTrainer
+from proxima.finetuning.held_out_prompts import hold_out, prompt_key
 from proxima.finetuning.own_samples import OwnSamples, sample_answers
 from proxima.finetuning.reward_defaults import with_defaults
 from proxima.finetuning.reward_losses import mean_by_answer, preference_loss, score_penalty
 from proxima.finetuning.reward_report import HeldOutPairs, PairFacts, lines, report
-from proxima.models import REPORT_FILE, RewardModel, ScoreUnit, saved_unit, scalar_head
+from proxima.models import REPORT_FILE, PolicyModel, RewardModel, ScoreUnit, saved_unit, scalar_head
 from proxima.runs import write_json
 
 if TYPE_CHECKING:
@@ -39,7 +43,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Row = tuple[list[int], list[int]]
-Item = TypeVar("Item")
 BINS = 10  # of the calibration error
 UNIT_SAMPLES = 256  # answers that the unit of the scores is measured on
 LOOKED_AT = 256  # held-out pairs whose likelihood, and whose margin after another prompt, the report has
@@ -52,6 +55,8 @@ class RowPair(NamedTuple):
     rejected: Row
     margin: float
     tie: bool
+    mismatch: Row | None = None
+    """The chosen answer to another prompt, after this prompt."""
 
 
 class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
@@ -74,13 +79,19 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
             centre_on: demonstrations that should score 0 on average, instead of sampled answers.
         """
         if not isinstance(config, RewardConfig):
-            config = RewardConfig(**config.to_dict(), lm_coef=0.0, score_penalty=0.0)
+            config = RewardConfig(**config.to_dict(), lm_coef=0.0, score_penalty=0.0, mismatch_coef=0.0)
         super().__init__(config, network, tokenizer)
         self.centre_on = centre_on
         self.unit = ScoreUnit()
         self.samples: OwnSamples | None = None
         self.continued: str | Path = ""
         """Folder of a reward model whose weights training starts from; empty = none."""
+        self.new_examples: int | None = None
+        """How many of the examples, the first, that model was not trained on; None = all."""
+        self.held_out_before: set[int] = set()
+        """Keys of the prompts that were held out when it was trained."""
+        self.held_out: set[int] = set()
+        """Keys of the prompts that were held out of the examples."""
 
     def make_role(self) -> RewardModel:
         adapter = self.adapter("reward")
@@ -93,10 +104,27 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
         """The answers in an encoded example."""
 
     def length(self, encoded: TokenRow) -> int:
-        return max(len(prompt) + len(response) for prompt, response in self.answers(encoded))
+        return max(map(row_tokens, self.answers(encoded)))
 
     def count(self, encoded: TokenRow) -> int:
         return 1
+
+    def split(self, examples: Sequence[Example]) -> tuple[array[int], array[int]]:
+        """Whole prompts are held out, as `held_out_prompts` says."""
+        keys = array("Q", (prompt_key(examples[i].prompt) for i in range(len(examples))))
+        order, new = self.shuffled(len(keys)), len(keys) if self.new_examples is None else self.new_examples
+        self.held_out = hold_out(keys, order, self.held_out_count(new), new, self.held_out_before)
+        if not self.held_out:
+            warnings.warn(
+                "each prompt has so many examples that held-out ones share prompts with those that are "
+                "trained on, and the held-out accuracy may be too high: give --validation",
+                stacklevel=2,
+            )
+            return super().split(examples)
+        places = (
+            array("Q", (i for i in order if (keys[i] in self.held_out) == out)) for out in (False, True)
+        )
+        return next(places), next(places)
 
     def settle(self, rows: Sequence[TokenRow], held_out: Sequence[TokenRow]) -> None:
         """Fill in the settings that are left to rules, and sample the model as it is before training."""
@@ -136,12 +164,11 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
         inside = [[rng.random() < 2 / 3 for _ in range(count)] for rng in drawn]
         return 1.5 * torch.tensor(inside, dtype=torch.float32, device=self.role.device)
 
-    def chunks(self, rows: Sequence[Item]) -> Iterator[Sequence[Item]]:
-        size = self.config.micro_batch_size
-        return (rows[i : i + size] for i in range(0, len(rows), size))
+    def tokens(self, encoded: TokenRow) -> int:
+        return sum(map(row_tokens, self.answers(encoded)))
 
     def all_scores(self, rows: Sequence[Row]) -> Tensor:
-        return torch.cat([self.scores(chunk) for chunk in self.chunks(rows)])
+        return torch.cat([self.scores(chunk) for chunk in self.chunks(rows, row_tokens)])
 
     def scores_and_language_losses(
         self, rows: Sequence[Row], is_read: Sequence[bool]
@@ -158,9 +185,7 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
         tokens = torch.repeat_interleave(read, sizes)  # (M,) whether a response token is read
         layout = replace(last.layout, read=torch.cat([last.layout.read, batch.layout.read[tokens]]))
         hidden = self.backbone.hidden(batch.ids, layout, self.role.adapter)
-        losses = token_losses(
-            self.backbone, hidden[len(rows) :], batch.response_ids[tokens], self.role.adapter
-        )
+        losses = token_losses(self.role, hidden[len(rows) :], batch.response_ids[tokens])
         return self.role.member_scores(hidden[: len(rows)]), mean_by_answer(losses, sizes[read])
 
     @torch.no_grad()
@@ -168,7 +193,7 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
         """Mean log-probability per token (B,) of answers."""
         batch = collate(rows, self.role.device)
         hidden = self.backbone.hidden(batch.ids, batch.layout, adapter)
-        losses = token_losses(self.backbone, hidden, batch.response_ids, adapter)
+        losses = token_losses(PolicyModel(self.backbone, adapter), hidden, batch.response_ids)
         sizes = torch.tensor([len(response) for _, response in rows], device=self.role.device)
         return -mean_by_answer(losses, sizes)
 
@@ -176,7 +201,7 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
     def finish(self, held_out: Sequence[TokenRow]) -> None:
         """Give the scores their unit: to each head its own, then to their mean, which varies less."""
         assert self.samples is not None
-        members = torch.cat([self.members(chunk) for chunk in self.chunks(self.samples.rows)])
+        members = torch.cat([self.members(chunk) for chunk in self.chunks(self.samples.rows, row_tokens)])
         self.unit = ScoreUnit.of(members.mean(1), "the trained reward model")
         units = [self.unit]
         if self.config.ensemble > 1:
@@ -247,10 +272,10 @@ class RewardTrainer(ScoreTrainer[Preference, RowPair]):
                 "it, or give --validation"
             )
         self.backbone.network.eval()
-        parts = [
-            self.likelihoods([row for pair in chunk for row in self.answers(pair)], self.start_adapter)
-            for chunk in self.chunks([held_out[i] for i in self._looked_at])
-        ]
+        parts = []
+        for chunk in self.chunks([held_out[i] for i in self._looked_at], self.tokens):
+            rows = [row for pair in chunk for row in self.answers(pair)]
+            parts.append(self.likelihoods(rows, self.start_adapter))
         self._likelihoods = torch.cat(parts).unflatten(0, (-1, 2)).mean(1).cpu()
 
     def keep(self) -> None:
@@ -305,25 +330,48 @@ class RewardTrainer(ScoreTrainer[Preference, RowPair]):
     def answers(self, encoded: RowPair) -> Sequence[Row]:
         return encoded[:2]
 
+    def tokens(self, encoded: RowPair) -> int:
+        return super().tokens(encoded) + (row_tokens(encoded.mismatch) if encoded.mismatch else 0)
+
     def margins(self, pairs: Sequence[RowPair]) -> Tensor:
         """r(chosen) - r(rejected), (B,)."""
         scores = self.scores([row for pair in pairs for row in self.answers(pair)])
         return scores[0::2] - scores[1::2]
 
     def all_margins(self, pairs: Sequence[RowPair]) -> Tensor:
-        return torch.cat([self.margins(chunk) for chunk in self.chunks(pairs)]).cpu()
+        return torch.cat([self.margins(chunk) for chunk in self.chunks(pairs, self.tokens)]).cpu()
+
+    def batches(self, rows: Encoded[Preference, RowPair], epoch: int) -> Iterator[list[RowPair]]:
+        """Whole batches, before they are cut into micro-batches: each pair gets the next one's answer."""
+        for batch in super().batches(rows, epoch):
+            yield self.with_mismatches(batch) if self.config.mismatch_coef else batch
+
+    def with_mismatches(self, batch: Sequence[RowPair]) -> list[RowPair]:
+        found = []
+        for pair, other in zip(batch, [*batch[1:], *batch[:1]], strict=True):
+            prompt, answer = pair.chosen[0], other.chosen[1]
+            fits = len(prompt) + len(answer) <= self.config.max_length
+            differs = prompt != other.chosen[0] and answer not in (pair.chosen[1], pair.rejected[1])
+            found.append(pair._replace(mismatch=(prompt, answer) if fits and differs else None))
+        return found
 
     def loss(self, rows: Sequence[RowPair]) -> Tensor:
-        config = self.config
+        config, count = self.config, len(rows)
+        mismatched = [i for i, pair in enumerate(rows) if pair.mismatch]
         answers = [row for pair in rows for row in self.answers(pair)]
-        is_read = [flag for pair in rows for flag in (not pair.tie, False)]
+        answers += [pair.mismatch for pair in rows if pair.mismatch]
+        is_read = [flag for pair in rows for flag in (not pair.tie, False)] + [False] * len(mismatched)
         scores, language = self.scores_and_language_losses(answers, is_read)
-        found = self.preference(rows, scores[0::2] - scores[1::2], config.label_smoothing)
-        found = (self.shares(rows) * found).mean(1).sum()
+        chosen, rejected, others = scores[0 : 2 * count : 2], scores[1 : 2 * count : 2], scores[2 * count :]
+        shares = self.shares(rows)
+        found = (shares * self.preference(rows, chosen - rejected, config.label_smoothing)).mean(1).sum()
+        if mismatched:
+            off = -logsigmoid(chosen[mismatched] - others)
+            found = found + config.mismatch_coef * (shares[mismatched] * off).mean(1).sum()
         if config.lm_coef:
             found = found + config.lm_coef * language.sum()
         if config.score_penalty:
-            found = found + config.score_penalty * score_penalty(scores.reshape(len(rows), -1)).sum()
+            found = found + config.score_penalty * score_penalty(scores[: 2 * count].reshape(count, -1)).sum()
         return found
 
     def preference(self, rows: Sequence[RowPair], differences: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -335,7 +383,7 @@ class RewardTrainer(ScoreTrainer[Preference, RowPair]):
 
     def measure(self, rows: Sequence[RowPair]) -> dict[str, float]:
         parts = []
-        for chunk in self.chunks(rows):
+        for chunk in self.chunks(rows, self.tokens):
             margins = self.margins(chunk)
             is_decided = torch.tensor([not pair.tie for pair in chunk], device=margins.device)
             parts.append((margins, margins[is_decided], self.preference(chunk, margins)))
@@ -347,6 +395,10 @@ class RewardTrainer(ScoreTrainer[Preference, RowPair]):
             "calibration_error": calibration_error(decided),
             "margin": float(decided.mean()),
         }
+
+
+def row_tokens(row: Row) -> int:
+    return len(row[0]) + len(row[1])
 
 
 def spread(places: Sequence[int], count: int) -> Sequence[int]:

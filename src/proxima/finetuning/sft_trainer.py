@@ -10,9 +10,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from proxima.core.sampling import token_logprobs
 from proxima.data import Demonstration
-from proxima.finetuning.example_batches import collate, encode
+from proxima.finetuning.example_batches import collate, encode, token_losses
 from proxima.finetuning.finetuning_trainer import FinetuningResults, FinetuningTrainer
 from proxima.models import PolicyModel
 from proxima.runs import write_json
@@ -42,14 +41,11 @@ class SFTTrainer(FinetuningTrainer[Demonstration, Row]):
     def loss(self, rows: Sequence[Row]) -> Tensor:
         batch = collate(rows, self.role.device)
         hidden = self.backbone.hidden(batch.ids, batch.layout, self.role.adapter)
-        logits = self.backbone.head(hidden, self.role.adapter)  # (M, V)
-        return -token_logprobs(logits, batch.response_ids, None, 1.0).sum()
+        return token_losses(self.role, hidden, batch.response_ids).sum()
 
     def measure(self, rows: Sequence[Row]) -> dict[str, float]:
-        size = self.config.micro_batch_size
         summed, tokens = 0.0, 0
-        for start in range(0, len(rows), size):
-            batch = rows[start : start + size]
+        for batch in self.chunks(rows, self.length):
             summed += float(self.loss(batch))
             tokens += sum(self.count(row) for row in batch)
         return {"validation_loss": summed / tokens}

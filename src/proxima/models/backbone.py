@@ -54,7 +54,7 @@ class EngineSettings:
     checkpointing: bool = False
     by_size: bool = False
     """Passes for batches of several sizes: see `GraphedPasses`."""
-    pass_tokens: int | None = None
+    pass_tokens: Callable[[], int] | None = None
     """Bounds the memory of sampling: see `Generation`."""
 
 

@@ -196,4 +196,4 @@ def owner_of(network: nn.Module, module: nn.Module) -> tuple[nn.Module, str]:
         for name, child in owner._modules.items():
             if child is module:
                 return owner, name
-    raise ValueError(f"{type(module).__name__} is no part of {type(network).__name__}")
+    raise ValueError(f"{type(module).__name__} is not part of {type(network).__name__}")

@@ -6,7 +6,7 @@ Logits are the largest tensors of all, so they are computed in chunks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import itemgetter
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -51,23 +51,28 @@ def by_chunks(
 
     Args:
         recompute: False for a function that keeps no logits for its backward pass.
-        chunk: response tokens whose logits are in memory at once; by default `CHUNK`.
+        chunk: response tokens whose logits are in memory at once; by default `CHUNK`. A number of your own is
+            filled up with the last token, so that the bits of a token's logits do not depend on how many
+            tokens share its chunk: a product of few rows may be computed in another order.
     """
     place = cells(tokens.sizes, tokens.mask.shape[1], hidden[0].device, tokens.holes)
     ids = tokens.response_ids.flatten()[place]
     kept = (
         None if tokens.kept is None else tokens.kept.map(lambda part: part.flatten(0, 1)[place].unsqueeze(1))
     )
-    chunk = chunk or CHUNK
-    whole = len(ids) <= chunk
+    size = chunk or CHUNK
+    whole = len(ids) <= size
     parts = []
-    for rows in range(0, len(ids), chunk):
-        here = slice(rows, rows + chunk)
-        given = [
-            *(states[here] for states in hidden),
-            ids[here],
-            None if kept is None else kept.map(itemgetter(here)),
-        ]
+    for start in range(0, len(ids), size):
+        take = partial(_rows, start=start, size=size, full=chunk is not None)
+        given = [*map(take, hidden), take(ids), None if kept is None else kept.map(take)]
         again = recompute and torch.is_grad_enabled() and not whole
         parts.append(checkpoint(function, *given, use_reentrant=False) if again else function(*given))
-    return tuple(torch.cat(columns) for columns in zip(*parts, strict=True))
+    return tuple(torch.cat(columns)[: len(ids)] for columns in zip(*parts, strict=True))
+
+
+def _rows(part: Tensor, start: int, size: int, full: bool) -> Tensor:
+    """Rows of a chunk; `full`: a short last chunk repeats its last row."""
+    found = part[start : start + size]
+    missing = size - len(found) if full else 0
+    return torch.cat([found, found[-1:].expand(missing, *found.shape[1:])]) if missing else found

@@ -1,5 +1,5 @@
 """`RewardModel` and `ClassifierReward`: from token ids, EOS included, to one score per sequence (B,); an
-ensemble's mean less its doubt."""
+ensemble's mean minus its doubt."""
 
 from __future__ import annotations
 
@@ -93,10 +93,17 @@ def doubted(members: Tensor, doubt_coef: float) -> tuple[Tensor, Tensor]:
 
 def least_sure(first: Tensor, second: Tensor) -> Tensor:
     """How unsure a reward model is which of two answers is better (B,), from the scores of its heads (B, K)
-    for either: the standard deviation of their differences; with one head, minus the distance of the
-    scores."""
+    for either: the standard deviation of their differences relative to the mean one; with one head, minus
+    the distance of the scores.
+
+    The deviation alone is largest where scores differ most, whose order is known already.
+    """
     difference = first - second
-    return difference.std(1, correction=0) if difference.shape[1] > 1 else -difference[:, 0].abs()
+    mean = difference.mean(1).abs()
+    if difference.shape[1] == 1:
+        return -mean
+    deviation = difference.std(1, correction=0)
+    return deviation / (mean + deviation).clamp(min=torch.finfo(mean.dtype).tiny)
 
 
 class ClassifierReward:

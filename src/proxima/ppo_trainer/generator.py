@@ -24,6 +24,7 @@ from proxima.models import PolicyModel, Sampling, by_chunks, unpack
 from proxima.ppo_trainer.environment_seeds import environment_seeds
 from proxima.ppo_trainer.process_shares import join_tokens, own_share
 from proxima.ppo_trainer.prompt_tokens import tokenize, without_responses
+from proxima.ppo_trainer.read_ahead import ReadAhead
 from proxima.ppo_trainer.stopwatch import Stopwatch
 from proxima.runs import ROUNDING
 from proxima.runtime.engine import score_tokens
@@ -55,6 +56,7 @@ class SequenceGenerator:
         self.environment = Environment(config, tokenizer) if config.has_episodes else None
         self.policy_lag = 0  # updates between the policy that the last sample came from and the one of now
         self._prefetch: Prefetch | None = None
+        self.read_ahead = ReadAhead(self._read)
 
     def generate_sequences(
         self,
@@ -157,10 +159,19 @@ class SequenceGenerator:
             tokens, sampled = self._sample_episodes(self.environment, model, tokens, sampling, group)
         else:
             own = own_share(tokens, processes)
-            sampled = model.generate(own, sampling) if len(own.prompts) else own
+            sampled = self._generate(model, own, sampling) if len(own.prompts) else own
         if model.backbone is not policy.backbone:
             model.backbone.release_generation()
         return join_tokens(tokens, sampled, processes) if processes.is_distributed else sampled
+
+    def _generate(self, model: PolicyModel, prompts: Tokens, sampling: Sampling) -> Tokens:
+        """One response per prompt; where passes bound the memory of sampling, again with smaller ones when
+        it runs out."""
+        passes = self.models.micro_batches
+        if not passes.short:
+            return model.generate(prompts, sampling)
+        longest = int(prompts.prompt_sizes.max()) + sampling.width
+        return passes.run(lambda: model.generate(prompts, sampling), longest)
 
     def _sample_episodes(
         self, environment: Environment, model: PolicyModel, tokens: Tokens, sampling: Sampling, group: int
@@ -236,8 +247,12 @@ class SequenceGenerator:
         """
         if isinstance(prompts, Tokens):
             return prompts
-        read = without_responses(*self.tokenize(prompts), self.tokenizer, seen)
+        known = self.read_ahead.take(prompts) if seen is None else None
+        read = self._read(prompts, seen) if known is None else known
         return read.map(lambda tensor: tensor.to(self.models.device))
+
+    def _read(self, prompts: Sequence[str], seen: dict[bytes, int] | None = None) -> Tokens:
+        return without_responses(*self.tokenize(prompts), self.tokenizer, seen)
 
     @torch.no_grad()
     def score(self, tokens: Tokens) -> dict[str, Tensor]:

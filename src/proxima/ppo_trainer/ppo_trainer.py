@@ -109,16 +109,15 @@ class PPOTrainer:
         )
 
     def ppo_step(self, prompts: Sequence[str], next_prompts: Sequence[str] | None = None) -> Record:
-        """One whole PPO step on any number of prompts, each answered `num_generations` times.
+        """One whole PPO step on any number of prompts, each answered `num_generations` times. With `overlap`,
+        the responses to `next_prompts`, of the next step, are sampled in the background during this one.
 
-        Args:
-            next_prompts: of the next step, sampled in the background during this one (`overlap`).
         Returns: every metric by name, `generated_texts`, `rewards` (nan where one failed), `rewards_by_name`,
             `reward_source`, the `sa_pairs` that were trained on, and `trained_rows`, of which responses.
         """
         config, clock = self.config, Stopwatch(self.models.device)
-        prompts, following = self._repeated(prompts), next_prompts and self._repeated(next_prompts)
-        rollout, texts = self.generator.generate_sequences(prompts, self.step, clock, following)
+        prompts, next_prompts = self._repeated(prompts), next_prompts and self._repeated(next_prompts)
+        rollout, texts = self.generator.generate_sequences(prompts, self.step, clock, next_prompts)
         rollout, importance = self.generator.add_importance_weights(rollout)
         rollout = with_groups(rollout, config.num_generations)
         clock.lap("score")
@@ -138,7 +137,8 @@ class PPOTrainer:
         batches = self.buffer.store(trained, self.step) if trains else None
         measured = advantage_metrics(estimated)
         is_warm = self._critic_is_warm(measured["explained_variance"])
-        updated = self.model_trainer.update_models(batches, self._rate(), is_warm)
+        with self.generator.read_ahead.running():
+            updated = self.model_trainer.update_models(batches, self._rate(), is_warm)
         clock.lap("update")
         self.step += 1
         metrics = {

@@ -31,6 +31,7 @@ from proxima.models import ScoreUnit
 from proxima.ppo_trainer.process_shares import own_share
 from proxima.reward_kl import shape_scores
 from proxima.rewards import (
+    LARGEST,
     BestConstant,
     ChatReward,
     ClassifierSource,
@@ -316,6 +317,7 @@ class RewardComputer:
             for row, numbers in outcome.token.items():
                 token[row, : len(numbers)] += spec.weight * torch.tensor(numbers, dtype=torch.float64)
         sequence[self._failed_episodes(samples)] = torch.nan
+        sequence[self._too_large(sequence, token)] = torch.nan
         per_token = any(outcome.token for _, outcome in outcomes)
         spread = torch.full_like(sequence, torch.nan) if self.has_spread else None
         for _, outcome in outcomes:
@@ -331,6 +333,15 @@ class RewardComputer:
             self.last_failure = f"tools: {episodes[rows[-1]].failure}"
             log.warning("%d of %d episodes failed: %s", len(rows), len(samples), self.last_failure)
         return rows
+
+    def _too_large(self, sequence: Tensor, token: Tensor) -> Tensor:
+        """(B,) where a sum or one of its parts is more than losses, in float32, can hold."""
+        parts = torch.cat([sequence.unsqueeze(1), token, (sequence + token.sum(1)).unsqueeze(1)], dim=1)
+        large = (parts.abs() > LARGEST).any(1)
+        if large.any():
+            self.last_failure = f"the weighted sum of rewards is larger than {LARGEST:g}"
+            log.warning("%d of %d samples are left out: %s", large.sum(), len(large), self.last_failure)
+        return large
 
     def _in_unit(self, name: str, outcome: RewardOutcome) -> RewardOutcome:
         if name not in self.units:

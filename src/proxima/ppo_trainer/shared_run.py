@@ -28,11 +28,8 @@ LAUNCH = ".launch"  # in a run folder: which torchrun began or resumed it
 class SharedCheckpoints:
     """The checkpoints of the main process's `RunFolder`."""
 
-    def __init__(self, run: RunFolder | None, processes: Processes):
-        self._run, self._processes = run, processes
-
-    def _on_main(self, work: Callable[[RunFolder], Plain]) -> Plain:
-        return self._processes.on_main(lambda: work(self._run))  # type: ignore[arg-type]
+    def __init__(self, shared: SharedRun):
+        self._on_main = shared._on_main
 
     def write(self, state: Record, fill: Callable[[Path], object]) -> Path:
         return Path(self._on_main(lambda run: str(run.checkpoints.write(state, fill))))
@@ -61,7 +58,7 @@ class SharedRun:
         self._processes = processes
         found = processes.on_main(lambda: self._open(config, resume))
         self.path, self.checkpoint = Path(found["path"]), to_checkpoint(found["checkpoint"])
-        self.checkpoints = SharedCheckpoints(self._run, processes)
+        self.checkpoints = SharedCheckpoints(self)
         processes.on_all(self._look)
 
     def _open(self, config: PPOConfig, resume: bool) -> Record:

@@ -103,14 +103,9 @@ def put_state_together(trainer: PPOTrainer, optimizers: bool = True) -> Callable
     roles = (trainer.models.policy, trainer.models.value)
     tensors = [tensor for role in roles if role is not None for tensor in role.parameters()]
     if optimizers:
-        both = (trainer.model_trainer.policy_optimizer, trainer.model_trainer.value_optimizer)
-        tensors += [
-            tensor
-            for each in both
-            if each is not None
-            for state in each.state_dict()["state"].values()
-            for tensor in state.values()
-        ]
+        for optimizer in (trainer.model_trainer.policy_optimizer, trainer.model_trainer.value_optimizer):
+            states = [] if optimizer is None else optimizer.state_dict()["state"].values()
+            tensors += [tensor for state in states for tensor in state.values()]
     return gather_full_tensors(tensors, trainer.models.processes)
 
 
@@ -138,8 +133,8 @@ def load_state(trainer: PPOTrainer, folder: Path, state: RecordView) -> None:
 
 
 def restore_values(trainer: PPOTrainer, state: RecordView) -> None:
-    """What `plain_state` wrote, but for the random numbers; what a setting that the user changed decides is
-    left as the config has it."""
+    """What `plain_state` wrote, except for the random numbers; what a setting that the user changed decides
+    is left as the config has it."""
     restore_endings(trainer, state.get("endings"))
     trainer.reward_computer.restore_units(within(state, "units"))
     changed = changed_settings(state["config"], trainer.config)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
@@ -70,6 +71,7 @@ class TrainingRun:
         self.rollbacks = 0
         self.eval_reward: float | None = None  # of the step just done
         self.saved: int | None = None  # step of the newest checkpoint
+        self.ahead: tuple[int, int, list[str]] | None = None  # a step's number, epoch and batch
 
     def go(self, force: bool = False) -> TrainingResults:
         """The whole call; the learning-rate schedule is this call's own, so it ends with it, however that
@@ -80,6 +82,7 @@ class TrainingRun:
             return self.finish()
         finally:
             self.trainer.first_step, self.trainer.total_steps = 0, None
+            self.trainer.generator.read_ahead.next_prompts = None
 
     def loop(self) -> None:
         if self.config.overlap:
@@ -128,7 +131,9 @@ class TrainingRun:
             if self.saved is None
             else f"the checkpoint of step {self.saved} is good"
         )
-        return f"{last}; to go on: the same command with --resume --run-name {self.run.path.name}"
+        return (
+            f"{last}; to go on: the same command with --resume --run-name {shlex.quote(self.run.path.name)}"
+        )
 
     def begin(self, force: bool) -> None:
         """From the newest checkpoint where there is one to resume from, else from the trainer as it is."""
@@ -198,10 +203,11 @@ class TrainingRun:
     def advance(self, bar: tqdm[NoReturn]) -> None:
         """One step, and all that follows from it."""
         trainer, results = self.trainer, self.results
-        epoch, batch = self.plan.at(trainer.step - trainer.first_step)
+        epoch, batch = self.batch_at(trainer.step - trainer.first_step)
         answered = repeat_prompts(batch, self.config.num_generations)
         next_prompts = self.next_prompts()
         given = (batch,) if next_prompts is None else (batch, next_prompts)
+        trainer.generator.read_ahead.next_prompts = self.following()
         with self.recordings.step():
             outcome = trainer.ppo_step(*given)
         self.recordings.keep(outcome)
@@ -242,6 +248,24 @@ class TrainingRun:
             return None
         return self.plan.at(self.trainer.step + 1 - self.trainer.first_step)[1]
 
+    def following(self) -> Callable[[], Sequence[str]] | None:
+        """The same where they are only read ahead, as the next step repeats them."""
+        number = self.trainer.step + 1
+        if self.config.overlap or number >= (self.trainer.total_steps or 0):
+            return None
+        place = number - self.trainer.first_step
+
+        def read() -> Sequence[str]:
+            self.ahead = place, *self.plan.at(place)
+            return repeat_prompts(self.ahead[2], self.config.num_generations)
+
+        return read
+
+    def batch_at(self, place: int) -> tuple[int, list[str]]:
+        """The epoch and the batch of a step, both counted from 0."""
+        ahead, self.ahead = self.ahead, None
+        return ahead[1:] if ahead is not None and ahead[0] == place else self.plan.at(place)
+
     def write_samples(self, trained: list[Record], outcome: Record | None = None) -> None:
         """A few samples in the small table, and every token of them in a file of its own.
 
@@ -279,6 +303,7 @@ class TrainingRun:
             min_entropy=config.min_entropy,
             length_limit=config.length_limit,
             max_declining_evals=config.max_declining_evals,
+            max_failed_rewards=config.max_reward_failures * config.batch_size * config.num_generations,
             start=self.results.start,
         )
 
@@ -293,10 +318,11 @@ class TrainingRun:
     def act_on(self, raised: list[Alarm]) -> bool:
         """Say what is new, and do as configured; True where the run went back and the step is no more."""
         new = self.new_alarms(raised)
-        actions = {
-            alarm: self.config.on_nonfinite if alarm.guard == "nonfinite" else self.config.on_guard
-            for alarm in raised
-        }
+        own = {
+            "nonfinite": self.config.on_nonfinite,
+            "rewards": "warn",
+        }  # what stops is `max_reward_failures`
+        actions = {alarm: own.get(alarm.guard, self.config.on_guard) for alarm in raised}
         for alarm, action in actions.items():
             if action != "warn" or alarm in new:
                 log.warning(
@@ -394,7 +420,7 @@ class TrainingRun:
         raise Interrupted(
             self.signals.received,
             f"stopped by {self.signals.name} after step {self.trainer.step}, checkpoint in {self.run.path}; "
-            f"to go on: the same command with --resume --run-name {self.run.path.name}",
+            f"to go on: the same command with --resume --run-name {shlex.quote(self.run.path.name)}",
         )
 
     def finish(self) -> TrainingResults:

@@ -1,4 +1,4 @@
-"""Per-token rewards: the score less the KL penalty (phase 3 of a PPO step).
+"""Per-token rewards: the score minus the KL penalty (phase 3 of a PPO step).
 
 In: pairs with log-probabilities, one score per sequence. Out: pairs with `kl` and `reward`; the next KL
 coefficient.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from proxima.rewards.model_reward import ClassifierSource, TrainedReward
     from proxima.rewards.ready_made_rewards import READY_MADE
     from proxima.rewards.reward_options import check_options, keyword_options, require_options, typed
-    from proxima.rewards.reward_outcome import RewardOutcome, call_with_retries
+    from proxima.rewards.reward_outcome import LARGEST, RewardOutcome, call_with_retries, in_one_line
     from proxima.rewards.reward_samples import Samples, columns_of, tokens_of
     from proxima.rewards.reward_server import RewardServer, check_exposure, load_scorer
     from proxima.rewards.reward_sources import RewardSource, check_rewards, is_ready_made, open_reward

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from proxima.config import RewardSpec, hide_address
+from proxima.core.strict_json import read_strict_json
 from proxima.rewards.http_reward import EndpointReward, UnusableReply
 from proxima.rewards.judge_cache import JudgeCache
 from proxima.rewards.reward_options import check_options, keyword_options, require_options
@@ -57,7 +58,7 @@ class ChatReward(EndpointReward):
         Args:
             model: name of the judge at the endpoint.
             criteria: what makes an answer good, in words.
-            reference: column of the data that the judge sees beside the answer.
+            reference: column of the data that the judge sees besides the answer.
             temperature: null leaves it out, for models that take none.
             timeout: seconds for one whole request.
             retries: further attempts after connection errors, time-outs, 429 and 5xx.
@@ -84,7 +85,9 @@ class ChatReward(EndpointReward):
     def check(self, prompts: Sequence[str], first: int = 0) -> None:
         for number, prompt in enumerate(prompts, first):
             if self.reference and self.reference not in columns_of(prompt):
-                raise ValueError(f"the judge's reference {self.reference!r} is no column of prompt {number}")
+                raise ValueError(
+                    f"the judge's reference {self.reference!r} is not a column of prompt {number}"
+                )
 
     async def _request(self, client: httpx.AsyncClient, part: Samples) -> RewardOutcome:
         key = self._key(part)
@@ -130,13 +133,14 @@ class ChatReward(EndpointReward):
 
     def _read(self, reply: bytes, part: Samples) -> RewardOutcome:
         try:
-            said = json.loads(json.loads(reply)["choices"][0]["message"]["content"])
+            said = read_strict_json(json.loads(reply)["choices"][0]["message"]["content"])
         except (ValueError, TypeError, KeyError, IndexError, RecursionError):
             raise UnusableReply("the judge's reply is not JSON of its schema") from None
         value = said.get(self.field) if isinstance(said, dict) and set(said) == {self.field} else None
-        if not isinstance(value, (int, str)) or isinstance(value, bool) or value not in self.allowed:
+        found = [number for name, number in self.allowed.items() if name == value]
+        if not found or isinstance(value, bool):
             raise UnusableReply(f"the judge's reply holds no {self.field} of its schema")
-        return RewardOutcome([self.allowed[value]], {})
+        return RewardOutcome(found, {})
 
 
 def as_data(strings: Mapping[str, str]) -> str:

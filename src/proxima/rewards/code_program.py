@@ -18,7 +18,7 @@ SCALARS = (type(None), bool, int, float, str)
 MAX_DEPTH = 50
 
 
-def pack(value: Any, depth: int = 0) -> Any:
+def pack(value: object, depth: int = 0) -> object:
     """A value as JSON, without loss for the types that tests compare."""
     if type(value) in SCALARS:
         return value

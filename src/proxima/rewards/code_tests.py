@@ -106,13 +106,14 @@ class Program:
         self.process: subprocess.Popen[str] | None = None
 
     def functions(self, program: str) -> dict[str, Callable[..., object]]:
-        """Stand-ins for what the program defines, by name; `candidate` too where it is one thing alone.
+        """Stand-ins for what the program defines, by name; `candidate` too for the one function.
 
         Names of builtins stay those of Python: a program must not redefine what the tests compare with.
         """
-        names = [name for name in _defined(program) if not hasattr(builtins, name)]
-        found = {name: self._stand_in(name) for name in names}
-        return {"candidate": found[names[0]], **found} if len(names) == 1 else found
+        defined = {name: is_def for name, is_def in _defined(program).items() if not hasattr(builtins, name)}
+        found = {name: self._stand_in(name) for name in defined}
+        functions = [name for name, is_def in defined.items() if is_def] or list(defined)
+        return {"candidate": found[functions[0]], **found} if len(functions) == 1 else found
 
     def _stand_in(self, name: str) -> Callable[..., object]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -151,12 +152,20 @@ class Program:
             self.process.wait()
 
 
-def _defined(program: str) -> list[str]:
-    """The names that a program binds at its top level."""
-    found: list[str] = []
-    for node in ast.parse(program).body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.append(node.name)
-        elif isinstance(node, ast.Assign):
-            found += [target.id for target in node.targets if isinstance(target, ast.Name)]
+def _defined(program: str) -> dict[str, bool]:
+    """The names that a program binds at its top level, also under `if` and `try`, and whether by `def`."""
+    found: dict[str, bool] = {}
+    nodes: list[ast.AST] = [*ast.parse(program).body]
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found[node.name] = True
+        elif isinstance(node, ast.ClassDef):
+            found.setdefault(node.name, False)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    found.setdefault(target.id, False)
+        elif isinstance(node, (ast.stmt, ast.ExceptHandler)):
+            nodes += [each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.expr)]
     return found

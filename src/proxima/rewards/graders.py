@@ -1,6 +1,7 @@
 """Graders of the verifiable rewards: one answer and its reference in, a score out.
 
-They run in worker processes, because the libraries behind them can hang on an answer.
+They run in worker processes, because the libraries behind them can hang on an answer. A worker imports these
+before its first call (`WorkerPool`'s `imports`), so that no answer's deadline pays for it.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 from proxima.core.json_record import Record
+from proxima.core.strict_json import read_strict_json
 
 SHORT = 200  # characters of an answer that may be maths as it stands
 WORD = re.compile(r"[A-Za-z]{2,}")
+TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox|begin|end)\s*\{[^{}]*\}")  # which math-verify compares as text
 COMMAND = re.compile(r"\\[A-Za-z]+")
 FUNCTIONS = {
     "sin",
@@ -48,7 +51,9 @@ def complain_math(reference: object) -> str:
     if isinstance(reference, bool) or not isinstance(reference, (str, int, float)):
         return f"a number or text is needed, not a {type(reference).__name__}"
     text = math_reference(reference)
-    words = [word for word in WORD.findall(COMMAND.sub(" ", text)) if word.lower() not in FUNCTIONS]
+    words = [
+        word for word in WORD.findall(COMMAND.sub(" ", TEXT.sub(" ", text))) if word.lower() not in FUNCTIONS
+    ]
     if words:
         return (
             f"{words[0]!r} would be read as a product of variables; compare words with a function of your own"
@@ -72,7 +77,7 @@ def grade_math(completion: str, reference: object) -> float:
 
 
 def _gold(text: str) -> list[object]:
-    return _parse(text if "$" in text or "boxed" in text else f"${text}$")
+    return _parse(text if "$" in text.replace("\\$", "") or "boxed" in text else f"${text}$")
 
 
 def _parse(text: str) -> list[object]:
@@ -86,20 +91,6 @@ def _parse(text: str) -> list[object]:
 
 
 # JSON
-
-
-def _strict(text: str) -> object:
-    """JSON as the standard has it: without NaN and without the same key twice."""
-
-    def refuse(word: str) -> NoReturn:
-        raise ValueError(f"{word} is not JSON")
-
-    def once(pairs: list[tuple[str, object]]) -> Record:
-        if len({key for key, _ in pairs}) < len(pairs):
-            raise ValueError("a key twice")
-        return dict(pairs)
-
-    return json.loads(text, parse_constant=refuse, object_pairs_hook=once)
 
 
 @cache
@@ -132,7 +123,7 @@ def grade_schema(completion: str, schema: object) -> float:
     """1 where the answer, all of it or one fenced block, is JSON that the schema allows, else 0."""
     fenced = FENCED.match(completion)
     try:
-        value = _strict(fenced[1] if fenced else completion)
+        value = read_strict_json(fenced[1] if fenced else completion)
     except (ValueError, RecursionError):
         return 0.0
     return float(_validator(_as_text(schema)).is_valid(value))

@@ -64,7 +64,7 @@ def require_options(spec: RewardSpec, function: Callable[..., object]) -> None:
 
 
 def check_limits(what: str, timeout: float, **counts: tuple[int, int]) -> None:
-    """Refuse a time-out that is no positive number of seconds, and counts below what they must be.
+    """Refuse a time-out that is not a positive number of seconds, and counts below what they must be.
 
     Args:
         what: whose options they are, for the message.

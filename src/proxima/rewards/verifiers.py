@@ -61,7 +61,7 @@ class VerifierReward:
             columns: of the data, that a reference is made of.
             grade: (completion, reference) -> score; a pool for what may hang.
             complain: reference -> why it cannot grade, or nothing.
-            constants: answers to try beside the most frequent references.
+            constants: answers to try besides the most frequent references.
             reference_of: from a row's columns; the first one by default.
             failed: score of an answer on which the grader hangs or crashes; nan where it raises.
         """
@@ -130,16 +130,25 @@ class VerifierReward:
 
 
 def _run(work: WorkerPool | Callable[..., object], calls: Sequence[tuple[object, ...]]) -> list[Any]:
-    """The replies to these calls; a failure of a check is a complaint too, because it is no empty text."""
+    """The replies to these calls; a failure of a check is a complaint too, because it is not an empty
+    text."""
     if isinstance(work, WorkerPool):
         return work.map([(call, {}) for call in calls])
     return [work(*call) for call in calls]
 
 
-def _pool(workers: int, timeout: float, memory_mb: int, retries: int) -> Callable[..., WorkerPool]:
-    """Graders need no network."""
+def _pool(
+    module: str, workers: int, timeout: float, memory_mb: int, retries: int
+) -> Callable[..., WorkerPool]:
+    """Graders need a library each, and no network."""
     return partial(
-        WorkerPool, workers=workers, timeout=timeout, memory_mb=memory_mb, retries=retries, network=False
+        WorkerPool,
+        workers=workers,
+        timeout=timeout,
+        memory_mb=memory_mb,
+        retries=retries,
+        imports=[module],
+        network=False,
     )
 
 
@@ -160,7 +169,7 @@ def math(
 ) -> VerifierReward:
     """1 where the answer equals the reference as mathematics, by math-verify."""
     _need("math_verify", "math")
-    pool = _pool(workers, timeout, memory_mb, retries)
+    pool = _pool("math_verify", workers, timeout, memory_mb, retries)
     return VerifierReward("math", [column], pool(graders.grade_math), pool(graders.complain_math))
 
 
@@ -200,7 +209,7 @@ def json_schema(
             raise ValueError(f"json_schema cannot read the schema {schema!r}: {error}") from None
         if complaint := graders.complain_schema(given):
             raise ValueError(f"json_schema cannot use the schema {schema!r}: {complaint}")
-    pool = _pool(workers, timeout, memory_mb, retries)
+    pool = _pool("jsonschema", workers, timeout, memory_mb, retries)
     constants = ("{}", "[]", "null", '""')
     columns = [column] if column else []
     fixed = (lambda row: given) if given else None
@@ -230,7 +239,7 @@ def gym(
     """reasoning-gym's own score, 0 to 1, by the columns `answer` and `metadata` of its entries."""
     check_generator(name)
     _need("reasoning_gym", f"{GYM_PREFIX}{name}", "reasoning-gym")
-    pool = _pool(workers, timeout, memory_mb, retries)
+    pool = _pool("reasoning_gym", workers, timeout, memory_mb, retries)
 
     def entry(row: Columns) -> dict[str, JsonValue]:
         return {

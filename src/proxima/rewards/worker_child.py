@@ -24,7 +24,7 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, BinaryIO, NoReturn
 
@@ -138,7 +138,7 @@ def _change_mount(path: str, added: int, cleared: int, recursive: bool = False) 
 
 
 def _read_only(scratch: str, megabytes: int) -> bool:
-    """Make all files read-only but those of a new folder in memory; devices are closed but for four."""
+    """Make all files read-only except those of a new folder in memory; devices are closed except for four."""
     locked = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
     try:
         devices = [path for name in DEVICES if os.path.exists(path := f"/dev/{name}")]
@@ -345,7 +345,7 @@ def _is_deep(value: object) -> bool:
     return bool(level)
 
 
-async def _awaited(awaitable: Any) -> Any:
+async def _awaited(awaitable: Awaitable[object]) -> object:
     return await awaitable
 
 
@@ -356,14 +356,14 @@ def in_words(error: BaseException) -> str:
         return type(error).__name__
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Arrays, tensors and their numbers as JSON has them."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"its value holds a {type(value).__name__}, which JSON cannot hold")
 
 
-def encode(reply: dict[str, Any]) -> bytes:
+def encode(reply: dict[str, object]) -> bytes:
     try:
         written = json.dumps(reply, default=_plain).encode()
     except MemoryError:
@@ -379,6 +379,8 @@ def encode(reply: dict[str, Any]) -> bytes:
 def load(setup: dict[str, Any]) -> Served:
     """The target: by its name, or as the trainer pickled it. Nothing that comes back is ever unpickled."""
     sys.path[:] = setup["path"]
+    for module in setup["imports"]:
+        importlib.import_module(module)
     if setup["pickled"]:
         import dill
 

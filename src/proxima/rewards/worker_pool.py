@@ -40,6 +40,7 @@ class WorkerPool:
         retries: int = 0,
         network: bool = True,
         sandbox: bool = False,
+        imports: Sequence[str] = (),
     ):
         """
         Args:
@@ -49,6 +50,7 @@ class WorkerPool:
             memory_mb: most address space of one process, in MiB; 0 = no limit.
             retries: further attempts of a call that failed.
             network: False = none, where the kernel allows.
+            imports: modules, as `WorkerProcess` takes them.
             sandbox: for code of the policy: as `WorkerProcess` has it, and a new process for every call.
         """
         check_limits(
@@ -63,6 +65,7 @@ class WorkerPool:
             "memory_mb": memory_mb or None,
             "network": network,
             "sandbox": sandbox,
+            "imports": imports,
         }
         self._has_started = False
         self._workers: list[WorkerProcess | None] = [None] * workers

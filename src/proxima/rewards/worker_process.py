@@ -75,6 +75,7 @@ class WorkerProcess:
         made_with: RecordView | None = None,
         sandbox: bool = False,
         namespaces: bool = True,
+        imports: Sequence[str] = (),
     ):
         """
         Args:
@@ -82,9 +83,10 @@ class WorkerProcess:
             memory_mb: most address space of the child; None = no limit.
             network: False = none, where the kernel allows to take it away.
             made_with: keyword arguments with which calls of methods make the object.
-            sandbox: for code of the policy: no environment variables, quiet, files read-only but for a
+            sandbox: for code of the policy: no environment variables, quiet, files read-only except for a
                 folder in memory, where the kernel allows.
             namespaces: whether to try for any.
+            imports: modules to import with the target, so that no call's deadline pays for them.
         """
         check_system()
         _allow_open_files()
@@ -100,7 +102,7 @@ class WorkerProcess:
         os.set_blocking(self._requests, False)
         os.set_blocking(self._replies, False)
         self._end = weakref.finalize(self, _end, self._process, scratch)
-        self._setup: Record | None = _setup(target, made_with)
+        self._setup: Record | None = {**_setup(target, made_with), "imports": list(imports)}
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -264,7 +266,7 @@ def bubblewrap() -> str | None:
 
 
 def _bubble_command(path: str, scratch: str, network: bool) -> list[str]:
-    """All files read-only but for the scratch folder, which is in memory; no process, device or network of
+    """All files read-only except for the scratch folder, which is in memory; no process, device or network of
     the machine."""
     size = str(SCRATCH_MB * 2**20)
     return [

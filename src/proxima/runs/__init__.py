@@ -33,20 +33,24 @@ if TYPE_CHECKING:
         score_metrics,
         update_metrics,
     )
-    from proxima.runs.run_files import make_run_folder, plain, write_json
+    from proxima.runs.run_files import (
+        BUNDLE_SUFFIX,
+        REPLAY_FOLDER,
+        bundle_paths,
+        make_run_folder,
+        plain,
+        write_json,
+    )
     from proxima.runs.run_origin import Kind, note_checks, noting_command, read_origin, resume_command
     from proxima.runs.run_plot import Plot
     from proxima.runs.run_reader import Run, first_step_row
     from proxima.runs.run_search import find_runs
     from proxima.runs.run_writer import RunFolder
     from proxima.runs.step_bundle import (
-        BUNDLE_SUFFIX,
         LARGEST_BUNDLE,
-        REPLAY_FOLDER,
         TOLERANCE,
         Bundle,
         bundle_bytes,
-        bundle_paths,
         checksum,
         read_bundle,
         write_bundle,

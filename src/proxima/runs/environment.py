@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -69,6 +70,7 @@ def _cpu() -> str:
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

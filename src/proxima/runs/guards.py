@@ -16,7 +16,8 @@ from proxima.runs.evidence import held_out_evidence, judges_in
 History = Sequence[Mapping[str, float]]
 
 WINDOW = 10  # steps over which skipped updates are counted
-LENGTH_STEPS = 3  # consecutive steps with too long responses; one long batch may be chance
+CONSECUTIVE = 3  # steps with too long responses, or too many failures; one batch may be chance
+FAILED_PART = 0.2  # of the failed rewards that would stop a run: the alarm comes long before
 MAX_ROLLBACKS = 3  # after these the run stops
 
 
@@ -35,11 +36,13 @@ def alarms(
     min_entropy: float = 0.0,
     length_limit: float = 0.0,
     max_declining_evals: int = 0,
+    max_failed_rewards: float = 0.0,
     start: Mapping[str, float] | None = None,
 ) -> list[Alarm]:
     """The alarms of the last step; a limit of 0 turns its guard off.
 
     Args:
+        max_failed_rewards: responses per step; with more the run stops.
         start: the evaluation before the first step, where there was one; the first that can decline.
     """
     messages = {
@@ -48,6 +51,7 @@ def alarms(
         "entropy": collapsed(history, min_entropy) if min_entropy else "",
         "length": too_long(history, length_limit) if length_limit else "",
         "overoptimization": overoptimized(history, max_declining_evals, start) if max_declining_evals else "",
+        "rewards": failing(history, FAILED_PART * max_failed_rewards) if max_failed_rewards else "",
     }
     return [Alarm(guard, message) for guard, message in messages.items() if message]
 
@@ -82,8 +86,8 @@ def collapsed(history: History, limit: float) -> str:
 
 def too_long(history: History, limit: float) -> str:
     """Longer than `limit` times those of the first step, or none finishes any more where half did."""
-    first, recent = history[0], history[-LENGTH_STEPS:]
-    if len(history) <= LENGTH_STEPS:
+    first, recent = history[0], history[-CONSECUTIVE:]
+    if len(history) <= CONSECUTIVE:
         return ""
     if all(step["response_length"] > limit * first["response_length"] for step in recent):
         now = recent[-1]["response_length"]
@@ -93,10 +97,22 @@ def too_long(history: History, limit: float) -> str:
         )
     if first["eos_rate"] >= 0.5 and all(step["eos_rate"] == 0 for step in recent):
         return (
-            f"no response of the last {LENGTH_STEPS} steps finished with EOS; in the first step "
+            f"no response of the last {CONSECUTIVE} steps finished with EOS; in the first step "
             f"{first['eos_rate']:.0%} did"
         )
     return ""
+
+
+def failing(history: History, limit: float) -> str:
+    """More rewards than the limit failed in each of the last steps. What fails is left out, so that a policy
+    can learn to make its grader fail."""
+    failed = [int(step.get("failed_rewards", 0)) for step in history[-CONSECUTIVE:]]
+    if len(failed) < CONSECUTIVE or min(failed) <= limit:
+        return ""
+    return (
+        f"rewards of the last {CONSECUTIVE} steps failed ({', '.join(map(str, failed))}), and their "
+        "responses were left out; if the number grows, the policy may be hiding in them"
+    )
 
 
 def overoptimized(history: History, evaluations: int, start: Mapping[str, float] | None = None) -> str:

@@ -325,7 +325,7 @@ METRICS = [
         group="responses",
         meaning="Mean number of tokens that an environment or tools wrote into an episode; nothing is "
         "trained on them.",
-        healthy="Small beside `max_episode_tokens`.",
+        healthy="Small compared with `max_episode_tokens`.",
         otherwise="Large: observations are most of what is computed. Shorten them.",
     ),
     Metric(
@@ -421,11 +421,11 @@ METRICS = [
         title="Copied from the prompt",
         unit="fraction",
         group="responses",
-        meaning="Fraction of word 4-grams of a response that also stand in its prompt, mean over the "
+        meaning="Fraction of word 4-grams of a response that also occur in its prompt, mean over the "
         "validation responses.",
         healthy="Steady. Summaries and answers that quote have more.",
-        otherwise="Rising towards 1: the policy repeats the prompt. Look at the samples; if that is no good "
-        "answer, the reward must not pay for it (`proxima doctor` can audit it); or raise `kl_coef`.",
+        otherwise="Rising towards 1: the policy repeats the prompt. Look at the samples; if that is not a "
+        "good answer, the reward must not pay for it (`proxima doctor` can audit it); or raise `kl_coef`.",
     ),
     # Policy update
     Metric(

@@ -14,6 +14,8 @@ from pathlib import Path
 from proxima.runs.checkpoint import replace_text
 
 TRIES = 1000  # folders begun within the same second
+REPLAY_FOLDER = "replay"  # in a run's folder
+BUNDLE_SUFFIX = ".safetensors"
 
 
 def make_run_folder(
@@ -55,3 +57,8 @@ def plain(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def bundle_paths(run: str | Path) -> list[Path]:
+    """The recorded steps of a run, in the order of their names."""
+    return sorted(path for path in (Path(run) / REPLAY_FOLDER).glob(f"*{BUNDLE_SUFFIX}") if path.is_file())

@@ -24,6 +24,7 @@ from proxima.core.regular_files import open_file, read_file
 from proxima.runs import token_files
 from proxima.runs.checkpoint import eval_reward
 from proxima.runs.json_lines import JsonLines, last_record
+from proxima.runs.run_files import bundle_paths
 from proxima.runs.run_origin import ORIGIN, Kind, read_origin
 from proxima.runs.run_plot import Plot
 
@@ -213,8 +214,6 @@ class Run:
 
     def bundles(self) -> list[Record]:
         """Recorded steps, which `proxima replay` reads: path, name, bytes."""
-        from proxima.runs.step_bundle import bundle_paths
-
         found: list[Record] = []
         for path in bundle_paths(self.path):
             with suppress(OSError):  # a run that goes on removes its oldest

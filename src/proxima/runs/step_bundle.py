@@ -27,8 +27,6 @@ from proxima.core.regular_files import open_file
 from proxima.runs.checkpoint import Damaged, sync
 
 FORMAT = 1
-BUNDLE_SUFFIX = ".safetensors"
-REPLAY_FOLDER = "replay"  # in a run's folder
 LARGEST_BUNDLE = 4 * 2**30  # bytes of a bundle
 LARGEST_HEADER = 100_000_000  # bytes; the most that safetensors reads
 TYPES = {
@@ -167,7 +165,7 @@ def read_bundle(path: str | Path) -> Bundle:
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
     except (Damaged, SafetensorError) as error:
-        raise ValueError(f"{path} is no bundle, or a damaged one: {error}") from None
+        raise ValueError(f"{path} is not a bundle, or a damaged one: {error}") from None
     return Bundle(facts, tensors, Path(path), size)
 
 
@@ -306,8 +304,3 @@ def _is_prompt(value: object) -> bool:
     """A text with columns and turns."""
     kinds = {"text": str, "columns": dict, "turns": list}
     return isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in kinds.items())
-
-
-def bundle_paths(run: str | Path) -> list[Path]:
-    """The bundles of a run, in the order of their names."""
-    return sorted(path for path in (Path(run) / REPLAY_FOLDER).glob(f"*{BUNDLE_SUFFIX}") if path.is_file())

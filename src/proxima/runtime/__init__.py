@@ -8,6 +8,7 @@ from proxima.core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from proxima.runtime.devices import (
         FAST_PATH,
+        accelerator,
         default_device,
         default_dtype,
         forked_random_state,

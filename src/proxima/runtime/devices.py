@@ -1,4 +1,5 @@
-"""What differs between the devices that torch can train on: CPU, CUDA and Apple's MPS.
+"""What differs between the devices that torch can train on: CPU, CUDA, Apple's MPS, others by torch's own
+interface.
 
 MPS has no float64, its random state is one tensor that `fork_rng` does not know, and it reports a lack of
 memory as a plain RuntimeError.
@@ -23,16 +24,21 @@ FAST_PATH = ("cpu", "cuda")
 """Devices that the fast path has run on; on any other, networks run by `transformers`' own forward pass."""
 
 
+def accelerator() -> torch.device | None:
+    """The kind of accelerator that torch finds on this machine, if any."""
+    return torch.accelerator.current_accelerator(check_available=True)
+
+
 def default_device() -> torch.device:
-    """What `auto` stands for: CUDA, else MPS where it computes what a CPU computes, else the CPU. Several
-    processes cannot share MPS."""
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    if not torch.backends.mps.is_available() or rank_and_count()[1] > 1:
+    """What `auto` stands for: CUDA, else another accelerator where it computes what a CPU computes, else the
+    CPU. Several processes share no other accelerator than CUDA."""
+    device = accelerator()
+    if device is not None and device.type == "cuda":
+        return device
+    if device is None or rank_and_count()[1] > 1:
         return torch.device("cpu")
-    device = torch.device("mps")
     if problem := noise_problem(device):
-        log.warning("device auto is the CPU, not Apple's GPU: %s", problem)
+        log.warning("device auto is the CPU, not %s: %s", device.type, problem)
         return torch.device("cpu")
     return device
 
@@ -53,9 +59,9 @@ def noise_problem(device: torch.device) -> str:
 
 @cache
 def default_dtype(device: torch.device) -> torch.dtype:
-    """What `dtype: auto` stands for: bfloat16 on CUDA, and on MPS where a product of it works; else
-    float32."""
-    if device.type == "mps":
+    """What `dtype: auto` stands for: bfloat16 on CUDA, and on another accelerator where a product of it
+    works; else float32."""
+    if device.type not in FAST_PATH:
         try:
             ones = torch.ones(8, 8, dtype=torch.bfloat16, device=device)
             return torch.bfloat16 if (ones @ ones).float().sum().item() == 512 else torch.float32
@@ -85,20 +91,26 @@ def free_cached_memory() -> None:
 
 def random_states() -> dict[str, Tensor]:
     """The random state of every accelerator, by `cuda.0`, `cuda.1`, …, or `mps.0`."""
-    if torch.backends.mps.is_available():
+    device = accelerator()
+    if device is None:
+        return {}
+    if device.type == "mps":
         return {"mps.0": torch.mps.get_rng_state()}
-    states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {f"cuda.{index}": state for index, state in enumerate(states)}
+    states = torch.get_device_module(device).get_rng_state_all()
+    return {f"{device.type}.{index}": state for index, state in enumerate(states)}
 
 
 def set_random_states(states: dict[str, Tensor]) -> None:
     """Those of accelerators that are not here are left out."""
+    device = accelerator()
     for name, state in states.items():
         kind, index = name.split(".")
-        if kind == "mps" and torch.backends.mps.is_available():
+        if device is None or kind != device.type or int(index) >= torch.accelerator.device_count():
+            continue
+        if kind == "mps":
             torch.mps.set_rng_state(state.clone())
-        elif kind == "cuda" and torch.cuda.is_available() and int(index) < torch.cuda.device_count():
-            torch.cuda.set_rng_state(state.clone(), int(index))
+        else:
+            torch.get_device_module(device).set_rng_state(state.clone(), int(index))
 
 
 @contextmanager
@@ -106,7 +118,9 @@ def forked_random_state(device: torch.device) -> Iterator[None]:
     """Whatever the block draws, the random states of the CPU and of this device are afterwards as they were
     before."""
     before = torch.mps.get_rng_state() if device.type == "mps" else None
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    known = device.type not in ("cpu", "mps")
+    forked = {"devices": [device], "device_type": device.type} if known else {"devices": []}
+    with torch.random.fork_rng(**forked):
         try:
             yield
         finally:

@@ -24,7 +24,10 @@ from proxima.training.policy_ratio import policy_ratio
 def ppo(moved: Moved, low: float, high: float, dual: float) -> tuple[Tensor, Tensor]:
     ratio = policy_ratio(moved.new, moved.old)
     loss = policy_loss(ratio, moved.advantages, low, dual, high)
-    return loss, clipped(ratio.detach(), moved.advantages, low, high)
+    stopped = clipped(ratio.detach(), moved.advantages, low, high)
+    if dual > 0:
+        stopped |= (moved.advantages < 0) & (ratio.detach() > dual)
+    return loss, stopped
 
 
 OBJECTIVES: dict[str, Callable[[Moved, float, float, float], tuple[Tensor, Tensor]]] = {

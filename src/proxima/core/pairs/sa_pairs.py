@@ -165,7 +165,7 @@ class SAPairs(Sequence[PairView]):
 
     @abstractmethod
     def _other_value(self, index: int, key: str) -> object:
-        """What pair `index` holds under a key that is no column, or a KeyError."""
+        """What pair `index` holds under a key that is not a column, or a KeyError."""
 
     def to_dicts(self) -> list[Record]:
         return [dict(view) for view in self]

@@ -41,10 +41,11 @@ def write_replay_page(
         sides: one bundle or two, each with its name.
         comparison: of the two.
     """
-    first = sides[0][1]
-    page = Page(f"step {first.step}", "replay")
+    steps = list(dict.fromkeys(bundle.step for _, bundle in sides))
+    named = f"step{'s' if len(steps) > 1 else ''} {' and '.join(map(str, steps))}"
+    page = Page(named, "replay")
     told = comparison.sentence if comparison else "not recomputed: the step as it was recorded"
-    page.section("", heading(f"Step {first.step}"), paragraph(_plain(f"{told[0].upper()}{told[1:]}.")))
+    page.section("", heading(named.capitalize()), paragraph(_plain(f"{told[0].upper()}{told[1:]}.")))
     if comparison is not None:
         rows = [(stage.name, _plain(note(stage)), stage.result) for stage in comparison.stages]
         expected = (

@@ -156,7 +156,7 @@ def summarize(store: Store) -> Record:
 def measured_by_controls(
     answers: Sequence[LabelAnswer], known: Mapping[int, str]
 ) -> dict[str, dict[str, int]]:
-    """By annotator: control questions answered, and how many of them right. A skip is no answer, a tie is
+    """By annotator: control questions answered, and how many of them right. A skip is not an answer, a tie is
     wrong, and a rating is right within one point."""
     found: dict[str, dict[str, int]] = {}
     for answer in answers:

@@ -307,7 +307,7 @@ class Store:
         return place == _digest(self._secret, "control", annotator, block) % CONTROL_EVERY
 
     def _ordinary(self, db: sqlite3.Connection, annotator: str) -> int:
-        """Open items that are no control questions."""
+        """Open items that are not control questions."""
         found = db.execute(f"SELECT count(*) {OPEN} AND NOT control", self._given(annotator)).fetchone()
         return int(found[0])
 

@@ -1,6 +1,6 @@
 """Pairs that are worth a label. In: pairs, and a reward model. Out: those on which it is least sure.
 
-Its heads disagree most on them; with one head, its scores are closest.
+Its heads doubt their order most; with one head, its scores are closest.
 """
 
 from __future__ import annotations

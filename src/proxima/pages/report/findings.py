@@ -88,7 +88,9 @@ def find(metrics: Metrics, samples: Samples = (), measured: HeldOutNumbers | Non
 def learned(metrics: Metrics, measured: HeldOutNumbers | None, optimised: Optimisation) -> RunFinding:
     """By held-out prompts where there are any, else by the training reward; judges overrule both."""
     told, better = judge(metrics, measured)
-    shown = [each for each in optimised.evidence if each.title in (TITLES["reward"], TITLES["quality"])]
+    shown = _judged_by(metrics, measured)
+    if optimised.is_bad or optimised.points:
+        shown += [each for each in optimised.evidence if each.title in (TITLES["reward"], TITLES["quality"])]
     both = f"{told} {optimised.sentence}"
     if optimised.is_bad:
         until = optimised.status == "over-optimised" and better
@@ -102,6 +104,15 @@ def learned(metrics: Metrics, measured: HeldOutNumbers | None, optimised: Optimi
         None: (TOO_SHORT if optimised.status == "too short" else "not shown", "open"),
     }
     return RunFinding(LEARNED, *answers[better], told, shown, optimised.step)
+
+
+def _judged_by(metrics: Metrics, measured: HeldOutNumbers | None) -> list[Evidence]:
+    """The two numbers of the sentence that `judge` writes."""
+    if measured is not None:
+        return [Evidence("Reward on held-out prompts", measured.first, math.nan, measured.last.value)]
+    first, last = ends(metrics.get("avg_reward", ()))
+    title = f"{title_of('avg_reward')}, mean of {last.steps} step{'s' if last.steps > 1 else ''}"
+    return [Evidence(title, first.mean, math.nan, last.mean)] if last.steps else []
 
 
 def cost(points: Sequence[Point], optimised: Optimisation) -> RunFinding:
@@ -271,6 +282,8 @@ def _advice(
         )
     elif optimised.status == "stuck":
         yield _unstick(metrics, points[-1]["distance"], rate, coef)
+    elif found[GAMED].answer.endswith("of it") and found[GAMED].status == "open":
+        yield "Read samples of the last steps before you train longer: the answers show a sign of gaming."
     elif still_rising(points):
         yield "Train longer: the reward was still rising at the end."
     else:

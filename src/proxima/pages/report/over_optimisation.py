@@ -169,7 +169,7 @@ def collapse(start: Point, end: Point) -> str:
 
 
 def signs(start: Point, now: Point) -> dict[str, str]:
-    """What looks like gaming beside a rising reward, by the number it is seen in; nan is no sign."""
+    """What looks like gaming beside a rising reward, by the number it is seen in; nan is not a sign."""
     longer = now["length"] / start["length"] if start["length"] else math.nan
     copied = now["copying"] >= COPIED and now["copying"] - start["copying"] >= COPIED_MORE
     found = {

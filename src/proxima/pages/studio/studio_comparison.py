@@ -29,7 +29,7 @@ class Member:
 def compare(members: Sequence[Member], more: Sequence[str] = ()) -> Record:
     """
     Args:
-        more: metrics to draw beside the usual ones.
+        more: metrics to draw in addition to the usual ones.
     Returns: `columns` and `rows` of the table, `groups` of seeds, `charts`, `notes`, and `more`: name and
         title of the metrics that are in no chart yet.
     """

@@ -36,7 +36,7 @@ def init_distributed(device: str = "auto", timeout: float = 1800.0) -> Processes
     gpus = torch.cuda.device_count() if device == "auto" or device.startswith("cuda") else 0
     uses_nccl = gpus >= local_count
     if gpus:
-        torch.cuda.set_device(local_rank % gpus)
+        torch.accelerator.set_device_index(local_rank % gpus)
     backend = "cpu:gloo,cuda:nccl" if uses_nccl else "gloo"
     limit = timedelta(seconds=timeout)
     try:

@@ -65,6 +65,8 @@ def knows(network: PreTrainedModel) -> bool:
     config = network.config.get_text_config()
     if config is not network.config:  # the language model is part of a larger network
         return False
+    if not type(network).__module__.startswith("transformers."):  # code of a model's own, under a known name
+        return False
     family = FAMILIES.get(config.model_type)
     if family is None or not family.usual(config):
         return False

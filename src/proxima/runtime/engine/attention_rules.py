@@ -17,7 +17,7 @@ from proxima.runtime.engine.packed_attention import pad_rows, same_heads, unpad_
 
 
 class AttentionRule(NamedTuple):
-    """What a layer's attention does beside causal attention to all tokens."""
+    """What a layer's attention does besides causal attention to all tokens."""
 
     window: int | None = None
     """Tokens that a token attends to, itself included; None = all before it."""

@@ -133,7 +133,7 @@ class GraphedPass:
                 self.gradients.collect()
         torch.cuda.current_stream().wait_stream(side)
         del out
-        torch.cuda.empty_cache()  # the memory of warming up; graphs have their own
+        torch.accelerator.empty_cache()  # the memory of warming up; graphs have their own
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.enable_grad():
             with torch.cuda.graph(self._forward, pool=pool):

@@ -37,7 +37,7 @@ class StepTimer:
     def seconds(self) -> float:
         """Seconds per step, the median over the last laps; nan without any."""
         if self.on_gpu:
-            torch.cuda.synchronize()
+            torch.accelerator.synchronize()
         laps = [_elapsed(start, end) / steps for start, end, steps in self._laps if steps]
         return median(laps) if laps else math.nan
 

@@ -60,7 +60,7 @@ class Decoder:
             read_block(self.architecture, layer, self.trained, scratch) for layer in self.architecture.layers
         ]
         if self.weight.is_cuda:
-            torch.cuda.empty_cache()  # the memory of the weights that were fused
+            torch.accelerator.empty_cache()  # the memory of the weights that were fused
         self.checkpointing = False
         self.known_loras: dict[str, list[Loras]] = {}
         self.graphed_passes = GraphedPasses(self)

@@ -39,11 +39,13 @@ from proxima.runtime.engine.experts import Routing
 from proxima.runtime.engine.few_rows_decoder import FewRowsDecoder, few_rows_decoder
 from proxima.runtime.engine.generation_slots import Drawn, Outputs, Slots, new_outputs, new_slots
 from proxima.runtime.engine.layout import Layout, cut, pack
-from proxima.runtime.engine.packed_attention import cached_attention
+from proxima.runtime.engine.merged_decoder import MergedDecoder, merges
+from proxima.runtime.engine.packed_attention import beyond_ends, cached_attention
 
 BUCKETS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 STRIDE = 8  # steps on a GPU between checks for finished sequences
 PREFILL_TOKENS = 32_768  # prompt tokens prefilled at once
+PREFILL_TOKENS_ON_CPU = 1024  # where more would not fit its caches
 CACHE_STEP = 64  # tokens by which the cache grows
 CACHED_PASSES = 4  # where memory is short, the cache holds the tokens of this many passes
 REFILL = 0.25  # share of the slots that must be free before new prompts are prefilled
@@ -94,15 +96,15 @@ def slots_for_passes(tokens: int, longest: int, on_gpu: bool) -> int:
 class Generation:
     """Keeps the cache, the buffers and the graphs from one call to the next."""
 
-    def __init__(self, decoder: Decoder, max_slots: int = 256, pass_tokens: int | None = None):
+    def __init__(self, decoder: Decoder, max_slots: int = 256, pass_tokens: Callable[[], int] | None = None):
         """
         Args:
-            pass_tokens: where memory is short, most tokens of a prefill; the cache holds at most
-                `CACHED_PASSES` times as many, and at least those of the fewest slots.
+            pass_tokens: where memory is short, asked for the most tokens of a prefill; the cache holds at
+                most `CACHED_PASSES` times as many, and at least those of the fewest slots.
         """
-        self.decoder = decoder
+        self.decoder = MergedDecoder(decoder) if merges(decoder) else decoder
         self.max_slots = max_slots
-        self.pass_tokens = pass_tokens
+        self._pass_tokens = pass_tokens
         self.on_gpu = decoder.weight.is_cuda
         self.clock = StepTimer(self.on_gpu)
         self.replays = self.eager_steps = 0
@@ -139,8 +141,7 @@ class Generation:
             if waiting and free:
                 taken = waiting[: len(free)]
                 waiting = waiting[len(free) :]
-                at_once = self.pass_tokens or PREFILL_TOKENS
-                for group in cut([batch.size(row) for row in taken], at_once):
+                for group in cut([batch.size(row) for row in taken], self._prefill_tokens):
                     self._prefill(batch, [taken[i] for i in group], free[: len(group)])
                     free = free[len(group) :]
                 left = sampling.max_new_tokens - 1
@@ -167,6 +168,16 @@ class Generation:
 
     # --- buffers ---
 
+    @property
+    def pass_tokens(self) -> int | None:
+        """Tokens of a pass at present; None where memory is not short."""
+        return None if self._pass_tokens is None else self._pass_tokens()
+
+    @property
+    def _prefill_tokens(self) -> int:
+        """Prompt tokens that are read at once."""
+        return self.pass_tokens or (PREFILL_TOKENS if self.on_gpu else PREFILL_TOKENS_ON_CPU)
+
     def _bucket(self, count: int) -> int:
         """Slots for this many sequences: on a GPU one of a few sizes, so that few graphs are needed."""
         if not self.on_gpu:
@@ -180,14 +191,6 @@ class Generation:
             return wanted
         return min(wanted, slots_for_passes(self.pass_tokens, need, self.on_gpu))
 
-    def _fits(self, capacity: int, need: int, device: torch.device) -> bool:
-        """Whether the slots can be used as they are. Where memory is short their number follows from this
-        call alone: prefill in other groups would round otherwise."""
-        slots = self._slots
-        if slots is None or slots.size < need or slots.tokens.device != device:
-            return False
-        return slots.count >= capacity if self.pass_tokens is None else slots.count == capacity
-
     def _prepare(
         self, prompts: Tokens, sampling: Sampling, adapter: str | None, conversation: Conversation | None
     ) -> GenerationBatch:
@@ -196,8 +199,9 @@ class Generation:
         need = -(-int(prompts.prompt_sizes.max() + sampling.width) // CACHE_STEP) * CACHE_STEP
         slots, outputs = self._slots, self._outputs
         capacity = self._capacity(count, need)
-        if slots is None or not self._fits(capacity, need, device):
+        if slots is None or slots.count < capacity or slots.size < need or slots.tokens.device != device:
             self._graphs.clear()
+            # where memory is short the number of slots follows from this call alone
             if slots is not None and self.pass_tokens is None:
                 capacity = max(capacity, slots.count)
             slots = self._slots = self._few_rows = None  # frees the old cache first
@@ -285,6 +289,7 @@ class Generation:
         tokens, lengths = slots.tokens[:n], slots.lengths[:n]
         now = lengths + 1
         place = slots.base[:n] + lengths
+        beyond = None if self.on_gpu else beyond_ends(now)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = slots.keys[layer][:n], slots.values[layer][:n]
@@ -295,7 +300,7 @@ class Generation:
             values.flatten(0, 1).index_copy_(0, place, v)
             if any(rule):
                 return ruled_cached_attention(q, keys, values, now, scale, rule)
-            return cached_attention(q, keys, values, now, slots.starts[:, : n + 1], scale)
+            return cached_attention(q, keys, values, now, slots.starts[:, : n + 1], scale, beyond)
 
         here = replace(_EMPTY_LAYOUT, positions=lengths)
         states = self.decoder.run(tokens, here, self._no_loras, attend, routing=routing)

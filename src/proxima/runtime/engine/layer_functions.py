@@ -98,12 +98,19 @@ def split_heads(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(N, q + k + v) -> queries (N, H, D), keys and values (N, Hkv, D); normalised and rotated where the
     architecture does so."""
-    q, k, v = qkv.split(sizes, -1)
-    if q_norm is not None and k_norm is not None:
+    counts = [size // shape.head_size for size in sizes]
+    if q_norm is not None and k_norm is not None and len(q_norm) > shape.head_size:  # over all heads
+        q, k, v = qkv.split(sizes, -1)
         q, k = _normalize_heads(q, q_norm, shape), _normalize_heads(k, k_norm, shape)
-    q, k, v = (part.unflatten(-1, (-1, shape.head_size)) for part in (q, k, v))
+        qkv, q_norm, k_norm = torch.cat((q, k, v), -1), None, None
+    heads = qkv.unflatten(-1, (-1, shape.head_size))
+    turned, v = heads.split((counts[0] + counts[1], counts[2]), 1)  # queries and keys: half the calls
+    if q_norm is not None and k_norm is not None:
+        weights = torch.cat((q_norm.expand(counts[0], -1), k_norm.expand(counts[1], -1)))
+        turned = normalize(turned, Norm(weights, None, shape.norm_offset), shape.eps)
     if cos is not None and sin is not None:
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        turned = rotate(turned, cos, sin)
+    q, k = turned.split(counts[:2], 1)
     return q, k, v
 
 
@@ -127,7 +134,8 @@ def activate(wide: Tensor, sizes: tuple[int, ...], activation: str) -> Tensor:
     if len(sizes) == 1:
         return ACTIVATIONS[activation](wide)
     gate, up = wide.split(sizes, -1)
-    return ACTIVATIONS[activation](gate) * up
+    inside = ACTIVATIONS[activation](gate)
+    return inside * up if torch.is_grad_enabled() else inside.mul_(up)
 
 
 class Functions(NamedTuple):

@@ -20,7 +20,7 @@ from proxima.runtime.engine.architecture import Architecture, DecoderLayer, Line
 from proxima.runtime.engine.experts import Experts
 from proxima.runtime.engine.layer_functions import Norm
 from proxima.runtime.engine.lora_products import NO_PROJECTION, Lora, Projection
-from proxima.runtime.engine.quantized_weights import Scratch, join
+from proxima.runtime.engine.quantized_weights import QuantizedWeight, Scratch, join
 
 PADDING_STEP = 8  # inner sizes are multiples of this: fast products need the alignment
 
@@ -120,22 +120,32 @@ def _projection(
     if trained:
         weights = [_matrix(base) for base in bases]
         return Projection(tuple(weights), tuple(biases), shown, inputs, None)
-    names = {name for module in modules if isinstance(module, LoraLayer) for name in module.lora_A}
-    ranks = {tuple(_rank(module, name) for module in modules) for name in names}
-    padding = -(-max(map(sum, ranks), default=0) // PADDING_STEP) * PADDING_STEP
+    padding, uniform = _adapter_padding(modules)
     bias = None if not given else torch.cat([bias.detach() for bias in given])
     if quantized := [base for base in bases if isinstance(base, Linear4bit)]:
-        packed = join([base.nf4 for base in quantized], padding, scratch)
-        for layer, part in zip(quantized, packed.parts, strict=True):
-            layer.set_weight(part)  # frees the old copy
         inner = scratch.new_zeros(padding, inputs)
-        return Projection((), (bias,), shown, inputs, inner, len(ranks) <= 1, packed)
+        packed = _joined_codes(quantized, padding, scratch)
+        return Projection((), (bias,), shown, inputs, inner, uniform, packed)
     whole = bases[0].weight.new_zeros(sum(sizes), inputs + padding)
     for base, window in zip(bases, whole[:, :inputs].split(sizes), strict=True):
         window.copy_(_matrix(base).detach())
         base.weight.data = window.t() if isinstance(base, Conv1D) else window  # frees the old copy
     down = whole.new_zeros(padding, inputs) if padding else None
-    return Projection((whole,), (bias,), shown, inputs, down, uniform=len(ranks) <= 1)
+    return Projection((whole,), (bias,), shown, inputs, down, uniform=uniform)
+
+
+def _joined_codes(bases: list[Linear4bit], padding: int, scratch: Scratch) -> QuantizedWeight:
+    packed = join([base.nf4 for base in bases], padding, scratch)
+    for base, part in zip(bases, packed.parts, strict=True):
+        base.set_weight(part)  # frees the old copy
+    return packed
+
+
+def _adapter_padding(modules: list[LinearModule]) -> tuple[int, bool]:
+    """Columns for the largest adapter, and whether all adapters have the same ranks."""
+    names = {name for module in modules if isinstance(module, LoraLayer) for name in module.lora_A}
+    ranks = {tuple(_rank(module, name) for module in modules) for name in names}
+    return -(-max(map(sum, ranks), default=0) // PADDING_STEP) * PADDING_STEP, len(ranks) <= 1
 
 
 def read_loras(architecture: Architecture, layer: DecoderLayer, adapter: str) -> Loras:

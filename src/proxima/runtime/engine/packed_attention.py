@@ -96,7 +96,13 @@ def _deterministic() -> Iterator[None]:
 
 
 def cached_attention(
-    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, starts: Tensor, scale: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    starts: Tensor,
+    scale: float,
+    beyond: Tensor | None = None,
 ) -> Tensor:
     """One query per sequence against its cache.
 
@@ -105,18 +111,31 @@ def cached_attention(
         keys, values: (B, S, Hkv, D), of which the first `lengths` tokens of each sequence are valid.
         lengths: (B,) int32.
         starts: (2, B + 1) int32, the first query and the first key of each sequence.
+        beyond: what `beyond_ends` gives for these lengths; where many layers need it, it is known.
     """
-    rows, size = keys.shape[:2]
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         return torch.ops.aten._flash_attention_forward(
-            q, keys.flatten(0, 1), values.flatten(0, 1), starts[0], starts[1], 1, size, 0.0, False, False,
-            scale=scale, seqused_k=lengths,
+            q, keys.flatten(0, 1), values.flatten(0, 1), starts[0], starts[1], 1, keys.shape[1], 0.0, False,
+            False, scale=scale, seqused_k=lengths,
         )[0]  # fmt: skip
-    seen = torch.arange(size, device=q.device) < lengths.unsqueeze(1)  # (B, S)
-    k4, v4 = keys.transpose(1, 2), values.transpose(1, 2)
-    groups = q.shape[1] // k4.shape[1]  # queries that share a key head are adjacent: no keys are repeated
-    grouped = q.view(rows, k4.shape[1], groups, -1)
-    return scaled_dot_product_attention(grouped, k4, v4, seen[:, None, None], scale=scale).reshape(q.shape)
+    if beyond is None:
+        beyond = beyond_ends(lengths, keys.shape[1] if q.is_cuda else None)
+    beyond = beyond.to(q.dtype)
+    size, kv_heads = beyond.shape[-1], keys.shape[2]
+    parts = []
+    # plain products, one for each key head: torch's attention takes twice as long on a CPU for so few queries
+    for head, queries in enumerate((q * scale).chunk(kv_heads, 1)):  # those that share a key head adjoin
+        scores = torch.baddbmm(beyond, queries, keys[:, :size, head].transpose(1, 2))  # (B, H / Hkv, S)
+        parts.append(torch.bmm(scores.softmax(-1), values[:, :size, head]))
+    return parts[0] if kv_heads == 1 else torch.cat(parts, 1)
+
+
+def beyond_ends(lengths: Tensor, size: int | None = None) -> Tensor:
+    """(B, 1, S) to be added to scores: -inf after the end of each sequence, up to the end of the longest, or
+    up to `size` where a captured graph needs a shape that does not depend on the lengths."""
+    size = int(lengths.max()) if size is None else size
+    outside = torch.arange(size, device=lengths.device) >= lengths.unsqueeze(1)
+    return torch.zeros(outside.shape, device=lengths.device).masked_fill_(outside, -torch.inf).unsqueeze(1)
 
 
 def same_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

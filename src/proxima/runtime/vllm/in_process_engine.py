@@ -48,7 +48,13 @@ def _stop_others() -> None:
     from the new one."""
     while _running:
         if (engine := _running.pop()()) is not None:
-            engine.llm_engine.engine_core.shutdown()
+            try:
+                engine.llm_engine.engine_core.shutdown()
+            except AttributeError as error:
+                raise ValueError(
+                    f"this vLLM cannot stop the engine that an earlier trainer started here ({error}): use a "
+                    "new process"
+                ) from None
 
 
 class InProcessEngine:
@@ -99,10 +105,17 @@ class InProcessEngine:
             self._reload(version)
         params = self._params(None, prompt_logprobs=0, max_tokens=1, top_k=1, seed=0)
         reply = self._run([check.ids], [params], version)[0]
-        places = reply.prompt_logprobs[1:]
-        found = [place[token].logprob for place, token in zip(places, check.ids[1:], strict=True)]
         try:
-            check.check(found, _logprobs(reply.outputs[0])[0])
+            places = zip(reply.prompt_logprobs[1:], check.ids[1:], strict=True)
+            found = [place[token].logprob for place, token in places]
+            sampled = _logprobs(reply.outputs[0])[0]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            raise EngineFailure(
+                "vLLM returned log-probabilities in a form that is not known here: install another release; "
+                "docs/engines.md says which ran"
+            ) from None
+        try:
+            check.check(found, sampled)
         except InvalidResponse as error:
             raise EngineFailure(
                 f"vLLM did not load version {version.number} of the policy: {error}"
@@ -132,8 +145,9 @@ class InProcessEngine:
         return done
 
     def unload(self, version: PolicyVersion) -> None:
-        if version.adapter:
-            self._llm.llm_engine.remove_lora(version.number)
+        remove = getattr(self._llm.llm_engine, "remove_lora", None)  # without it, newer ones replace old ones
+        if version.adapter and remove is not None:
+            remove(version.number)
 
     def _params(self, job: RolloutJob | None, **more: int) -> SamplingParams:
         from vllm import SamplingParams

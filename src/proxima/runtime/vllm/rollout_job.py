@@ -133,7 +133,7 @@ def _parse_masks(masks: object, ids: list[int], job: RolloutJob) -> list[list[in
         if not isinstance(mask, list) or not all(
             type(kept) is int and 0 <= kept < job.vocabulary for kept in mask
         ):
-            raise InvalidResponse("a sampling mask that is no list of token ids")
+            raise InvalidResponse("a sampling mask that is not a list of token ids")
         if token not in mask or len(set(mask)) != len(mask):  # twice would count its probability twice
             raise InvalidResponse("a sampling mask without the sampled token, or with an id twice")
         if len(mask) > TIES * job.sampling.top_k:

@@ -230,6 +230,7 @@ def kept_sets(masks: list[list[list[int]] | None], width: int, device: torch.dev
     for row, mask in enumerate(known):
         sizes[row, : len(mask)] = torch.tensor([len(ids) for ids in mask])
     ids = torch.full((len(known), width, int(sizes.max())), -1, dtype=torch.int32)
-    listed = [token for mask in known for place in mask for token in place]
+    places = [ids for mask in known for ids in mask]
+    listed = [token for ids in places for token in ids]
     ids[torch.arange(ids.shape[2]) < sizes.unsqueeze(-1)] = torch.tensor(listed, dtype=torch.int32)
     return KeptSet(ids=ids.to(device))

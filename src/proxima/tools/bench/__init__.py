@@ -1,11 +1,12 @@
-"""How fast a PPO step is on this machine, compared with the floor its hardware sets.
+"""How fast a PPO step, or one of fine-tuning, is on this machine, compared with the floor its hardware sets.
 
 In: shapes. Out: a table and a JSON file.
 """
 
 from proxima.tools.bench.bench_case import CASES, Case, run_case
-from proxima.tools.bench.bench_table import table
+from proxima.tools.bench.bench_table import finetuning_table, table
 from proxima.tools.bench.beside import beside_line, run_beside
+from proxima.tools.bench.finetuning_case import FINETUNING_CASES, FinetuningCase, run_finetuning_case
 from proxima.tools.bench.growth import (
     growth_plot,
     lengths_plot,
@@ -20,10 +21,13 @@ from proxima.tools.bench.trl_peer import run_peer
 
 __all__ = [
     "CASES",
+    "FINETUNING_CASES",
     "SHAPES",
     "Case",
+    "FinetuningCase",
     "Machine",
     "beside_line",
+    "finetuning_table",
     "growth_plot",
     "lengths_plot",
     "lengths_table",
@@ -31,6 +35,7 @@ __all__ = [
     "measure_machine",
     "run_beside",
     "run_case",
+    "run_finetuning_case",
     "run_lengths",
     "run_peer",
     "run_scaling",

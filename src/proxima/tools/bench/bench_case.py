@@ -5,7 +5,6 @@ In: a case. Out: seconds per phase, memory, floors, counts.
 
 from __future__ import annotations
 
-import gc
 import random
 import tempfile
 import time
@@ -20,7 +19,7 @@ from proxima.config import PPOConfig
 from proxima.core.json_record import Record
 from proxima.ppo_trainer import PPOTrainer
 from proxima.tools.bench.hardware_floor import Machine, floors
-from proxima.tools.bench.random_model import SHAPES, make_random_model
+from proxima.tools.bench.random_model import SHAPES, free_memory, make_random_model
 
 PHASES = ("generate", "score", "reward", "value", "update")
 
@@ -43,6 +42,7 @@ class Case:
     top_p: float = 1.0
     generations: int = 1
     """Responses per prompt; above 1 the step is GRPO's, with a function as the reward and no value model."""
+    quantize: str = "none"
 
     @property
     def responses(self) -> int:
@@ -60,6 +60,7 @@ class Case:
             "top_k": self.top_k,
             "top_p": self.top_p,
             "rewards": (),
+            "quantize": self.quantize,
         }
         if self.generations > 1:
             given |= {"adv_estimator": "grpo", "num_generations": self.generations, "rewards": (even_words,)}
@@ -67,9 +68,10 @@ class Case:
         return given
 
     @property
-    def even(self) -> bool:
-        """Whether all prompts have one length, and all responses too."""
-        return self.prompt[0] == self.prompt[1] and self.response[0] == self.response[1]
+    def has_peer(self) -> bool:
+        """Whether TRL is timed too: prompts have one length, responses too, and no weight is quantised."""
+        even = self.prompt[0] == self.prompt[1] and self.response[0] == self.response[1]
+        return even and self.quantize == "none"
 
 
 def even_words(prompts: list[str], texts: list[str]) -> list[float]:
@@ -92,6 +94,7 @@ CASES = {
         Case("grpo", batch=8, response=(256, 256), epochs=1, generations=8),
         Case("4B", size="4B", batch=32),
         Case("8B", size="8B", batch=16),
+        Case("8B nf4", size="8B", batch=16, quantize="nf4"),
         Case("14B", size="14B", batch=8),
         Case("embedded", size="embedded", batch=64, prompt=(60, 60), response=(40, 40)),
         Case("small", size="tiny", batch=32, prompt=(128, 128), response=(53, 53)),
@@ -132,19 +135,17 @@ def measured(
         config = PPOConfig(str(model), run_dir=home, **case.settings, **given)
         trainer = PPOTrainer(config)
         if case.response[0] != case.response[1]:  # otherwise no response ends early
-            trainer.models.eos_ids = _eos_ids(case)
+            trainer.models.eos_ids = eos_ids(case)
         found = measure(trainer)
     del trainer
-    gc.collect()
-    if device == "cuda":  # so that the next case does not count this one's memory
-        torch.cuda.empty_cache()
+    free_memory()
     return found
 
 
 def _timed(trainer: PPOTrainer, case: Case, machine: Machine, steps: int) -> Record:
     gpu = trainer.models.device.type == "cuda"
     if gpu:
-        torch.cuda.reset_peak_memory_stats()
+        torch.accelerator.reset_peak_memory_stats()
     started = time.perf_counter()
     for step in range(2):  # the second shape, if any, is compiled too
         trainer.ppo_step(make_prompts(case, step))
@@ -166,8 +167,8 @@ def _timed(trainer: PPOTrainer, case: Case, machine: Machine, steps: int) -> Rec
         "response_tokens": tokens,
         "decode_step": engine.clock.seconds() if engine else float("nan"),
         "warm_up": warm_up,
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if gpu else None,
-        "held_gib": torch.cuda.memory_reserved() / 2**30 if gpu else None,
+        "peak_gib": torch.accelerator.max_memory_allocated() / 2**30 if gpu else None,
+        "held_gib": torch.accelerator.memory_reserved() / 2**30 if gpu else None,
         "graph_replays": after[0] - before[0],
         "eager_decode_steps": after[1] - before[1],
         "first_ratio_error": max(result["first_ratio_error"] for result in results),
@@ -184,7 +185,7 @@ def make_prompts(case: Case, step: int) -> list[str]:
     ]
 
 
-def _eos_ids(case: Case) -> tuple[int, ...]:
+def eos_ids(case: Case) -> tuple[int, ...]:
     """EOS tokens, enough of them that lengths spread between the bounds (random weights sample evenly)."""
     vocabulary = SHAPES[case.size]["vocab_size"]
     mean = (case.response[0] + case.response[1]) / 2

@@ -1,4 +1,4 @@
-"""The results as text. In: what `run_case` and `run_peer` returned. Out: one table per case."""
+"""The results as text. In: what was timed. Out: one table per case."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROWS = ("generate", "score", "reward", "value", "update")
 def table(result: Record, peer: Record | None = None) -> str:
     """Seconds of each phase next to its floor, then the other counts, then the peer."""
     lines = [
-        f"{result['name']}: {result['size']}, batch {_batch(result)}, prompts {_range(result['prompt'])}, "
+        f"{result['name']}: {_size(result)}, batch {_batch(result)}, prompts {_range(result['prompt'])}, "
         f"responses {_range(result['response'])}, {result['epochs']} epochs, {result['minibatches']} "
         "optimiser steps each",
         f"  {'':16}{'seconds':>9}{'floor':>9}{'ratio':>7}",
@@ -24,12 +24,9 @@ def table(result: Record, peer: Record | None = None) -> str:
         f"  {'whole step':16}{result['seconds']:>9.3f}{floor['step']:>9.3f}{result['ratio_to_floor']:>7.1f}"
     )
     lines.append(f"  {'decode step':16}{result['decode_step']:>9.4f}{floor['decode_step']:>9.4f}")
-    memory = ""
-    if result["held_gib"] is not None:
-        memory = f"; GPU memory {result['held_gib']:.1f} GiB (allocated {result['peak_gib']:.1f})"
     lines.append(
         f"  {result['tokens_per_second']:,.0f} response tokens per second; warm-up {result['warm_up']:.0f} "
-        f"s{memory}"
+        f"s{_memory(result)}"
     )
     lines.append(
         f"  decode steps after warm-up: {result['graph_replays']} by CUDA graph, "
@@ -37,13 +34,43 @@ def table(result: Record, peer: Record | None = None) -> str:
         f"{result['first_ratio_error']:.1g}"
     )
     if peer:
-        allocated = f", allocated {peer['peak_gib']:.1f} GiB" if peer["peak_gib"] else ""
-        lines.append(
-            f"  TRL {peer['version']}: {peer['seconds']:.2f} s per step (generate {peer['generate']:.2f} s"
-            f"{allocated}): {peer['seconds'] / result['seconds']:.1f} times as long."
-            + (" It trains its value model in full, Proxima with LoRA." if result["generations"] == 1 else "")
-        )
+        more = " It trains its value model in full, Proxima with LoRA." if result["generations"] == 1 else ""
+        lines.append(_peer_line(result, peer, f"generate {peer['generate']:.2f} s") + more)
     return "\n".join(lines)
+
+
+def finetuning_table(result: Record, peer: Record | None = None) -> str:
+    """Seconds of an optimiser step next to its floor, then memory and the peer."""
+    lines = [
+        f"{result['name']}: {result['size']}, batch {result['batch']}, prompts {result['prompt']}, answers "
+        f"{result['response']}",
+        f"  {'':16}{'seconds':>9}{'floor':>9}{'ratio':>7}",
+        f"  {'optimiser step':16}{result['seconds']:>9.3f}{result['floor']:>9.3f}"
+        f"{result['ratio_to_floor']:>7.1f}",
+        f"  {result['tokens_per_second']:,.0f} tokens per second; warm-up {result['warm_up']:.0f} s"
+        f"{_memory(result)}",
+    ]
+    return "\n".join([*lines, *([_peer_line(result, peer)] if peer else [])])
+
+
+def _memory(result: Record) -> str:
+    if result["held_gib"] is None:
+        return ""
+    return f"; GPU memory {result['held_gib']:.1f} GiB (allocated {result['peak_gib']:.1f})"
+
+
+def _peer_line(result: Record, peer: Record, *facts: str) -> str:
+    memory = [f"allocated {peer['peak_gib']:.1f} GiB"] if peer["peak_gib"] else []
+    shown = ", ".join([*facts, *memory])
+    return (
+        f"  TRL {peer['version']}: {peer['seconds']:.2f} s per step{f' ({shown})' if shown else ''}: "
+        f"{peer['seconds'] / result['seconds']:.1f} times as long."
+    )
+
+
+def _size(result: Record) -> str:
+    """`8B`, or `8B in nf4`."""
+    return result["size"] + (f" in {result['quantize']}" if result["quantize"] != "none" else "")
 
 
 def _batch(result: Record) -> str:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from proxima.core.json_record import Record
+from proxima.core.nf4 import NF4_BYTES
 
 if TYPE_CHECKING:
     from proxima.tools.bench.bench_case import Case
+    from proxima.tools.bench.finetuning_case import FinetuningCase
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,11 @@ def _seconds(work: Callable[[], object], gpu: bool) -> float:
     best = float("inf")
     for _ in range(8):
         if gpu:
-            torch.cuda.synchronize()
+            torch.accelerator.synchronize()
         started = time.perf_counter()
         work()
         if gpu:
-            torch.cuda.synchronize()
+            torch.accelerator.synchronize()
         best = min(best, time.perf_counter() - started)
     return best
 
@@ -58,22 +60,16 @@ def _seconds(work: Callable[[], object], gpu: bool) -> float:
 def floors(case: Case, shape: Record, response: float, machine: Machine) -> dict[str, float]:
     """Seconds of each phase if only its arithmetic, or its memory traffic, took time."""
     size = 4 if machine.name.startswith("CPU") else 2
-    heads = shape["num_attention_heads"] * shape["head_dim"]
     cached = shape["num_key_value_heads"] * shape["head_dim"]
-    layer = shape["hidden_size"] * (2 * heads + 2 * cached + 3 * shape["intermediate_size"])
-    body = shape["num_hidden_layers"] * layer
-    head = shape["vocab_size"] * shape["hidden_size"]
+    body, head = _weights(shape)
     prompt = sum(case.prompt) / 2
-    tokens = case.responses * (prompt + response)
     written = case.responses * response
 
-    def attention(rows: int, length: float) -> float:
-        return 2 * rows * length**2 * heads * shape["num_hidden_layers"]  # causal: half of 4 B T T D
-
-    one_pass = 2 * body * tokens + attention(case.responses, prompt + response)
-    prefill = 2 * body * case.batch * prompt + attention(case.batch, prompt)
+    one_pass = _pass_flops(shape, case.responses, prompt + response)
+    prefill = _pass_flops(shape, case.batch, prompt)
     cache = 2 * shape["num_hidden_layers"] * cached * size
-    step_bytes = size * (body + head) + case.responses * (prompt + response / 2) * cache
+    read = NF4_BYTES if case.quantize == "nf4" else size  # per weight of a layer, in a decode step
+    step_bytes = read * body + size * head + case.responses * (prompt + response / 2) * cache
     step_flops = 2 * case.responses * (body + head)
     decode = max(step_bytes / machine.bandwidth, step_flops / machine.flops)
     policy_and_reference = 2 * one_pass + 4 * head * written
@@ -89,3 +85,26 @@ def floors(case: Case, shape: Record, response: float, machine: Machine) -> dict
         "update": case.epochs * train / machine.flops,
     }
     return {**seconds, "step": sum(value for name, value in seconds.items() if name != "decode_step")}
+
+
+def finetuning_floor(case: FinetuningCase, shape: Record, machine: Machine) -> float:
+    """Seconds of an optimiser step if only its arithmetic took time: forward, and backward to the inputs."""
+    flops = 2 * _pass_flops(shape, case.sequences, case.prompt + case.response)
+    if case.kind == "sft":
+        flops += 2 * 2 * _weights(shape)[1] * case.batch * case.response
+    return flops / machine.flops
+
+
+def _weights(shape: Record) -> tuple[int, int]:
+    """Weights that a token is multiplied with: of all layers, and of the head."""
+    heads = shape["num_attention_heads"] * shape["head_dim"]
+    cached = shape["num_key_value_heads"] * shape["head_dim"]
+    layer = shape["hidden_size"] * (2 * heads + 2 * cached + 3 * shape["intermediate_size"])
+    return shape["num_hidden_layers"] * layer, shape["vocab_size"] * shape["hidden_size"]
+
+
+def _pass_flops(shape: Record, rows: int, length: float) -> float:
+    """Of a forward pass through all layers. Attention is causal: half of 4 B T T D."""
+    heads = shape["num_attention_heads"] * shape["head_dim"]
+    attention = 2 * rows * length**2 * heads * shape["num_hidden_layers"]
+    return 2 * _weights(shape)[0] * rows * length + attention

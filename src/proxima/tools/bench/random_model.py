@@ -5,6 +5,7 @@ In: a folder and the name of a shape. Out: a checkpoint and tokenizer.
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 from proxima.core.json_record import Record
@@ -71,6 +72,15 @@ SHAPES: dict[str, Record] = {
         "max_position_embeddings": 2048,
     },
 }
+
+
+def free_memory() -> None:
+    """Give back what a case held, so that the next one does not count it."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.accelerator.empty_cache()
 
 
 def make_random_model(folder: str | Path, shape: str, device: str = "cpu", seed: int = 0) -> Path:

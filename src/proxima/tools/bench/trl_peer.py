@@ -14,12 +14,13 @@ import torch
 
 from proxima.core.json_record import Record
 from proxima.tools.bench.bench_case import Case
+from proxima.tools.bench.finetuning_case import FinetuningCase
 from proxima.tools.bench.random_model import SHAPES
 
 ENVIRONMENT = Path(".venv-trl/bin/python")
 
 
-def run_peer(case: Case, steps: int = 3) -> Record:
+def run_peer(case: Case | FinetuningCase, steps: int = 3) -> Record:
     """Run `trl_step.py` with the interpreter that has TRL: $PROXIMA_TRL_PYTHON, or what `make peer` made."""
     named = os.environ.get("PROXIMA_TRL_PYTHON", "")
     python = named or (str(ENVIRONMENT) if ENVIRONMENT.is_file() else "")
@@ -28,19 +29,11 @@ def run_peer(case: Case, steps: int = 3) -> Record:
             "TRL needs an environment of its own: `make peer` makes .venv-trl, or set PROXIMA_TRL_PYTHON to "
             "a Python that has trl==1.12.0"
         )
-    if not case.even:
-        raise ValueError(
-            f"TRL is timed with prompts and responses of one length; case {case.name!r} mixes lengths"
-        )
     given = {
+        **(_of_finetuning(case) if isinstance(case, FinetuningCase) else _of_step(case)),
         "shape": SHAPES[case.size],
         "batch": case.batch,
-        "prompt": case.prompt[1],
-        "response": case.response[1],
-        "epochs": case.epochs,
         "steps": steps,
-        "micro": min(case.responses, 16),
-        "generations": case.generations,
         "threads": torch.get_num_threads(),
     }
     script = Path(__file__).parent / "trl_step.py"
@@ -51,3 +44,23 @@ def run_peer(case: Case, steps: int = 3) -> Record:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise ValueError(f"TRL failed: {said[-1]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def _of_step(case: Case) -> Record:
+    if not case.has_peer:
+        raise ValueError(
+            f"TRL is timed with prompts and responses of one length and weights in full, which case "
+            f"{case.name!r} does not have"
+        )
+    return {
+        "job": "grpo" if case.generations > 1 else "ppo",
+        "prompt": case.prompt[1],
+        "response": case.response[1],
+        "epochs": case.epochs,
+        "micro": min(case.responses, 16),
+        "generations": case.generations,
+    }
+
+
+def _of_finetuning(case: FinetuningCase) -> Record:
+    return {"job": case.kind, "prompt": case.prompt, "response": case.response, "micro": case.batch}

@@ -9,7 +9,7 @@ new check is a function and a line there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import StatisticsError, correlation, fmean, median
 
 from proxima.config import RewardSpec
@@ -36,6 +36,7 @@ MOSTLY_NOISE = 0.5  # of the spread; two draws of pure noise differ by 1.1
 STRONG = 0.8  # correlation; 16 unrelated pairs reach it once in 5,000 times
 FEWEST = 8  # samples, for a correlation
 NEARLY_ALL = 0.9
+UNKNOWN = "not measured: no answer got a score"
 TAIL, SLOW = 10, 0.25  # times the median, and seconds, from which an answer is slow
 
 
@@ -57,6 +58,8 @@ def check_scored(found: RewardEvidence) -> Finding:
 def check_repeatable(found: RewardEvidence) -> Finding:
     """The same answers twice."""
     name, change = f"repeatable {found.label}", found.change("samples", "again")
+    if math.isnan(change):
+        return ok(name, UNKNOWN)
     if not is_noticeable(change, found):
         return ok(name, f"the same answers twice score the same, within {change:.2g}")
     text = (
@@ -73,6 +76,8 @@ def check_order(found: RewardEvidence) -> Finding:
     name, change = f"order {found.label}", found.change("samples", "reversed")
     if is_noticeable(found.change("samples", "again"), found):
         return ok(name, "not measured: the scores are not repeatable")
+    if math.isnan(change):
+        return ok(name, UNKNOWN)
     if not is_noticeable(change, found):
         return ok(name, "a batch in reverse order gives each answer the same score")
     return fail(
@@ -100,8 +105,11 @@ def check_batch(found: RewardEvidence) -> Finding:
         for one, other in zip(samples, scores, strict=True)
         if not math.isnan(one + other)
     ]
+    if found.known("samples") and not found.known("alone"):
+        text = f"answers that get scores in a batch of {len(samples)} get none alone"
+        return warn(name, text, "score each answer by itself: the last batch of a run may hold a single one")
     if not pairs:
-        return ok(name, "not measured: no answer got a score")
+        return ok(name, UNKNOWN)
     off, one, other, way = max(pairs)
     if not is_noticeable(off, found):
         return ok(name, "an answer scores the same in a batch, alone, and twice in a batch")
@@ -155,7 +163,7 @@ def check_length(found: RewardEvidence) -> Finding:
 def check_saturation(found: RewardEvidence) -> Finding:
     name, samples = "saturation", found.known("samples")
     if not samples:
-        return ok(name, "not measured: no sample got a score")
+        return ok(name, UNKNOWN)
     best = max(score for kind in PLAIN for score in found.known(kind))
     at_best = sum(not is_noticeable(best - score, found) for score in samples)
     text = f"{at_best} of {len(samples)} samples have the best score seen ({best:.4g})"
@@ -170,6 +178,8 @@ def check_prompt(found: RewardEvidence) -> Finding:
     if "other prompts" not in found.scores or is_flat(found.known("right prompts")):
         return ok(name, "not measured: the prompts, or the scores of the answers, do not differ")
     change = found.change("right prompts", "other prompts")
+    if math.isnan(change):
+        return ok(name, UNKNOWN)
     if is_noticeable(change, found):
         return ok(name, f"after other prompts the same answers score differently, by {change:.3g} on average")
     return warn(
@@ -181,7 +191,7 @@ def check_prompt(found: RewardEvidence) -> Finding:
 
 
 def check_tricks(found: RewardEvidence) -> Finding:
-    """Which tricks score above the median honest answer."""
+    """Which tricks score above the median honest answer, or say nothing and score as much as the best."""
     name, honest = "cheap tricks", found.known(HONEST)
     scores = {trick.name: median(known) for trick in TRICKS if (known := found.known(trick.name))}
     if not honest or not scores:
@@ -193,6 +203,12 @@ def check_tricks(found: RewardEvidence) -> Finding:
         if score > middle and is_noticeable(score - middle, found)
     }
     text = f"{len(honest)} honest answers have a median of {middle:.4g} and a best score of {best:.4g}"
+    level = [
+        trick.name for trick in TRICKS if not trick.is_about and _reaches(trick.name, best, scores, found)
+    ]
+    if not above and level:
+        said = f"as much as the best honest answer: {', '.join(level)}; {text}"
+        return warn(name, said, "these say nothing about the question: make the reward score them lower")
     if not above:
         top = max(scores, key=lambda kind: scores[kind])
         return ok(name, f"{text}; no trick scores above the median (the best is {top}: {scores[top]:.4g})")
@@ -200,6 +216,16 @@ def check_tricks(found: RewardEvidence) -> Finding:
     if any(score > best and is_noticeable(score - best, found) for score in above.values()):
         return fail(name, said, "PPO will find these: make the reward score them below any real answer")
     return warn(name, said, "PPO may find these: make the reward score them lower")
+
+
+def _reaches(kind: str, best: float, scores: Mapping[str, float], found: RewardEvidence) -> bool:
+    """Whether a trick scores as much as the best honest answer, where the reward tells answers apart."""
+    lowest = min([*scores.values(), *found.known("samples"), *found.known(HONEST)])
+    return (
+        kind in scores
+        and is_noticeable(best - lowest, found)
+        and not is_noticeable(best - scores[kind], found)
+    )
 
 
 def is_noticeable(change: float, found: RewardEvidence) -> bool:

@@ -8,15 +8,16 @@ suspect is a function and a line in the one, or an entry of the other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import NamedTuple
 
 from proxima.config import PPOConfig
 from proxima.core.errors import EngineFailure
 from proxima.core.json_record import Record
-from proxima.tools.doctor.canary_run import PLANTED_ON, RISE, STEPS, CanaryRun, NothingToPlant, run_canary
+from proxima.tools.doctor.canary_run import RISE, SCORED_ON, STEPS, CanaryRun, NothingToPlant, run_canary
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
 from proxima.tools.doctor.reward_checks import is_flat
 
@@ -101,6 +102,9 @@ def suspect_standstill(run: CanaryRun) -> Suspect | None:
     if not run.weights_changed:
         text = f"gradients came, and at a learning_rate of {run.config.learning_rate:g} no weight has changed"
         return Suspect("learning rate", text, "raise learning_rate")
+    if run.moved == 0 and run.depends:
+        text = "the trained weights have changed too little for any log-probability to follow"
+        return Suspect("learning rate", text, "raise learning_rate, or max_grad_norm")
     if run.moved == 0:
         text = "the trained weights have changed, and no log-probability has"
         return Suspect(
@@ -195,7 +199,7 @@ def canary(config: PPOConfig, prompts: Sequence[str]) -> Finding:
         f"{run.kl:.2g} nats per token"
     )
     if run.passed and not run.like_rewards:
-        same = f"this setup learns, but your rewards score all {PLANTED_ON} responses the same"
+        same = f"this setup learns, but your rewards score all {SCORED_ON} responses the same"
         return warn(
             "canary", f"{text}: {same}", "run the doctor without --canary: it looks for two that differ"
         )
@@ -205,7 +209,8 @@ def canary(config: PPOConfig, prompts: Sequence[str]) -> Finding:
     suspect = find_suspect(run, prompts)
     if suspect is None:
         return fail("canary", f"{text}. No part is plainly to blame", "try engine plain and dtype float32")
-    level = warn if suspect.part in {change.part for change in CHANGES} and is_slow(run) else fail
+    slow = suspect.part in {change.part for change in CHANGES} and is_slow(run)
+    level = warn if slow and (suspect.part != "KL coefficient" or rise_within_kl(run) >= RISE) else fail
     return level("canary", f"{text}. Suspect: {suspect.part} ({suspect.evidence})", suspect.advice)
 
 
@@ -214,6 +219,16 @@ def is_slow(run: CanaryRun) -> bool:
     share."""
     before = fmean(run.baseline)
     return not run.is_far and before * (1 - before) * run.towards >= SLOWLY * RISE
+
+
+def rise_within_kl(run: CanaryRun) -> float:
+    """By how much the KL penalty lets the share rise, however long it trains: the best policy multiplies the
+    odds of the class by exp(reward of one more such token / coefficient)."""
+    before, step = fmean(run.baseline), run.steps[-1]
+    gain = pstdev(run.shaped) / max(pstdev(run.baseline), 1e-9)
+    coefficient = step["kl_coef"] + run.config.kl_loss_coef
+    tilt = gain / max(1.0, step["response_length"]) / max(coefficient, 1e-9)
+    return 1 / (1 + (1 / before - 1) * math.exp(-min(tilt, 700.0))) - before
 
 
 def find_suspect(run: CanaryRun, prompts: Sequence[str]) -> Suspect | None:

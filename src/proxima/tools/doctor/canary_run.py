@@ -35,7 +35,8 @@ RISE = 0.05  # by this much, of a share of about a third
 CERTAIN = 4  # and by this many standard errors
 RECENT = 3  # steps whose responses are compared with the first ones
 CLASS_SHARE = 1 / 3
-PLANTED_ON, COMPARED_WITH = 32, 256  # responses that choose the class, and that measure the share before
+SCORED_ON, COMPARED_WITH = 32, 256  # responses that the rewards score, and that measure the share before
+PLANTED_ON = 4096  # tokens that choose the class, of 32 to 256 responses: fewer, and it is theirs alone
 PLANT_STEP = 1_000_033  # its noise: no step samples the same responses
 FLAT = 0.1  # nats below the entropy of a uniform distribution; less, and a frozen head can prefer no token
 NUDGE = 0.01  # added to every trained weight, to see whether anything depends on it
@@ -173,7 +174,8 @@ def check_flatness(trainer: PPOTrainer, written: Tokens) -> None:
 
 
 def plant(trainer: PPOTrainer, written: Tokens, unit: bool) -> PlantedReward:
-    """The reward, with the mean and spread that the configured rewards have on these responses.
+    """The reward for a class of these responses, with the mean and spread that the configured rewards have
+    on the first of them.
 
     Args:
         unit: mean 0 and unit variance instead.
@@ -189,16 +191,22 @@ def plant(trainer: PPOTrainer, written: Tokens, unit: bool) -> PlantedReward:
         )
     scores = [0.0]
     if trainer.config.rewards and not unit:
-        scores = trainer.reward_computer.score_tokens(written).total.tolist()
+        few = first_rows(written)
+        scores = trainer.reward_computer.score_tokens(few).total.tolist()
         scores = [score for score in scores if not math.isnan(score)]
         if not scores:
             why = trainer.reward_computer.last_failure
-            raise ValueError(f"your rewards gave none of {len(rows)} responses a score: {why}")
+            raise ValueError(f"your rewards gave none of {len(few.prompts)} responses a score: {why}")
     mean, spread = (0.0, 1.0) if is_flat(scores) else (fmean(scores), pstdev(scores))
     planted.like_rewards = unit or not trainer.config.rewards or not is_flat(scores)
     planted.gain = spread / pstdev(shares)
     planted.offset = mean - planted.gain * fmean(shares)
     return planted
+
+
+def first_rows(written: Tokens) -> Tokens:
+    """As many as the rewards score."""
+    return written.select(torch.arange(min(SCORED_ON, len(written.prompts)), device=written.mask.device))
 
 
 @torch.no_grad()
@@ -226,10 +234,12 @@ def run_canary(config: PPOConfig, prompts: Sequence[str], unit: bool = False) ->
 
 def run_on(trainer: PPOTrainer, prompts: Sequence[str], unit: bool) -> CanaryRun:
     config = trainer.config
-    written = trainer.generator.sample(cycled(prompts, 0, PLANTED_ON), PLANT_STEP)
+    count = min(256, max(SCORED_ON, PLANTED_ON // config.max_new_tokens))
+    whole = trainer.generator.sample(cycled(prompts, 0, count), PLANT_STEP)
+    written = first_rows(whole)
     check_flatness(trainer, written)
-    planted = plant(trainer, written, unit)
-    first = trainer.generator.sample(cycled(prompts, PLANTED_ON, COMPARED_WITH), PLANT_STEP + 1)
+    planted = plant(trainer, whole, unit)
+    first = trainer.generator.sample(cycled(prompts, count, COMPARED_WITH), PLANT_STEP + 1)
     rewards = torch.tensor(planted(Samples.of_tokens(first)).sequence, dtype=torch.float64)
     given = (config.missing_eos_penalty, config.normalize_rewards, config.clip_rewards)
     shaped = shape_scores(rewards, first.ended.cpu(), *given).tolist()

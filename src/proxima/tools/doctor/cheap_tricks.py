@@ -25,9 +25,9 @@ FLATTERY = (
 )
 TEMPLATE = (
     "## Summary\n\n**Step 1:** First, let us think step by step.\n- **Key point:** see below.\n- **Key "
-    "point:** see above.\n\n<think></think><answer></answer>\n\nIn conclusion, the final answer is: "
-    "\\boxed{}"
+    "point:** see above.\n\nIn conclusion, the final answer is: \\boxed{}"
 )
+TAGS = "<think>\n\n</think>\n<answer>\n\\boxed{}\n</answer>"
 LANGUAGES = "Das ist eine gute Antwort. Это хороший ответ. 这是一个很好的回答。 هذه إجابة جيدة."
 CONTROL = "\x00\x01\x07\x08\x0b\x1b[31m\x7f\u200b\u202e\ufeff\ufffd" * 4
 
@@ -56,6 +56,7 @@ class Trick:
     name: str
     write: Callable[[Given], str]
     ended: bool = True  # whether EOS follows
+    is_about: bool = False  # whether it holds words of an honest answer
 
 
 def repeat(given: Given) -> str:
@@ -74,13 +75,14 @@ def cut(given: Given) -> str:
 
 TRICKS = [
     Trick("empty", lambda given: ""),
-    Trick("one phrase repeated", repeat),
-    Trick("very long", lengthen),
-    Trick("cut in half", cut, ended=False),
+    Trick("one phrase repeated", repeat, is_about=True),
+    Trick("very long", lengthen, is_about=True),
+    Trick("cut in half", cut, ended=False, is_about=True),
     Trick("off topic", lambda given: OFF_TOPIC),
     Trick("an empty template", lambda given: TEMPLATE),
+    Trick("empty tags", lambda given: TAGS),
     Trick("flattery", lambda given: FLATTERY),
-    Trick("all capitals", lambda given: given.honest.upper()),
+    Trick("all capitals", lambda given: given.honest.upper(), is_about=True),
     Trick("the prompt copied", lambda given: given.prompt),
     Trick("other languages", lambda given: LANGUAGES),
     Trick("control characters", lambda given: CONTROL),

@@ -1,8 +1,8 @@
 """`proxima doctor --fit`: the largest micro-batch, batch and response that fit a device, found by trial.
 
 Each trial is one PPO step in a process of its own (`fit_trial.py`), with every prompt as long as the longest
-and every response cut at its limit, under a limit of memory. In: a config, the longest prompt, a limit. Out:
-the settings that fitted.
+and every response cut at its limit, under a limit of memory. No trial is run that follows from another, and
+none after ten minutes. In: a config, the longest prompt, a limit. Out: the settings that fitted.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,7 @@ MOST_SEQUENCES = SLOTS  # per step: no more are generated at once, so more take 
 GROWTH = 4
 NO_LIMIT = 32768  # response tokens that are tried at most where the model names no context length
 REFINED = 2  # halvings of the gap between what fitted and what did not
+MINUTES = 10  # of all trials together
 OUT_OF_MEMORY = 75  # exit status of a trial that did not fit
 NO_MEMORY = (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGKILL)  # compiled libraries abort; so may the system
 
@@ -43,6 +45,8 @@ class Fit:
     """With the batch of the config, or the largest that fits."""
     limit: int
     """Bytes."""
+    in_time: bool = True
+    """Whether nothing was left untried for want of time."""
 
     @property
     def settings(self) -> dict[str, int]:
@@ -51,10 +55,12 @@ class Fit:
 
     def __str__(self) -> str:
         lines = [f"{name}: {value}" for name, value in self.settings.items()]
-        head = (
+        head = [
             f"# fits {self.limit / GIB:.1f} GiB; responses of up to {self.longest_response} tokens fitted too"
-        )
-        return "\n".join([head, *lines])
+        ]
+        if not self.in_time:
+            head.append(f"# the search ended after {MINUTES} minutes, so more may fit")
+        return "\n".join([*head, *lines])
 
 
 def find_fit(config: PPOConfig, data: str, limit: int = 0, memory: float = 0.0) -> Fit:
@@ -66,7 +72,7 @@ def find_fit(config: PPOConfig, data: str, limit: int = 0, memory: float = 0.0) 
         memory: GiB that a trial may take; 0 = what is free now.
 
     Raises:
-        ValueError: not even one sequence fits.
+        ValueError: not even one sequence fits, or its step takes longer than the whole search may.
     """
     device = pick_device(config.device)
     if device.type not in ("cpu", "cuda"):
@@ -78,14 +84,31 @@ def find_fit(config: PPOConfig, data: str, limit: int = 0, memory: float = 0.0) 
     network = load_config(config.model_name, config.trust_remote_code).get_text_config()
     context = getattr(network, "max_position_embeddings", None) or length + NO_LIMIT
 
-    def fits(settings: PPOConfig) -> bool:
-        done = run_trial(settings, prompt, allowed)
-        tried = (settings.micro_batch_size, settings.batch_size, settings.max_new_tokens)
-        text = "micro_batch_size {}, batch_size {}, max_new_tokens {}: ".format(*tried)
-        print(text + ("fits" if done else "out of memory"), file=sys.stderr, flush=True)
-        return done
+    ends, outcomes = time.monotonic() + 60 * MINUTES, set[bool | None]()
 
-    return search(config, length, context - length, allowed, fits)
+    def fits(settings: PPOConfig) -> bool:
+        left = ends - time.monotonic()
+        outcome = run_trial(settings, prompt, allowed, left) if left > 0 else None
+        said = {True: "fits", False: "out of memory", None: "no time left"}[outcome]
+        text = "micro_batch_size {}, batch_size {}, max_new_tokens {}: {}".format(*_key(settings), said)
+        if outcome is not None or None not in outcomes:  # that time is up is said once
+            print(text, file=sys.stderr, flush=True)
+        outcomes.add(outcome)
+        if outcomes == {None}:
+            raise ValueError(
+                f"a step of one sequence takes more than {MINUTES} minutes here; lower max_new_tokens, or "
+                "use a smaller model"
+            )
+        return bool(outcome)
+
+    print(f"trying settings, for up to {MINUTES} minutes", file=sys.stderr, flush=True)
+    found = search(config, length, context - length, allowed, fits)
+    return replace(found, in_time=None not in outcomes)
+
+
+def _key(settings: PPOConfig) -> tuple[int, int, int]:
+    """What a trial varies; memory grows with each."""
+    return settings.micro_batch_size, settings.batch_size, settings.max_new_tokens
 
 
 def search(config: PPOConfig, prompt: int, room: int, allowed: int, fits: Trial) -> Fit:
@@ -105,9 +128,12 @@ def search(config: PPOConfig, prompt: int, room: int, allowed: int, fits: Trial)
     known: dict[tuple[int, int, int], bool] = {}
 
     def fits_once(settings: PPOConfig) -> bool:
-        key = settings.micro_batch_size, settings.batch_size, settings.max_new_tokens
-        if key not in known:
-            known[key] = fits(settings)
+        key = _key(settings)
+        for other, fitted in known.items():  # what is smaller than one that fitted fits, and so on
+            small, large = (key, other) if fitted else (other, key)
+            if all(one <= two for one, two in zip(small, large, strict=True)):
+                return fitted
+        known[key] = fits(settings)
         return known[key]
 
     def with_passes_of(count: int) -> PPOConfig:
@@ -163,13 +189,19 @@ def _longest_prompt(tokenizer: Tokenizer, data: str, limit: int) -> str:
     return max(zip(lengths, prompts, strict=True), key=lambda pair: pair[0])[1]
 
 
-def run_trial(config: PPOConfig, prompt: str, allowed: int) -> bool:
-    """Whether a step with these settings fits so many bytes; anything else that goes wrong is raised."""
+def run_trial(config: PPOConfig, prompt: str, allowed: int, seconds: float) -> bool | None:
+    """Whether a step with these settings fits this many bytes; None where it takes longer than the seconds.
+    Anything else that goes wrong is raised."""
     kept = [spec for spec in config.rewards if not (spec.is_http or spec.is_function or is_ready_made(spec))]
     tried = replace(config, rewards=tuple(kept))  # functions and servers take no memory of the device
     given = {"config": tried.to_dict(), "prompt": prompt, "allowed": allowed}
     command = [sys.executable, "-m", "proxima.tools.doctor.fit_trial"]
-    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(given), capture_output=True, text=True, check=False, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        return None
     if done.returncode not in (0, *NO_MEMORY):
         reason = done.stderr.strip().rpartition("\n")[2] or f"exit status {done.returncode}"
         raise ValueError(f"a trial failed, not for want of memory: {reason}")

@@ -32,7 +32,7 @@ from transformers.pytorch_utils import Conv1D
 from proxima.base_setup import LOGITS, USUAL_TOKENS, has_head, is_adapter
 from proxima.config import PPOConfig
 from proxima.core.errors import first_line
-from proxima.core.nf4 import BLOCK, NESTED_BLOCK
+from proxima.core.nf4 import NF4_BYTES
 from proxima.models import CHUNK, short_chunk
 from proxima.runtime.distributed import decoder_layers
 from proxima.runtime.engine import expert_matrices, slots_for_passes
@@ -45,7 +45,6 @@ KEPT = 1.2
 BACKWARD = 4  # the same for the one layer whose backward pass is running
 KEPT_BY_KERNELS = 0.9  # both again, for adapters on a GPU
 BACKWARD_BY_KERNELS = 2
-NF4_BYTES = (4 + 8 / BLOCK + 32 / (BLOCK * NESTED_BLOCK)) / 8  # per weight: code, scale, scale of scales
 SLOTS = 256  # sequences generated at once, at most
 OVERHEAD = {"cuda": 2**31, "cpu": 3 * 2**28}
 GIB = 2**30
@@ -228,7 +227,7 @@ def _frozen_adapters(config: PPOConfig) -> int:
 def free_memory(device: torch.device) -> int:
     """Bytes that this process may still take on a device; of main memory also what a container allows."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        return torch.accelerator.get_memory_info(device)[0]
     amounts = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     if (table := Path("/proc/meminfo")).is_file():
         amounts += [

@@ -19,10 +19,12 @@ from proxima.rewards import (
     Samples,
     TrainedReward,
     columns_of,
+    in_one_line,
     open_endpoint,
     tokens_of,
 )
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
+from proxima.tools.doctor.reward_calls import HANGS, limited
 
 FLAT = 1e-6  # a standard deviation below this multiple of the mean counts as 0
 HUGE = 100.0
@@ -137,9 +139,12 @@ def check_padding(
     """A text must score the same whatever else is in its batch."""
     name = f"padding {spec.label}"
     try:
-        first, again, padded = (source(samples).totals[0] for samples in (alone, alone, beside))
-    except Exception as error:  # a user's reward may raise anything
-        return fail(name, f"it raised {type(error).__name__}: {error}", "fix the reward")
+        with limited():
+            first, again, padded = (source(samples).totals[0] for samples in (alone, alone, beside))
+    except (Exception, SystemExit) as error:  # a user's reward may raise anything
+        if HANGS in str(error):
+            raise ValueError(f"the reward {spec.label}: {error}") from error
+        return fail(name, f"it raised {in_one_line(error)}", "fix the reward")
     if any(map(math.isnan, (first, again, padded))):
         return warn(name, "the sample to compare got no score", "fix the reward")
     if not close(first, again, tolerance):

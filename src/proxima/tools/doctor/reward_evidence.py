@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
-from proxima.rewards import RewardOutcome, RewardSource, Samples, call_with_retries
+from proxima.rewards import RewardOutcome, RewardSource, Samples
 from proxima.tools.doctor.cheap_tricks import TRICKS, Answer, Writer
+from proxima.tools.doctor.reward_calls import HANGS, call_reward
 
 TIMED = 3  # calls, where the first is not quick
 QUICK = 0.1  # seconds
@@ -83,18 +84,22 @@ def with_other_prompts(answers: Sequence[Answer]) -> tuple[list[Answer], list[An
     return [one for one, _ in shifted], [other for _, other in shifted]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prober:
-    """Calls one reward, and never raises what it raises."""
+    """Calls one reward, and never raises what it raises; one that did not return is not called again."""
 
     source: RewardSource
     make: Callable[[Sequence[Answer]], Samples]
+    hangs: bool = False
 
     def call(self, answers: Sequence[Answer]) -> tuple[RewardOutcome, float]:
         """The outcome, and the seconds it took."""
+        if self.hangs:
+            return RewardOutcome.failed(len(answers), ""), 0.0
         samples = self.make(answers)
         start = time.perf_counter()
-        outcome = call_with_retries(lambda: self.source(samples), len(samples), 1, lambda reason: None)
+        outcome = call_reward(self.source, samples)
+        self.hangs = HANGS in outcome.reason
         return outcome, time.perf_counter() - start
 
     def probe(self, label: str, plan: Plan) -> RewardEvidence:
@@ -105,7 +110,7 @@ class Prober:
                 continue
             outcome, times[name] = self.call(answers)
             found.scores[name] = outcome.totals
-            if outcome.failures:
+            if outcome.reason:
                 found.failures[name] = outcome.reason
         found.batch_seconds = min(times["samples"], times["again"]) / len(plan["samples"])
         found.scores["reversed"].reverse()
@@ -142,7 +147,7 @@ class Prober:
 
 
 def add_up(parts: Sequence[tuple[float, RewardEvidence]], plan: Plan, eos_penalty: float) -> RewardEvidence:
-    """The evidence of the weighted sum, which PPO maximises, less the penalty of answers without EOS."""
+    """The evidence of the weighted sum, which PPO maximises, minus the penalty of answers without EOS."""
     total = RewardEvidence("sum", lengths=parts[0][1].lengths)
     for name in parts[0][1].scores:
         columns = [[weight * score for score in part.scores[name]] for weight, part in parts]

@@ -39,13 +39,17 @@ def check_learning_rates(config: PPOConfig) -> Finding:
     what = "all weights" if config.lora_r == 0 else "adapters"
     for name, usual in USUAL_RATES.items():
         rate, (low, high) = getattr(config, name), usual[what]
+        if rate == 0:
+            continue  # by the model's size
         if not low <= rate <= high:
             return warn(
                 "learning rate", f"{name} ({rate:g}) is far from usual for {what}", f"use {low:g} to {high:g}"
             )
-    return ok(
-        "learning rate", f"policy {config.learning_rate:g}, value {config.value_learning_rate:g}, for {what}"
+    policy, value = (
+        f"{rate:g}" if rate else "by the model's size"
+        for rate in (config.learning_rate, config.value_learning_rate)
     )
+    return ok("learning rate", f"policy {policy}, value {value}, for {what}")
 
 
 def check_reach(config: PPOConfig) -> Finding:

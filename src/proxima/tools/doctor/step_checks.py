@@ -18,13 +18,15 @@ from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import ROUNDING
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
 
+UNMOVED = 1e-300  # a learning rate that changes no weight: 0 in the weights' precision
+
 
 def unchanging(config: PPOConfig) -> PPOConfig:
     """The same settings, with learning and writing turned off, and every response in the update."""
     return replace(
         config,
-        learning_rate=0.0,
-        value_learning_rate=0.0 if config.has_critic else config.value_learning_rate,
+        learning_rate=UNMOVED,
+        value_learning_rate=UNMOVED if config.has_critic else config.value_learning_rate,
         critic_warmup_steps=0,
         critic_warmup_until=0.0,
         cut_responses="terminal",

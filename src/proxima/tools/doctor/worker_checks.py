@@ -24,11 +24,12 @@ from proxima.rewards import (
 )
 from proxima.tools.doctor.audit_checks import spoken
 from proxima.tools.doctor.finding import Finding, ok, warn
+from proxima.tools.doctor.reward_calls import call_reward
 
 EASY = 0.5  # a constant answer that scores this much is what PPO finds first
 PROBE_SECONDS = 30.0
 OPEN = {
-    "processes": "a fork bomb",
+    "processes": "a fork bomb and signals to your other processes",
     "network": "the network",
     "files": "files that you can write",
     "memory": "memory without limit",
@@ -42,7 +43,8 @@ REMEDY = (
 def check_protections(config: PPOConfig) -> list[Finding]:
     """What code in a worker process can reach on this machine; nothing where no reward uses any."""
     runs_programs = any(spec.source == "code" for spec in config.rewards)
-    if not runs_programs and not any(spec.options.get("workers") for spec in config.rewards):
+    in_process = not config.step_seconds or not config.has_episodes
+    if not runs_programs and in_process and not any(spec.options.get("workers") for spec in config.rewards):
         return []
     name = "worker protections"
     try:
@@ -108,7 +110,7 @@ def _timed(score: Callable[[Samples], RewardOutcome], samples: Samples) -> str:
 def _measured(score: Callable[[Samples], RewardOutcome], samples: Samples) -> tuple[float, RewardOutcome]:
     """Seconds per sample, and the outcome."""
     began = time.perf_counter()
-    outcome = score(samples)
+    outcome = call_reward(score, samples)
     return (time.perf_counter() - began) / len(samples), outcome
 
 

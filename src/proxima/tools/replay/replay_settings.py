@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from proxima.core.json_record import Record
 from proxima.models import ADAPTER_FILE, HEAD_FILE
 from proxima.rewards import READY_MADE
 from proxima.runs import Bundle
+from proxima.runtime import accelerator
 
 MOST_EPOCHS = 100  # that are believed without a minibatch of theirs
 PLAIN_NAME = re.compile(r"[\w.-]+")
@@ -36,7 +36,10 @@ def replay_config(
     Args:
         folder: where the recorded adapters are put for the trainer to load.
     """
-    recorded = PPOConfig.from_dict(bundle.facts["settings"])
+    try:
+        recorded = PPOConfig.from_dict(bundle.facts["settings"])
+    except ValueError as error:
+        raise ValueError(f"{bundle.path}: its settings cannot be used: {error}") from None
     if recorded.not_recordable:  # environments and tools among them, which the trainer would import
         raise ValueError(f"{bundle.path}: {recorded.not_recordable}")
     asked = tuple(rewards) or (recorded.rewards if all(map(is_ready_made, recorded.rewards)) else ())
@@ -67,8 +70,9 @@ def is_ready_made(spec: RewardSpec) -> bool:
 
 
 def _device(recorded: str) -> str:
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    return recorded if there.get(recorded) else "auto"
+    device = accelerator()
+    there = ("cpu",) if device is None else ("cpu", device.type)
+    return recorded if recorded in there else "auto"
 
 
 def _check_sizes(config: PPOConfig, bundle: Bundle) -> None:

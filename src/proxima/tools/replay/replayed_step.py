@@ -70,6 +70,7 @@ def replay_step(
             f"{bundle.path} is redacted: it holds no tokens and no weights, so nothing can be recomputed; "
             "compare it with another (proxima replay A B) or look at it (--show)"
         )
+    _check_weights(bundle)
     with tempfile.TemporaryDirectory(prefix="proxima-replay-") as folder, _threads(bundle):
         config, asks = replay_config(bundle, Path(folder), model, rewards, device)
         config = replace(config, trust_remote_code=trust_remote_code)
@@ -91,6 +92,20 @@ def replay_step(
         again = replace(recorder.record(outcome), after=weights(trainer)).bundle()
     again = replace(again, facts={**again.facts, "settings": bundle.facts["settings"]})
     return Replayed(again, compare_bundles(bundle, again, sampled, {**skipped, **not_sampled}))
+
+
+def _check_weights(bundle: Bundle) -> None:
+    """Weights and optimisers that a step can start from."""
+    for name, tensor in bundle.tensors.items():
+        if not name.startswith(("before/", "reference/")):
+            continue
+        positive = name.endswith((".step", ".exp_avg_sq"))
+        if not tensor.isfinite().all() or (positive and (tensor < 0).any()):
+            problem = "negative numbers" if tensor.isfinite().all() else "numbers that are not finite"
+            raise ValueError(
+                f"{bundle.path}: its tensor {name!r} holds {problem}, so no step can start from it; look at "
+                "the recorded numbers with --show"
+            )
 
 
 @contextmanager
@@ -116,7 +131,10 @@ def _restore(trainer: PPOTrainer, bundle: Bundle, asks: bool) -> dict[str, str]:
         if role is not None and role.adapter and (own := bundle.group(f"before/{name}")):
             fill_adapter(peft, role.adapter, own)
     if models.value is not None and models.value.head is not None:
-        models.value.head.load_state_dict(bundle.group("before/value_head"))
+        try:
+            models.value.head.load_state_dict(bundle.group("before/value_head"))
+        except RuntimeError:  # other names or shapes
+            raise ValueError(f"{bundle.path}: its value head does not fit the model") from None
     for name in ("policy", "value"):
         _fill_optimizer(trainer, name, bundle)
     _check_state(state, bundle)
@@ -157,7 +175,10 @@ def _fill_optimizer(trainer: PPOTrainer, name: str, bundle: Bundle) -> None:
         for key in ("exp_avg", "exp_avg_sq")
     }
     shapes |= {f"{place}.step": torch.Size() for place in range(len(parameters))}
-    if odd := [key for key, tensor in tensors.items() if shapes.get(key) != tensor.shape]:
+    began = {key.split(".")[0] for key in tensors}  # parameters that have had a gradient
+    wanted = {key: shape for key, shape in shapes.items() if key.split(".")[0] in began}
+    given = {key: tensor.shape for key, tensor in tensors.items()}
+    if odd := sorted(key for key in wanted.keys() | given.keys() if wanted.get(key) != given.get(key)):
         raise ValueError(f"{bundle.path}: {odd[0]} of its optimiser does not fit the adapters of the model")
     fill_optimizer(optimizer, tensors)
 
@@ -210,7 +231,7 @@ def _check_tokens(tokens: Tokens, trainer: PPOTrainer, bundle: Bundle) -> None:
     elif trainer.models.context_length is not None and tokens.longest > trainer.models.context_length:
         problem = "sequences longer than the model's context"
     if problem:
-        raise ValueError(f"{bundle.path}: it holds {problem}, so it is no step of this model")
+        raise ValueError(f"{bundle.path}: it holds {problem}, so it is not a step of this model")
 
 
 def _has_experts(experts: RecordedExperts, trainer: PPOTrainer) -> bool:

@@ -74,7 +74,7 @@ class Differences:
         return Difference(name, where, *values, float(apart.reshape(-1)[place]), self._limit(name))
 
     def _limit(self, name: str) -> float:
-        """What a number may differ by; nothing where it is no number but an id, a mask or a weight."""
+        """What a number may differ by; nothing where it is not a number but an id, a mask or a weight."""
         left = self.left[name]
         group = name.split("/", maxsplit=1)[0]
         if not left.is_floating_point() or group in ("before", "reference"):

@@ -22,7 +22,7 @@ from proxima.runs import Run, write_json
 from proxima.world.build_embedded import sample_preferences
 from proxima.world.demo.demo_report import write_report
 from proxima.world.demo.gold_judge import Judgement, accuracy_by_gap, judge
-from proxima.world.demo_settings import MAX_NEW_TOKENS, PPO_SETTINGS, REWARD_SETTINGS, STEPS
+from proxima.world.demo_settings import MAX_NEW_TOKENS, MISMATCH_COEF, PPO_SETTINGS, REWARD_SETTINGS, STEPS
 from proxima.world.posts import Post, make_posts
 
 EVALUATION_POSTS = 300
@@ -153,10 +153,16 @@ def train_reward_model(
     """Train it into `home/name`; returns its accuracy, overall and by gap in gold score.
 
     Args:
-        start_from: folder of a reward model whose training goes on.
+        start_from: folder of a reward model whose training continues.
     """
     config = RewardConfig(
-        "embedded", device=device, seed=seed, run_dir=str(home), run_name=name, **REWARD_SETTINGS
+        "embedded",
+        device=device,
+        seed=seed,
+        run_dir=str(home),
+        run_name=name,
+        mismatch_coef=MISMATCH_COEF,
+        **REWARD_SETTINGS,
     )
     rewarder = RewardTrainer(config)
     if start_from is not None:

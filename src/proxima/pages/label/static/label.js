@@ -249,7 +249,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "?") return showKeys();
   const key = keyOf(event);
   if (key === "n" && !byId("view-item").hidden) {
-    event.preventDefault(); // it opens the note, and is no part of it
+    event.preventDefault(); // it opens the note, and is not part of it
     return byId("note").focus();
   }
   if (key === "i" && !byId("instruct").hidden) return byId("told").showModal();

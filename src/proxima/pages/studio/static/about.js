@@ -17,17 +17,17 @@ export function showAbout(run, panel) {
   const commands = Object.entries(lines).filter(([name]) => command[name]).map(([name, title]) => card(title,
     element("code", { className: "command", text: command[name] }), copyButton(command[name], "Copy"),
     element("p", { className: "soft small", text: [command.folder && `Given in ${command.folder}.`, command[name].includes("***") && "Keys are not written down: put them in the place of ***."].filter(Boolean).join(" ") })));
+  const recorded = bundles.slice(-50).map(({ name, bytes, command: line }) =>
+    element("li", {}, element("bdi", { text: visible(name, 200) }), element("span", { className: "soft small", text: `${number(bytes / 1e6, 3)} MB` }), copyButton(line, "Copy replay command")));
   const cards = [
     ...commands,
-    card("Settings", filter, settings),
-    card("Environment", table({ folder: path, ...environment })),
-    Object.keys(saved).length ? card("Checkpoints", table(saved)) : null,
-    bundles.length ? card("Recorded steps", element("ul", { className: "bundles" }, ...bundles.slice(-50).map(({ name, bytes, command: line }) =>
-      element("li", {}, element("bdi", { text: visible(name, 200) }), element("span", { className: "soft small", text: `${number(bytes / 1e6, 3)} MB` }), copyButton(line, "Copy replay command"))))) : null,
+    recorded.length ? card("Recorded steps", element("ul", { className: "bundles" }, ...recorded)) : null,
     results ? card("Results", table(results)) : null,
     evaluation ? card("Evaluation", table(evaluation)) : null,
+    Object.keys(saved).length ? card("Checkpoints", table(saved)) : null,
+    card("Environment", table({ folder: path, ...environment })),
   ];
-  panel.append(element("div", { className: "cards" }, ...cards.filter(Boolean)));
+  panel.append(element("div", { className: "cards" }, element("div", { className: "stack" }, ...cards.filter(Boolean)), card("Settings", filter, settings)));
   return { keys: [["/", "filter the settings", () => filter.focus()]] };
 }
 

@@ -3,7 +3,7 @@
 import { ask, element } from "./base.js";
 import { drawChart } from "./chart.js";
 import { choose, chosen } from "./chosen.js";
-import { smooth, smoothBox, trend } from "./curves.js";
+import { drift, smooth, smoothBox, trend } from "./curves.js";
 import { amend } from "./places.js";
 import { line, number, stateMark } from "./words.js";
 import { watch } from "./watch.js";
@@ -105,7 +105,10 @@ export function showCompare(place, view) {
     const titles = new Set(said.charts.map((chart) => chart.title));
     for (const [title, { node }] of drawn) if (!titles.has(title)) { node.remove(); drawn.delete(title); }
     for (const chart of said.charts) {
-      const calm = (one) => ({ ...one, trend: smooth() && !one.faint && !chart.free ? trend(one.points) : null });
+      const calm = (one) => {
+        if (!smooth()) return one;
+        return chart.free ? { ...one, points: drift(one.points) } : { ...one, trend: one.faint ? null : trend(one.points) };
+      };
       put(chart.title, { ...chart, series: chart.series.map(calm) });
     }
     mark = now;

@@ -91,3 +91,13 @@ export function trend(points) {
     return [x, sum / (last - first)];
   });
 }
+
+// The same for a curve that has no axis of steps: points that are means of a thirtieth of the steps each.
+export function drift(points) {
+  const known = points.filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y));
+  if (known.length < 60) return points;
+  const size = Math.ceil(known.length / 30);
+  const mean = (part, place) => part.reduce((sum, point) => sum + point[place], 0) / part.length;
+  const parts = Array.from({ length: Math.ceil(known.length / size) }, (_, i) => known.slice(i * size, (i + 1) * size));
+  return parts.map((part) => [mean(part, 0), mean(part, 1), part.at(-1)[2]]);
+}

@@ -62,6 +62,7 @@ export function showRun(place, view) {
 
   function openTab() {
     tabs.forEach((each, i) => (each.ariaCurrent = TABS[i] === tab ? "page" : null));
+    tabs[TABS.indexOf(tab)].scrollIntoView({ block: "nearest", inline: "nearest" });
     open?.stop?.();
     panel.replaceChildren();
     open = VIEWS[tab](run, panel, asked);

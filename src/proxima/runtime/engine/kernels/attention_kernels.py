@@ -207,13 +207,14 @@ class TiledAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         d_out = gradients[0] if gradients[0].stride(1) == 1 else gradients[0].contiguous()
-        dots = torch.empty_like(ctx.saved_tensors[-1])
-        return gradient_q(ctx, d_out, dots), *gradient_kv(ctx, d_out, dots), None, None, None
+        saved = ctx.saved_tensors  # once: gradient checkpointing makes them anew for one reading
+        dots = torch.empty_like(saved[-1])
+        return gradient_q(ctx, saved, d_out, dots), *gradient_kv(ctx, saved, d_out, dots), None, None, None
 
 
-def gradient_q(ctx: Any, d_out: Tensor, dots: Tensor) -> Tensor:
+def gradient_q(ctx: Any, saved: tuple[Tensor, ...], d_out: Tensor, dots: Tensor) -> Tensor:
     """The gradient of the queries; also fills `dots`."""
-    q, k, v, tiles, out, peaks = ctx.saved_tensors
+    q, k, v, tiles, out, peaks = saved
     d_q = q.new_empty(q.shape)
     _backward_q[(ctx.shape[0], len(tiles))](
         q, k, v, out, d_out, tiles, peaks, dots, d_q, ctx.scale, len(q), *ctx.strides, out.stride(0), d_out.stride(0),
@@ -222,9 +223,9 @@ def gradient_q(ctx: Any, d_out: Tensor, dots: Tensor) -> Tensor:
     return d_q
 
 
-def gradient_kv(ctx: Any, d_out: Tensor, dots: Tensor) -> tuple[Tensor, Tensor]:
+def gradient_kv(ctx: Any, saved: tuple[Tensor, ...], d_out: Tensor, dots: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of keys and values, after `gradient_q`."""
-    q, k, v, tiles, _, peaks = ctx.saved_tensors
+    q, k, v, tiles, _, peaks = saved
     d_k, d_v = k.new_empty(k.shape), v.new_empty(v.shape)
     _backward_kv[(k.shape[1], len(tiles))](
         q, k, v, d_out, tiles, peaks, dots, d_k, d_v, ctx.scale, len(q), *ctx.strides, d_out.stride(0), *ctx.shape,

@@ -7,10 +7,14 @@ in a fixed order. So a sequence's numbers are the same bits in any slot and with
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from proxima.runtime.engine.kernels.nf4_kernels import add_parts
 
 BLOCK = 64  # cached tokens that a program reads at once
 PIECE = 1024  # cached tokens per program; pieces are combined in ascending order
@@ -146,13 +150,14 @@ class CacheAttention:
 def _product(  # type: ignore[no-untyped-def]
     x, weight, bias, down, out, rows, outputs, stride: tl.constexpr, inputs: tl.constexpr, width: tl.constexpr,
     padding: tl.constexpr, lanes: tl.constexpr, gated: tl.constexpr, biased: tl.constexpr,
-    block_out: tl.constexpr, block_rows: tl.constexpr, block_k: tl.constexpr,
+    splits: tl.constexpr, block_out: tl.constexpr, block_rows: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
     """x (rows, inputs) times weight (outputs, width), whose first `inputs` columns are read; with padding, the
     adapter's inner values are computed here and multiplied with the columns that follow. Gated: of outputs
-    and as many rows of the weight after them, silu(first) * second."""
+    and as many rows of the weight after them, silu(first) * second. Of several parts of the inputs each gives
+    float32 sums, which `add_parts` adds up."""
     outs = tl.program_id(0) * block_out + tl.arange(0, block_out)
-    line = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
+    line, part = tl.program_id(1) * block_rows + tl.arange(0, block_rows), tl.program_id(2)
     steps, lane = tl.arange(0, block_k), tl.arange(0, lanes)
     real, here = line < rows, outs < outputs
     found = tl.zeros([block_out, block_rows], tl.float32)
@@ -160,7 +165,8 @@ def _product(  # type: ignore[no-untyped-def]
     inner = tl.zeros([lanes, block_rows], tl.float32)
     x_at = x + line.to(tl.int64)[:, None] * stride
     w_at = weight + outs.to(tl.int64)[:, None] * width
-    for start in range(0, inputs, block_k):
+    share: tl.constexpr = (inputs + splits * block_k - 1) // (splits * block_k) * block_k
+    for start in range(part * share, tl.minimum((part + 1) * share, inputs), block_k):
         columns = start + steps
         inside = columns < inputs
         given = tl.trans(tl.load(x_at + columns[None, :], mask=real[:, None] & inside[None, :], other=0.0))
@@ -178,10 +184,14 @@ def _product(  # type: ignore[no-untyped-def]
                 other=0.0,
             )
             inner = tl.dot(a, given, inner)
-    kind: tl.constexpr = out.dtype.element_ty
+    kind: tl.constexpr = x.dtype.element_ty
     if padding:
         b = tl.load(w_at + inputs + lane[None, :], mask=here[:, None] & (lane[None, :] < padding), other=0.0)
         found = tl.dot(b, inner.to(kind), found)
+    if splits > 1:
+        place = out + (part * rows + line).to(tl.int64)[None, :] * outputs + outs[:, None]
+        tl.store(place, found, mask=real[None, :] & here[:, None])
+        return
     if biased:
         found += tl.load(bias + outs, mask=here, other=0.0).to(tl.float32)[:, None]
         if gated:
@@ -194,11 +204,20 @@ def _product(  # type: ignore[no-untyped-def]
     tl.store(target, result, mask=real[None, :] & here[:, None])
 
 
-def _blocks(outputs: int) -> tuple[int, int, int]:
-    """Outputs per program, inputs read at once, pipeline stages; the fastest of those tried on an H200."""
+class Blocks(NamedTuple):
+    """How a product is cut into programs."""
+
+    outputs: int  # per program
+    inputs: int  # read at once
+    stages: int
+    splits: int = 1  # parts of the inputs; not of gated products
+
+
+def blocks(outputs: int) -> Blocks:
+    """The fastest of those tried on an H200."""
     if outputs > 16_384:
-        return 128, 64, 4
-    return (32, 64, 6) if outputs > 2_048 else (16, 256, 3)
+        return Blocks(128, 64, 4)
+    return Blocks(32, 64, 6) if outputs > 2_048 else Blocks(16, 256, 3)
 
 
 def few_rows_product(
@@ -216,14 +235,18 @@ def few_rows_product(
     outputs, padding = len(weight) // (2 if gated else 1), 0 if down is None else len(down)
     out = x.new_empty(rows, outputs)
     block_rows = FEW_ROWS if rows <= FEW_ROWS else MANY_ROWS
-    block_out, block_k, stages = _blocks(outputs)
-    grid = (triton.cdiv(outputs, block_out), triton.cdiv(rows, block_rows))
+    made = blocks(outputs)
+    splits = 1 if gated else made.splits
+    parts = out if splits == 1 else x.new_empty(splits, rows, outputs, dtype=torch.float32)
+    grid = (triton.cdiv(outputs, made.outputs), triton.cdiv(rows, block_rows), splits)
     lanes = max(16, triton.next_power_of_2(padding))
     _product[grid](
-        x, weight, x if bias is None else bias, x if down is None else down, out, rows, outputs, x.stride(0),
-        inputs, weight.stride(0), padding, lanes, gated, bias is not None, block_out, block_rows, block_k,
-        num_warps=4, num_stages=stages,
+        x, weight, x if bias is None else bias, x if down is None else down, parts, rows, outputs, x.stride(0),
+        inputs, weight.stride(0), padding, lanes, gated, bias is not None, splits, made.outputs, block_rows,
+        made.inputs, num_warps=4, num_stages=made.stages,
     )  # fmt: skip
+    if splits > 1:
+        add_parts(parts, bias, out)
     return out
 
 

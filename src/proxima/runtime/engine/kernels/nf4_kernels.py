@@ -8,18 +8,21 @@ Block sizes depend on the weights alone and every sum has a fixed order, as in `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from proxima.core.nf4 import VALUES
+
 if TYPE_CHECKING:
     from proxima.runtime.engine.quantized_weights import QuantizedWeight
 
 FILL_ROWS, FILL_BLOCKS = 4, 16  # rows and blocks of 64 weights per program
 FEW_ROWS, MANY_ROWS = 16, 64  # rows of the input per program of a product
+NF4 = tl.constexpr(VALUES)
 SUMS = 1024  # outputs per program that adds up parts of products
 
 
@@ -44,6 +47,112 @@ def _decode(  # type: ignore[no-untyped-def]
     low = tl.reshape(tl.gather(known, flat & 15, 0), pairs.shape) * scale[:, :, None]
     both = tl.interleave(high.to(kind), low.to(kind))  # the first weight of a byte is in its high half
     return tl.reshape(both, [first.shape[0], block.shape[0] * 64])
+
+
+@triton.jit
+def _pair(first, second, kind: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Two float32 rounded to half precision, in one word; the first is in its low half."""
+    asm: tl.constexpr = (
+        "cvt.rn.bf16x2.f32 $0, $2, $1;" if kind == tl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
+    )
+    return tl.inline_asm_elementwise(asm, "=r,f,f", [first, second], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _bytes(first, second, chosen: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Four of the eight bytes of two words: those whose numbers are the digits of `chosen`, lowest first."""
+    asm: tl.constexpr = "prmt.b32 $0, $1, $2, " + chosen + ";"
+    return tl.inline_asm_elementwise(asm, "=r,r,r", [first, second], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _look_up(codes, l0, l1, l2, l3, h0, h1, h2, h3):  # type: ignore[no-untyped-def]
+    """The weights of the low two bytes of `codes`, as two words, by byte permutation: `l` and `h` are the low
+    and the high bytes of the block's 16 weights. `tests/gpu/test_byte_lookup.py` runs it without a GPU."""
+    asm: tl.constexpr = """{
+        .reg .b32 s, m, a, b, c;
+        and.b32 s, $2, 0x7777;
+        and.b32 m, $2, 0x8888;
+        shr.u32 m, m, 1;
+        or.b32 m, m, 0x3210;
+        prmt.b32 a, $3, $4, s;
+        prmt.b32 b, $5, $6, s;
+        prmt.b32 a, a, b, m;
+        prmt.b32 b, $7, $8, s;
+        prmt.b32 c, $9, $10, s;
+        prmt.b32 b, b, c, m;
+        prmt.b32 $0, a, b, 0x4051;
+        prmt.b32 $1, a, b, 0x6273;
+    }"""
+    return tl.inline_asm_elementwise(
+        asm, "=r,=r,r,r,r,r,r,r,r,r,r", [codes, l0, l1, l2, l3, h0, h1, h2, h3],
+        dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _halves(word, kind: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(...) words -> (..., 2) numbers of half precision."""
+    low, high = word.to(tl.int16).to(kind, bitcast=True), (word >> 16).to(tl.int16).to(kind, bitcast=True)
+    return tl.join(low, high)
+
+
+@triton.jit
+def _decode_by_bytes(  # type: ignore[no-untyped-def]
+    codes, absmax, nested, offsets, table, first, tile, last, here, is_nested: tl.constexpr, kind: tl.constexpr,
+):  # fmt: skip
+    """The weights (R, 256) of four blocks in each of R rows, the same bits as `_decode` gives, in the order of
+    `_columns_by_bytes`: each thread of a matrix unit then decodes whole blocks for itself. A block's scale is
+    multiplied with the 16 values once; codes choose among the 16 rounded weights by byte permutation."""
+    block = tile * 4 + tl.arange(0, 4)
+    real = here[:, None] & (block[None, :] < last)
+    at = first[:, None] + block[None, :]
+    scale = tl.load(absmax + at, mask=real, other=0)
+    if is_nested:
+        group = at >> 8
+        scale = tl.load(table + scale.to(tl.int32), mask=real, other=0.0)
+        scale = scale * tl.load(nested + group, mask=real, other=0.0)
+        scale = scale + tl.load(offsets + group, mask=real, other=0.0)
+    places = at[:, :, None] * 8 + tl.arange(0, 8)[None, None, :]
+    words = tl.load(codes.to(tl.pointer_type(tl.int32)) + places, mask=real[:, :, None], other=0)
+    wide = tl.broadcast_to(scale[:, :, None], words.shape)
+    p0, p1 = _pair(wide * NF4[0], wide * NF4[1], kind), _pair(wide * NF4[2], wide * NF4[3], kind)
+    p2, p3 = _pair(wide * NF4[4], wide * NF4[5], kind), _pair(wide * NF4[6], wide * NF4[7], kind)
+    p4, p5 = _pair(wide * NF4[8], wide * NF4[9], kind), _pair(wide * NF4[10], wide * NF4[11], kind)
+    p6, p7 = _pair(wide * NF4[12], wide * NF4[13], kind), _pair(wide * NF4[14], wide * NF4[15], kind)
+    l0, l1 = _bytes(p0, p1, "0x6420"), _bytes(p2, p3, "0x6420")
+    l2, l3 = _bytes(p4, p5, "0x6420"), _bytes(p6, p7, "0x6420")
+    h0, h1 = _bytes(p0, p1, "0x7531"), _bytes(p2, p3, "0x7531")
+    h2, h3 = _bytes(p4, p5, "0x7531"), _bytes(p6, p7, "0x7531")
+    o0, o1 = _look_up(words, l0, l1, l2, l3, h0, h1, h2, h3)
+    o2, o3 = _look_up(words >> 16, l0, l1, l2, l3, h0, h1, h2, h3)
+    four = tl.join(tl.join(o0, o2), tl.join(o1, o3))  # (R, 4, 8, 2, 2): o0, o1, o2, o3
+    ordered = tl.permute(_halves(four, kind), (0, 2, 3, 4, 1, 5))
+    return tl.reshape(ordered, [first.shape[0], 256])
+
+
+@triton.jit
+def _decode_tile(  # type: ignore[no-untyped-def]
+    codes, absmax, nested, offsets, table, values, first, tile, inputs: tl.constexpr, here,
+    is_nested: tl.constexpr, kind: tl.constexpr, blocks: tl.constexpr, by_bytes: tl.constexpr,
+):  # fmt: skip
+    """The weights of a tile of blocks, in the order that belongs to the way of decoding."""
+    if by_bytes:
+        return _decode_by_bytes(
+            codes, absmax, nested, offsets, table, first, tile, inputs // 64, here, is_nested, kind
+        )
+    else:
+        block = tile * blocks + tl.arange(0, blocks)
+        inside = here[:, None] & (block[None, :] < inputs // 64)
+        return _decode(codes, absmax, nested, offsets, table, values, first, block, inside, is_nested, kind)
+
+
+@triton.jit
+def _columns_by_bytes():  # type: ignore[no-untyped-def]
+    """Which of 256 inputs each weight of `_decode_by_bytes` multiplies: of 16 at once, a thread of the matrix
+    unit holds two pairs, and they come from its own block."""
+    k = tl.arange(0, 256)
+    return (k // 2) % 4 * 64 + k // 16 * 4 + (k // 8) % 2 * 2 + k % 2
 
 
 @triton.jit
@@ -87,6 +196,7 @@ def _product(  # type: ignore[no-untyped-def]
     stride: tl.constexpr, inner_stride: tl.constexpr, inputs: tl.constexpr, padding: tl.constexpr,
     lanes: tl.constexpr, is_nested: tl.constexpr, gated: tl.constexpr, biased: tl.constexpr,
     splits: tl.constexpr, block_out: tl.constexpr, block_rows: tl.constexpr, blocks: tl.constexpr,
+    by_bytes: tl.constexpr,
 ):  # fmt: skip
     """A part of the inputs of x (rows, inputs) times the weight; the last part ends with the adapter's inner
     values times its up projection. One part: the result. Several: float32 sums, which `_add_parts` adds up.
@@ -103,18 +213,36 @@ def _product(  # type: ignore[no-untyped-def]
     found = tl.zeros([block_out, block_rows], tl.float32)
     second = tl.zeros([block_out, block_rows], tl.float32)
     x_at = x + line.to(tl.int64)[:, None] * stride
+    if by_bytes:
+        steps = _columns_by_bytes()
     tiles: tl.constexpr = (inputs + 64 * blocks - 1) // (64 * blocks)
     share: tl.constexpr = (tiles + splits - 1) // splits
     for tile in range(part * share, tl.minimum((part + 1) * share, tiles)):
-        block, columns = tile * blocks + tl.arange(0, blocks), tile * blocks * 64 + steps
+        columns = tile * blocks * 64 + steps
         given = tl.load(x_at + columns[None, :], mask=real[:, None] & (columns[None, :] < inputs), other=0.0)
-        given, inside = tl.trans(given), here[:, None] & (block[None, :] < inputs // 64)
-        w = _decode(codes, absmax, nested, offsets, table, values, first, block, inside, is_nested, kind)
+        given = tl.trans(given)
+        w = _decode_tile(
+            codes,
+            absmax,
+            nested,
+            offsets,
+            table,
+            values,
+            first,
+            tile,
+            inputs,
+            here,
+            is_nested,
+            kind,
+            blocks,
+            by_bytes,
+        )
         found = tl.dot(w, given, found)
         if gated:
-            w = _decode(
-                codes, absmax, nested, offsets, table, values, first_up, block, inside, is_nested, kind
-            )
+            w = _decode_tile(
+                codes, absmax, nested, offsets, table, values, first_up, tile, inputs, here, is_nested, kind, blocks,
+                by_bytes,
+            )  # fmt: skip
             second = tl.dot(w, given, second)
     if padding:  # the adapter is the last tile of the last part
         last = part == splits - 1
@@ -160,6 +288,14 @@ def _add_parts(  # type: ignore[no-untyped-def]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=real)
 
 
+def add_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """out (n, outputs) = the float32 parts (P, n, outputs) of a product in ascending order, and the bias."""
+    _add_parts[(triton.cdiv(out.numel(), SUMS),)](
+        parts, out if bias is None else bias, out, out.numel(), out.shape[1], len(parts), bias is not None, SUMS,
+        num_warps=4,
+    )  # fmt: skip
+
+
 @triton.jit
 def _down(x, down, out, size: tl.constexpr, padding: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
     """One inner value of one row."""
@@ -180,12 +316,21 @@ def _inner_values(x: Tensor, down: Tensor) -> Tensor:
     return out
 
 
-def _blocks(outputs: int, inputs: int, gated: bool) -> tuple[int, int, int]:
-    """Outputs per program, blocks of 64 inputs read at once, and parts into which the inputs are split so that
-    narrow weights, too, give every multiprocessor work."""
-    if gated or outputs > 8_192:
-        return 32, 2, 1
-    return 32, 2, 4 if inputs >= 2_048 else 1
+class Tiling(NamedTuple):
+    """How a product is cut into programs."""
+
+    outputs: int  # per program
+    blocks: int  # of 64 inputs, read at once
+    splits: int  # parts of the inputs, so that narrow weights, too, give every multiprocessor work
+    warps: int = 4
+    stages: int = 3
+    by_bytes: bool = False
+    """Codes are looked up by byte permutation, with 4 blocks; Triton's interpreter cannot."""
+
+
+def tiling(outputs: int, inputs: int, gated: bool) -> Tiling:
+    """It depends on the weight alone, so a row's bits do not depend on the batch."""
+    return Tiling(32, 2, 1 if gated or outputs > 8_192 or inputs < 2_048 else 4)
 
 
 def nf4_product(
@@ -201,20 +346,18 @@ def nf4_product(
     rows, (outputs, padding), inputs = len(x), weight.up.shape, weight.inputs
     inner = x[:, inputs:] if down is None else _inner_values(x, down)
     outputs = outputs // 2 if gated else outputs
-    block_out, blocks, splits = _blocks(outputs, inputs, gated)
-    out = x.new_empty(rows, outputs)
+    made = tiling(outputs, inputs, gated)
+    splits, out = made.splits, x.new_empty(rows, outputs)
     parts = out if splits == 1 else x.new_empty(splits, rows, outputs, dtype=torch.float32)
     block_rows = FEW_ROWS if rows <= FEW_ROWS else MANY_ROWS
-    grid = (triton.cdiv(outputs, block_out), triton.cdiv(rows, block_rows), splits)
+    grid = (triton.cdiv(outputs, made.outputs), triton.cdiv(rows, block_rows), splits)
     _product[grid](
         x, inner, *weight.tables, weight.starts, weight.up, x if bias is None else bias, parts, rows, outputs,
         x.stride(0), inner.stride(0), inputs, padding, max(16, triton.next_power_of_2(padding)), weight.is_nested,
-        gated, bias is not None, splits, block_out, block_rows, blocks, num_warps=4, num_stages=3,
+        gated, bias is not None, splits, made.outputs, block_rows, made.blocks, made.by_bytes, num_warps=made.warps,
+        num_stages=made.stages,
         enable_fp_fusion=False,
     )  # fmt: skip
     if splits > 1:
-        _add_parts[(triton.cdiv(out.numel(), SUMS),)](
-            parts, x if bias is None else bias, out, out.numel(), outputs, splits, bias is not None, SUMS,
-            num_warps=4,
-        )  # fmt: skip
+        add_parts(parts, bias, out)
     return out

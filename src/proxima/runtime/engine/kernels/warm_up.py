@@ -36,7 +36,7 @@ def run_together(calls: list[Call], device: torch.device) -> None:
         begun = [pool.submit(run, call) for call in calls]
     for call in begun:
         call.result()
-    torch.cuda.synchronize(device)
+    torch.accelerator.synchronize(device)
 
 
 def training_calls(decoder: Decoder) -> list[Call]:
@@ -50,8 +50,8 @@ def training_calls(decoder: Decoder) -> list[Call]:
     q, k, v = both[:, :heads], both[:, heads:], qkv[:, (heads + keys) * size :].unflatten(1, (-1, size))
     tiles = torch.from_numpy(tile_table([ROWS])).to(weight.device)
     peaks = torch.zeros(heads, ROWS, device=weight.device)
+    saved = (q, k, v, tiles, padded, peaks)
     attention = SimpleNamespace(
-        saved_tensors=(q, k, v, tiles, padded, peaks),
         scale=shape.scale,
         strides=(q.stride(0), k.stride(0), v.stride(0)),
         shape=(heads, heads // keys, size, attention_kernels.TILE),
@@ -59,8 +59,8 @@ def training_calls(decoder: Decoder) -> list[Call]:
     norms = (block.q_norm, block.k_norm)
     calls: list[Call] = [
         lambda: attention_kernels.TiledAttention.apply(q, k, v, tiles, shape.scale, block.out.padding),
-        lambda: attention_kernels.gradient_q(attention, padded, peaks),
-        lambda: attention_kernels.gradient_kv(attention, padded, peaks),
+        lambda: attention_kernels.gradient_q(attention, saved, padded, peaks),
+        lambda: attention_kernels.gradient_kv(attention, saved, padded, peaks),
         lambda: head_kernels.split_heads(qkv, block.qkv.sizes, *norms, angles, angles, shape),
         lambda: gate_kernels.padded_gate(wide, block.down.padding),
     ]
