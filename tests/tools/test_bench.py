@@ -55,14 +55,25 @@ def test_a_small_case_is_timed_phase_by_phase(result):
     assert 0 < sum(result["phases"].values()) <= result["seconds"] * 1.01
     assert result["eager_decode_steps"] > 0 == result["graph_replays"]
     assert result["first_ratio_error"] < LOGPROB_ROUNDING
+    assert 0 <= result["waiting_slots"] < 1
     shown = table(result)
     assert "prompts 6-9, responses 3-5" in shown
+    assert f"{result['waiting_slots']:.0%} of their slots waited" in shown
+    assert "checkpointing" not in shown
     assert f"{result['seconds']:.3f}" in shown
 
 
 def test_the_table_says_how_the_peer_differs(result):
     peer = {"version": "1.12.0", "seconds": 10 * result["seconds"], "generate": 1.0, "peak_gib": None}
     assert "10.0 times as long. It trains its value model in full" in table(result, peer)
+
+
+def test_a_slot_waits_while_its_sequence_has_ended_and_others_run():
+    uneven = run_case(replace(SMALL, batch=16, response=(2, 40)), MACHINE, steps=1)
+    assert 0 < uneven["waiting_slots"] < 0.5  # on a CPU slots are given up when a quarter of them wait
+    even = run_case(replace(SMALL, response=(5, 5)), MACHINE, steps=1, gradient_checkpointing=True)
+    assert even["waiting_slots"] == 0
+    assert table(even).splitlines()[0].endswith("optimiser steps each, checkpointing")
 
 
 def test_a_case_with_groups_is_timed_without_a_value_model():
@@ -299,6 +310,7 @@ def test_flags_that_cannot_be_are_refused(capsys):
         (["--cases", "nothing"], "the cases are standard"),
         (["--beside", "-1"], "must be at least 0"),
         (["--cases", "sft", "--lengths"], "time PPO steps, not sft"),
+        (["--cases", "small", "sft", "--gradient-checkpointing"], "a setting of PPO steps, not of sft"),
     ):
         with pytest.raises(SystemExit):
             main(["bench", *flags])

@@ -47,7 +47,7 @@ def ask(make_config, data):
     """All findings by name for these settings."""
 
     def run(source=None, samples=8, **settings):
-        sound = {"learning_rate": 1e-5, "value_learning_rate": 1e-4, "batch_size": 4, "minibatch_size": 2}
+        sound = {"learning_rate": 0.0, "value_learning_rate": 0.0, "batch_size": 4, "minibatch_size": 2}
         findings = examine(make_config(**{**sound, **settings}), source or data, samples=samples)
         assert len({item.name for item in findings}) == len(findings)
         return {item.name: item for item in findings}
@@ -194,7 +194,18 @@ def test_the_advice_on_batches_is_followed_by_no_warning():
         check_batches(PPOConfig(batch_size=size, minibatch_size=8), 100).level == "ok" for size in (24, 32)
     )
     assert check_batches(PPOConfig(), 100, epochs=3).text.startswith("100 prompts, 12 steps of 32")
-    assert check_learning_rates(PPOConfig()).level == "ok"
+
+
+def test_a_learning_rate_is_compared_with_the_one_by_size():
+    assert check_learning_rates(PPOConfig(), 600_000_000).level == "ok"
+    assert check_learning_rates(PPOConfig.from_preset("stable"), 1_000_000).level == "ok"
+    found = check_learning_rates(PPOConfig(), 1_000_000)
+    assert (found.level, found.advice) == ("warn", "use about 0.00089, or 0, which stands for that")
+    assert "learning_rate (1e-05) is 89 times below what suits adapters of a model" in found.text
+    found = check_learning_rates(PPOConfig(learning_rate=1e-3, value_learning_rate=1.0), 1_000_000)
+    assert "value_learning_rate (1) is 556 times above" in found.text
+    without_critic = PPOConfig.from_preset("grpo", learning_rate=1e-3)
+    assert check_learning_rates(without_critic, 1_000_000).level == "ok"
 
 
 def test_the_reach_of_a_final_score_is_gamma_times_lam_over_the_tokens_between_and_its_advice_mends_it():
@@ -550,21 +561,12 @@ def call(data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def run(command, *more, reward="doctor_reward:size"):
-        flags = [
-            "--model",
-            "embedded",
-            "--data",
-            data,
-            "--rewards",
-            reward,
-            "--batch-size",
-            "4",
-            "--minibatch-size",
-            "2",
-        ]
+        flags = ["--model", "embedded", "--data", data, "--rewards", reward, "--max-new-tokens", "32"]
+        flags += ["--batch-size", "4", "--minibatch-size", "2"]
+        flags += ["--learning-rate", "0", "--value-learning-rate", "0"]
         code = 0
         try:
-            main([command, *flags, "--max-new-tokens", "32", *map(str, more)])
+            main([command, *flags, *map(str, more)])
         except SystemExit as end:
             code = end.code
         return code, *capsys.readouterr()
@@ -611,8 +613,8 @@ def test_warnings_go_to_stderr_and_training_goes_on(call, tmp_path, monkeypatch)
     code, _, err = call("train", "--run-name", "two", "--learning-rate", 0.5, "--ppo-epochs", 1, "--limit", 4)
     assert code == 0, err
     assert (
-        "proxima: warning: learning rate: learning_rate (0.5) is far from usual for adapters; use 1e-07 to "
-        "0.005" in err
+        "proxima: warning: learning rate: learning_rate (0.5) is 581 times above what suits adapters of a "
+        "model of this size; use about 0.00086, or 0, which stands for that" in err
     )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         USER_DEFINED,
         build_tokenizer,
     )
-    from proxima.base_setup.learning_rates import ADAPTER, ALL_WEIGHTS, fill_learning_rates
+    from proxima.base_setup.learning_rates import ADAPTER, ALL_WEIGHTS, fill_learning_rates, rates_by_size
     from proxima.base_setup.loading import (
         EMBEDDED,
         load_config,

@@ -39,18 +39,23 @@ POLICY_ADAPTER = RateRule(5e-5, 0.45, 1e-5, 1e-3)
 POLICY_WEIGHTS = RateRule(1e-6, 0.7, 2e-7, 1e-4)
 
 
-def fill_learning_rates(config: PPOConfig, parameters: int) -> None:
-    """Replace learning rates of 0 by those of the rules.
+def rates_by_size(config: PPOConfig, parameters: int) -> dict[str, float]:
+    """The rates of the rules, by the setting's name, for what these settings train.
 
     Args:
         parameters: of the network without adapters.
     """
-    filled = []
-    if not config.learning_rate:
-        config.learning_rate = (POLICY_ADAPTER if config.lora_r else POLICY_WEIGHTS).of(parameters)
-        filled.append(f"learning_rate {config.learning_rate:g}")
-    if not config.value_learning_rate and config.has_critic:
-        config.value_learning_rate = (ADAPTER if config.lora_r else ALL_WEIGHTS).of(parameters)
-        filled.append(f"value_learning_rate {config.value_learning_rate:g}")
+    policy, value = (POLICY_ADAPTER, ADAPTER) if config.lora_r else (POLICY_WEIGHTS, ALL_WEIGHTS)
+    rates = {"learning_rate": policy.of(parameters)}
+    return {**rates, "value_learning_rate": value.of(parameters)} if config.has_critic else rates
+
+
+def fill_learning_rates(config: PPOConfig, parameters: int) -> None:
+    """Replace learning rates of 0 by those of the rules."""
+    rates = rates_by_size(config, parameters)
+    filled = {name: rate for name, rate in rates.items() if not getattr(config, name)}
+    for name, rate in filled.items():
+        setattr(config, name, rate)
     if filled:
-        log.info("by the model's size, %d parameters: %s", parameters, ", ".join(filled))
+        told = ", ".join(f"{name} {rate:g}" for name, rate in filled.items())
+        log.info("by the model's size, %d parameters: %s", parameters, told)

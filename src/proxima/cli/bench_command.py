@@ -46,6 +46,8 @@ class Bench(Command):
     """File for all numbers."""
     micro_batch_tokens: int = 0
     """As in `train`: tokens in one forward pass, 0 = by the device's memory. Memory against speed."""
+    gradient_checkpointing: bool = False
+    """As in `train`, in PPO steps: recompute layers in the backward pass. Memory against speed."""
 
     def run(self) -> None:
         from proxima.tools.bench import CASES, measure_machine
@@ -74,7 +76,7 @@ class Bench(Command):
         from proxima.tools.bench import CASES, run_case, run_peer, table
 
         case = CASES[name]
-        result = run_case(case, machine, self.steps, folder, micro_batch_tokens=self.micro_batch_tokens)
+        result = run_case(case, machine, self.steps, folder, **self._settings)
         peer = run_peer(case, self.steps) if self.peer and case.has_peer else None
         print(table(result, peer) + "\n", flush=True)
         results.add({**result, "peer": peer})
@@ -87,6 +89,14 @@ class Bench(Command):
         peer = run_peer(case, self.steps) if self.peer else None
         print(finetuning_table(result, peer) + "\n", flush=True)
         results.add({**result, "peer": peer})
+
+    @property
+    def _settings(self) -> Record:
+        """Of `PPOConfig`, besides those of the cases."""
+        return {
+            "micro_batch_tokens": self.micro_batch_tokens,
+            "gradient_checkpointing": self.gradient_checkpointing,
+        }
 
     def _names(self) -> tuple[str, ...]:
         """The cases to time, checked."""
@@ -107,14 +117,14 @@ class Bench(Command):
             raise ValueError(
                 f"beside, scaling and lengths time PPO steps, not {names[0]}; name another first"
             )
+        if self.gradient_checkpointing and (given := [name for name in names if name not in CASES]):
+            raise ValueError(f"gradient_checkpointing is a setting of PPO steps, not of {given[0]}")
         return names
 
     def _time_beside(self, name: str, folder: str, results: _Results) -> None:
         from proxima.tools.bench import CASES, beside_line, run_beside
 
-        beside = run_beside(
-            CASES[name], self.beside, self.steps, folder, micro_batch_tokens=self.micro_batch_tokens
-        )
+        beside = run_beside(CASES[name], self.beside, self.steps, folder, **self._settings)
         print(beside_line(name, beside) + "\n", flush=True)
         results.add({"name": name, "beside": beside})
 
@@ -122,9 +132,7 @@ class Bench(Command):
         from proxima.tools.bench import CASES, growth_plot, run_scaling, scaling_table
 
         seconds = results.rows[0]["seconds"]
-        found = run_scaling(
-            CASES[name], seconds, machine, self.steps, folder, micro_batch_tokens=self.micro_batch_tokens
-        )
+        found = run_scaling(CASES[name], seconds, machine, self.steps, folder, **self._settings)
         print(f"{name}, growth\n{scaling_table(found)}\n", flush=True)
         results.add({"name": name, "scaling": found})
         print(f"as a picture: {growth_plot(found).save(self.output.with_suffix('.html'))}")
@@ -132,9 +140,7 @@ class Bench(Command):
     def _time_lengths(self, name: str, folder: str, machine: Machine, results: _Results) -> None:
         from proxima.tools.bench import CASES, lengths_plot, lengths_table, run_lengths
 
-        found = run_lengths(
-            CASES[name], machine, self.steps, folder, micro_batch_tokens=self.micro_batch_tokens
-        )
+        found = run_lengths(CASES[name], machine, self.steps, folder, **self._settings)
         print(f"{name}, by the length of its responses\n{lengths_table(found)}\n", flush=True)
         results.add({"name": name, "lengths": found})
         page = self.output.with_name(f"{self.output.stem}-lengths.html")

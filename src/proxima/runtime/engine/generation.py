@@ -109,6 +109,8 @@ class Generation:
         self.clock = StepTimer(self.on_gpu)
         self.replays = self.eager_steps = 0
         """Decode steps with and without a graph since the start."""
+        self.slot_steps = 0
+        """Slots of all decode steps since the start, also those of sequences that had ended."""
         self._slots: Slots | None = None
         self._few_rows: FewRowsDecoder | None = None  # decodes by kernels of its own where it can
         self._outputs: Outputs | None = None
@@ -260,6 +262,7 @@ class Generation:
 
     def _step(self, batch: GenerationBatch, n: int) -> None:
         """One decode step of the first n slots; on a GPU by a graph, captured at first use if it can be."""
+        self.slot_steps += n
         if not (self.on_gpu and self.decoder.capturable):
             self._step_eagerly(batch, n)
             self.eager_steps += 1

@@ -114,6 +114,7 @@ def run_case(
     """
     return {
         **asdict(case),
+        "checkpointing": bool(settings.get("gradient_checkpointing")),
         **measured(case, lambda trainer: _timed(trainer, case, machine, steps), folder, **settings),
     }
 
@@ -151,9 +152,10 @@ def _timed(trainer: PPOTrainer, case: Case, machine: Machine, steps: int) -> Rec
         trainer.ppo_step(make_prompts(case, step))
     warm_up = time.perf_counter() - started
     engine = trainer.models.policy.backbone.generation
-    before = (engine.replays, engine.eager_steps) if engine else (0, 0)
+    before = (engine.replays, engine.eager_steps, engine.slot_steps) if engine else (0, 0, 0)
     results = [trainer.ppo_step(make_prompts(case, 2 + step)) for step in range(steps)]
-    after = (engine.replays, engine.eager_steps) if engine else (0, 0)
+    after = (engine.replays, engine.eager_steps, engine.slot_steps) if engine else (0, 0, 0)
+    decoded = sum(result["tokens"] - case.responses for result in results)  # the prefill samples the first
     phases = {name: median(result[f"seconds/{name}"] for result in results) for name in PHASES}
     seconds = median(result["seconds"] for result in results)
     tokens = median(result["tokens"] for result in results)
@@ -171,6 +173,7 @@ def _timed(trainer: PPOTrainer, case: Case, machine: Machine, steps: int) -> Rec
         "held_gib": torch.accelerator.memory_reserved() / 2**30 if gpu else None,
         "graph_replays": after[0] - before[0],
         "eager_decode_steps": after[1] - before[1],
+        "waiting_slots": 1 - decoded / max(1, after[2] - before[2]),
         "first_ratio_error": max(result["first_ratio_error"] for result in results),
     }
 

@@ -12,7 +12,7 @@ def table(result: Record, peer: Record | None = None) -> str:
     lines = [
         f"{result['name']}: {_size(result)}, batch {_batch(result)}, prompts {_range(result['prompt'])}, "
         f"responses {_range(result['response'])}, {result['epochs']} epochs, {result['minibatches']} "
-        "optimiser steps each",
+        f"optimiser steps each{', checkpointing' if result['checkpointing'] else ''}",
         f"  {'':16}{'seconds':>9}{'floor':>9}{'ratio':>7}",
     ]
     floor = result["floor"]
@@ -30,8 +30,8 @@ def table(result: Record, peer: Record | None = None) -> str:
     )
     lines.append(
         f"  decode steps after warm-up: {result['graph_replays']} by CUDA graph, "
-        f"{result['eager_decode_steps']} without; largest |ratio - 1| of the first minibatch "
-        f"{result['first_ratio_error']:.1g}"
+        f"{result['eager_decode_steps']} without; {result['waiting_slots']:.0%} of their slots waited; "
+        f"largest |ratio - 1| of the first minibatch {result['first_ratio_error']:.1g}"
     )
     if peer:
         more = " It trains its value model in full, Proxima with LoRA." if result["generations"] == 1 else ""

@@ -26,6 +26,7 @@ from proxima.rewards import ClassifierSource, Samples, check_rewards
 from proxima.tools.doctor.audit_checks import audit, demonstrations_of
 from proxima.tools.doctor.canary_checks import canary
 from proxima.tools.doctor.finding import Finding, fail
+from proxima.tools.doctor.memory_estimate import network_size
 from proxima.tools.doctor.resource_checks import check_disk, check_memory, check_threads
 from proxima.tools.doctor.reward_checks import (
     check_ending,
@@ -37,7 +38,7 @@ from proxima.tools.doctor.reward_checks import (
     is_reward_model,
     padded_samples,
 )
-from proxima.tools.doctor.settings_checks import SETTINGS_CHECKS, check_batches
+from proxima.tools.doctor.settings_checks import SETTINGS_CHECKS, check_batches, check_learning_rates
 from proxima.tools.doctor.step_checks import (
     check_deterministic,
     check_ends,
@@ -149,6 +150,7 @@ def quick_findings(
     longest = max(lengths) if context is None else min(max(lengths), max(1, context - config.max_new_tokens))
     return [
         *(check(config) for check in SETTINGS_CHECKS),
+        check_learning_rates(config, network_size(network).parameters),
         check_batches(config, len(prompts), epochs),
         check_pad(tokenizer),
         check_vocabulary(tokenizer, network),

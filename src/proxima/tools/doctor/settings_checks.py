@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from proxima.base_setup import rates_by_size
 from proxima.config import PPOConfig
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
 
-USUAL_RATES = {
-    "learning_rate": {"adapters": (1e-7, 5e-3), "all weights": (1e-8, 1e-4)},
-    "value_learning_rate": {"adapters": (1e-7, 1e-2), "all weights": (1e-8, 1e-3)},
-}
-"""The range seen in practice, with a margin: a rate outside it is more likely a slip than a choice."""
+FAR = 10
+"""How many times larger or smaller than the rule's a learning rate may be."""
 
 LEAST_REACH = 0.05
 """Smallest share of a final score that should enter the first token's advantage directly. The published TL;DR
@@ -35,15 +33,21 @@ def check_rewards_given(config: PPOConfig) -> Finding:
     return ok("reward", ", ".join(f"{spec.weight:g} x {spec.label}" for spec in given))
 
 
-def check_learning_rates(config: PPOConfig) -> Finding:
-    what = "all weights" if config.lora_r == 0 else "adapters"
-    for name, usual in USUAL_RATES.items():
-        rate, (low, high) = getattr(config, name), usual[what]
-        if rate == 0:
-            continue  # by the model's size
-        if not low <= rate <= high:
+def check_learning_rates(config: PPOConfig, parameters: int) -> Finding:
+    """Against the rates by the model's size.
+
+    Args:
+        parameters: of the network without adapters.
+    """
+    what = "adapters" if config.lora_r else "all weights"
+    for name, usual in rates_by_size(config, parameters).items():
+        rate = getattr(config, name)
+        if rate and not usual / FAR <= rate <= usual * FAR:
+            times = f"{usual / rate:.0f} times below" if rate < usual else f"{rate / usual:.0f} times above"
             return warn(
-                "learning rate", f"{name} ({rate:g}) is far from usual for {what}", f"use {low:g} to {high:g}"
+                "learning rate",
+                f"{name} ({rate:g}) is {times} what suits {what} of a model of this size",
+                f"use about {usual:g}, or 0, which stands for that",
             )
     policy, value = (
         f"{rate:g}" if rate else "by the model's size"
@@ -157,7 +161,6 @@ def check_remote_code(config: PPOConfig) -> Finding:
 
 SETTINGS_CHECKS: list[Callable[[PPOConfig], Finding]] = [
     check_rewards_given,
-    check_learning_rates,
     check_reach,
     check_idle_settings,
     check_remote_code,
