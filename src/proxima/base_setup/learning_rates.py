@@ -53,9 +53,12 @@ def rates_by_size(config: PPOConfig, parameters: int) -> dict[str, float]:
 def fill_learning_rates(config: PPOConfig, parameters: int) -> None:
     """Replace learning rates of 0 by those of the rules."""
     rates = rates_by_size(config, parameters)
-    filled = {name: rate for name, rate in rates.items() if not getattr(config, name)}
-    for name, rate in filled.items():
-        setattr(config, name, rate)
+    filled = []
+    if not config.learning_rate:
+        config.learning_rate = rates["learning_rate"]
+        filled.append(f"learning_rate {config.learning_rate:g}")
+    if not config.value_learning_rate and config.has_critic:
+        config.value_learning_rate = rates["value_learning_rate"]
+        filled.append(f"value_learning_rate {config.value_learning_rate:g}")
     if filled:
-        told = ", ".join(f"{name} {rate:g}" for name, rate in filled.items())
-        log.info("by the model's size, %d parameters: %s", parameters, told)
+        log.info("by the model's size, %d parameters: %s", parameters, ", ".join(filled))
