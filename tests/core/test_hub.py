@@ -22,6 +22,7 @@ MISSING = """
 from proxima.cli import main
 
 train = "train --model embedded --data prompts.txt --max-new-tokens 4 --batch-size 2 --minibatch-size 2".split()
+train += "--learning-rate 1e-3 --value-learning-rate 1e-3".split()  # as suits the model: no warning
 for words in (
     ["data", "check", "some/dataset"],
     ["data", "check", "some/dataset", "--limit", "5"],
