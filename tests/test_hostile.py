@@ -315,7 +315,7 @@ def test_half_a_surrogate_pair_elsewhere_is_said_with_its_place(tmp_path, tiny, 
     assert (code, "not UTF-8" in shown) == (2, True)
 
 
-def test_a_folder_whose_name_is_no_text_can_be_worked_with(tmp_path):
+def test_a_folder_whose_name_is_not_text_can_be_worked_with(tmp_path):
     """Names of files are bytes; what cannot be printed is shown, after the work is done."""
     folder = write_run(tmp_path / os.fsdecode(b"r\xff"), 3)
     environment = {

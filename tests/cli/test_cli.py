@@ -221,7 +221,7 @@ def test_what_nobody_expected_is_one_line_and_exit_code_1(call, monkeypatch):
         call("demo", "--debug")
 
 
-def test_a_reader_that_went_away_is_no_error():
+def test_a_reader_that_went_away_is_not_an_error():
     process = subprocess.Popen(
         [sys.executable, "-m", "proxima"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV
     )

@@ -38,7 +38,7 @@ def lengths_seen(pairs):
     spelling=st.sampled_from([plain, tagged]),
     data=st.data(),
 )
-def test_the_whole_road_gives_output_i_for_input_i(batch, spelling, data):
+def test_the_whole_pipeline_gives_output_i_for_input_i(batch, spelling, data):
     """Each phase takes the one before; tagged pairs come in any order."""
     rewards = data.draw(st.lists(st.floats(-3, 3), min_size=len(batch), max_size=len(batch)))
     count = sum(map(len, batch))

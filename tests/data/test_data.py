@@ -99,7 +99,7 @@ def test_every_source_gives_the_same_records(tmp_path, name):
     assert prompts[1].columns == {"completion": " answer 1", "extra": "1" if "sv" in name else 1}
 
 
-def test_text_is_one_prompt_a_line_and_only_a_line_break_ends_it(tmp_path):
+def test_text_is_one_prompt_per_line_and_only_a_line_break_ends_it(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes("\ufefffirst\\nbroken\r\n \na\u2028b\x85c\x0cd\n日本 😀".encode())
     assert list(read_prompts(path)) == ["first\nbroken", "a\u2028b\x85c\x0cd", "日本 😀"]

@@ -76,16 +76,26 @@ IDIOMS = {
     r"but for (?:times|rounding|dropout|one|two|three|four|the|what)": "except for, apart from",
     r"(?:score|reward|mean|return|reward-to-go) less (?:the|its|their)": "minus",
     r"(?:run|training|audit|demo) goes on": "continues",
+    rf"(?i:counts?|counted) (?:once|twice) an? {UNIT}": "once per item",
+    r"less `\w+`": "minus",
+    r"for ever": "indefinitely, forever",
+    r"(?:is|are|was|were|and|or|be) passed over": "skipped, ignored",
+    r"went back (?:to (?:step|a checkpoint|the last))": "rolled back to",
+    r"[Ww]here there (?:is|are) (?:one|none|any)": "if there is one",
+    r"(?i:no number is (?:ever )?made up)": "missing rewards are never imputed",
+    r"(?:tried|which was tried) is": "has been tried on",
 }
 """What nobody in the field says, and what to say instead; blanks stand for any space between two words."""
 PATTERNS = [
     (re.compile(rf"(?<![\w-])(?:{idiom})(?![\w-])".replace(" ", " +")), say) for idiom, say in IDIOMS.items()
 ]
+TEST_NAME = re.compile(r"(?m)^ *(?:async )?def (test_\w+)")
 BREAK = re.compile(r"(?<!\n)[\"']?[ \t]*\n(?!\s*\n)[ \t]*(?:[#*>|]|//|[fr]?[\"'])?[ \t]*")
 
 
 def idioms(text: str) -> list[tuple[int, str, str]]:
     """Line, phrase and what to say instead, for every idiom of a text; a phrase may go over a line's end."""
+    text = TEST_NAME.sub(lambda found: found[0].replace("_", " "), text)  # read as the sentence it is
     joined = BREAK.sub(lambda found: " " * len(found[0]), text)  # as long as before: places stay the same
     return sorted(
         (text.count("\n", 0, found.start()) + 1, " ".join(found[0].split()), say)
@@ -148,6 +158,14 @@ def test_texts_speak_the_language_of_the_field(place):
         "the same results, but for times",
         "the score less the mean of its group",
         "and the run goes on without them",
+        "a value counts once an item",
+        "the weighted sum, less `missing_eos_penalty`",
+        "it waits for ever",
+        "damaged and passed over, is passed over",
+        "it went back to step 3",
+        "a GPU where there is one",
+        "No number is ever made up",
+        "def test_a_run_goes_on_bit_for_bit(settings):",
     ],
 )
 def test_idioms_are_found(text):
@@ -174,7 +192,7 @@ def test_idioms_are_found(text):
         "one line per step, two answers per prompt, per-token rewards",
         "there is no checkpoint, and it is no longer needed",
         "nothing but the wheel, all but one",
-        "test_a_run_that_died_goes_on_bit_for_bit",
+        "test_a_run_that_died_resumes_bit_exactly",
         "max_falling_verdicts",
     ],
 )

@@ -56,9 +56,9 @@ def test_a_quoted_message_is_in_the_source(quote):
 
 
 def test_a_reworded_message_is_found_out():
-    assert is_said("went back to step …; learning rates are now x …")
-    assert not is_said("went back to step …; the learning rates are now x …")
-    assert not is_said("went back to step 3; learning rates are now x 0.5")
+    assert is_said("rolled back to step …; learning rates are now x …")
+    assert not is_said("rolled back to step …; the learning rates are now x …")
+    assert not is_said("rolled back to step 3; learning rates are now x 0.5")
 
 
 def test_fields_and_neighbours_are_read_as_python_reads_them():

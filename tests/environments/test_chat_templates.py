@@ -158,7 +158,7 @@ def test_what_stands_in_a_call_is_never_passed_over(name, text):
         read_calls(name, text, SCHEMAS)
 
 
-def test_an_answer_in_json_is_no_call_of_llama3():
+def test_an_answer_in_json_is_not_a_call_of_llama3():
     assert read_calls("llama3", '{"total": 5}', SCHEMAS) == []
 
 
@@ -193,7 +193,7 @@ def test_calls_whose_marks_are_special_tokens_are_read(make_config):
 
 
 @pytest.mark.parametrize("text", ["[1]", "7", '{"name": 3}', '{"name": "add", "arguments": [1]}', "{" * 5000])
-def test_json_that_is_no_call_is_malformed(text):
+def test_json_that_is_not_a_call_is_malformed(text):
     with pytest.raises(MalformedCall):
         read_calls("hermes", f"<tool_call>{text}</tool_call>", SCHEMAS)
 

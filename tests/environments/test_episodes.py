@@ -189,7 +189,7 @@ def test_the_samples_that_a_best_is_chosen_of_meet_one_environment(make_config, 
     assert groups[0] != groups[1] != groups[2]
 
 
-def test_what_was_read_is_no_part_of_what_is_measured_of_responses(make_config, prompts):
+def test_what_was_read_is_not_a_part_of_what_is_measured_of_responses(make_config, prompts):
     """Nor of answers to compare, whose prompts are those that `reset` opened."""
     seen = []
 

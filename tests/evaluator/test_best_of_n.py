@@ -42,7 +42,7 @@ def test_the_mean_over_all_choices(n):
     assert best_of_mean(groups, n) == pytest.approx(oracle(groups, n))
 
 
-def test_no_prompt_with_enough_samples_is_no_number():
+def test_no_prompt_with_enough_samples_is_not_a_number():
     assert math.isnan(best_of_mean([[(1.0, 1.0)]], 2))
     assert math.isnan(best_of_mean([], 1))
 

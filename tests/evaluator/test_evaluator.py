@@ -53,7 +53,7 @@ def test_the_reason_names_the_best_and_how_long_ago():
     assert convergence["reason"] == "no improvement over 1.5 (step 1) in 2 evaluations"
 
 
-def test_a_slow_rise_under_a_lucky_evaluation_is_no_plateau_and_a_flat_line_under_it_is():
+def test_a_slow_rise_under_a_lucky_evaluation_is_not_a_plateau_and_a_flat_line_under_it_is():
     noise = [0.0, 0.3, -0.2, 0.1, -0.3, 0.2]
     rising = [5.0] + [0.1 * i + noise[i % 6] for i in range(30)]
     flat = [5.0] + [noise[i % 6] for i in range(30)]
@@ -270,7 +270,7 @@ def test_answers_to_equal_prompts_do_not_depend_on_the_batches(make_config, monk
     assert len(set(texts)) == 5  # of equal prompts each has noise of its own
 
 
-def test_judges_decide_where_there_are_any_and_a_resumed_run_keeps_who_decided():
+def test_judges_decide_if_there_are_any_and_a_resumed_run_keeps_who_decided():
     rewards, rates = iter([1.0, 2.0, 3.0, 4.0, 5.0]), iter([0.5, 0.6, 0.55, 0.5, 0.7])
 
     def validate():
@@ -303,7 +303,7 @@ def test_without_its_judges_a_run_begins_to_look_for_its_best_anew():
     assert (performance["best_reward"], performance["decided_by"]) == (-4.0, "reward")
 
 
-def test_a_judge_that_could_not_be_asked_is_no_evidence():
+def test_a_judge_that_could_not_be_asked_is_not_evidence():
     evaluator, improved, _ = judge([0.0], lambda: {"reward": 9.0, "win_rate/a": 0.8, "win_rate/b": NAN})
     assert improved == [False]
     assert math.isnan(evaluator.rewards[-1])

@@ -171,7 +171,7 @@ def test_a_guard_goes_back_to_the_start_only_where_a_later_step_was_evaluated(
         eval_every=eval_every,
     )
     results = PPOTrainer(config).train(PROMPTS, 2, ["held out"])
-    assert f"went back to step {back};" in (results.run_folder / "log.txt").read_text()
+    assert f"rolled back to step {back};" in (results.run_folder / "log.txt").read_text()
     assert [line["step"] for line in lines(results.run_folder)] == list(range(7))
 
 

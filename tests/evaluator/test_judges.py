@@ -1,4 +1,4 @@
-"""Judges: by score, by comparison in both orders, over HTTP; what fails is counted and never made up."""
+"""Judges: by score, by comparison in both orders, over HTTP; what fails is counted and never imputed."""
 
 import json
 import math

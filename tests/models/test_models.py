@@ -298,7 +298,7 @@ def test_a_classifier_with_its_own_tokenizer_can_be_the_reward(make_config, prom
     assert trainer.ppo_step(prompts)["reward_source"] == "judge"
 
 
-def test_several_rewards_are_weighed_added_and_logged_by_name(make_config, prompts):
+def test_several_rewards_are_weighted_added_and_logged_by_name(make_config, prompts):
     from proxima.config import RewardSpec
 
     def length(prompts, texts):

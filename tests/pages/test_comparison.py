@@ -113,7 +113,7 @@ def test_folders_alone_are_compared_without_loading_a_model(folders, tmp_path, c
     assert result["rows"][-1]["validation/reward"] == pytest.approx([1.5, 1.5, 1.5])
 
 
-def test_the_frontier_has_a_point_an_evaluation_of_every_run_and_falls_back_to_steps(folders):
+def test_the_frontier_has_a_point_per_evaluation_of_every_run_and_falls_back_to_steps(folders):
     metrics = {name: run.metrics() for name, run in named_runs(folders).items()}
     chart = frontier(metrics, {})[0]
     assert chart["free"]

@@ -81,7 +81,7 @@ def test_a_gain_is_one_over_the_reference_wherever_the_evaluations_began(tmp_pat
     assert found_in(folder).status == "good"
 
 
-def test_a_win_rate_that_wavers_within_its_interval_is_no_fall(tmp_path):
+def test_a_win_rate_that_wavers_within_its_interval_is_not_a_fall(tmp_path):
     folder = write_outcome(tmp_path / "run", "good")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for line in lines:

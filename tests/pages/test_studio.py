@@ -122,7 +122,7 @@ def test_a_request_of_another_form_is_refused_in_words(ask):
 # --- what is told ---
 
 
-def test_the_list_has_a_line_a_run(ask, runs):
+def test_the_list_has_a_line_per_run(ask, runs):
     said = ask("runs")
     assert said["folder"] == str(runs)
     assert said["label"] is False

@@ -93,7 +93,7 @@ def test_a_wrong_cookie_is_refused(site, value):
     assert connection.getresponse().status == 403
 
 
-def test_the_token_itself_is_no_cookie(visitor, site):
+def test_the_token_itself_is_not_a_cookie(visitor, site):
     assert visitor.get("/", headers={"cookie": f"proxima_{site.port}={site.token}"}).status_code == 403
 
 

@@ -1,4 +1,4 @@
-"""Never lose a run: what was interrupted resumes bit-exactly; what is damaged is passed over; nothing is
+"""Never lose a run: what was interrupted resumes bit-exactly; what is damaged is skipped; nothing is
 half-written."""
 
 import errno
@@ -115,7 +115,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_died_goes_on_bit_for_bit(settings, kind):
+def test_a_run_that_died_resumes_bit_exactly(settings, kind):
     whole, cut = (settings(run_name=name, **KINDS[kind]) for name in ("whole", "cut"))
     seed_all()
     expected = PPOTrainer(whole).train(PROMPTS, 2, ["held out"])
@@ -225,7 +225,7 @@ def test_names_that_are_no_checkpoints_are_left_alone(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000007.bak"]
 
 
-def test_a_folder_that_is_written_anew_is_never_away_but_for_the_move(tmp_path, monkeypatch):
+def test_a_folder_that_is_written_anew_is_never_away_except_for_the_move(tmp_path, monkeypatch):
     target = write_folder(
         tmp_path / "policy", lambda folder: (folder / "a").write_text("old"), manifest=False
     )
@@ -324,7 +324,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(finished, cop
         PPOTrainer(config).train(PROMPTS[:4], 2, resume=True)
     said = [record.getMessage() for record in caplog.records if "damaged" in record.getMessage()]
     assert len(said) == 1
-    assert "step-00000004 is damaged and passed over" in said[0]
+    assert "step-00000004 is damaged; skipped" in said[0]
     assert DAMAGE[kind] in said[0]
     assert said[0] in (folder / "log.txt").read_text()
     assert same_run(finished[1], folder)  # from step 2 on, the same again
@@ -426,7 +426,7 @@ def test_with_force_the_new_settings_hold(copied):
     assert results.metrics[4]["learning_rate"] == pytest.approx(0.5 / 3)
 
 
-def test_what_force_cannot_mend_leaves_the_run_as_it_is(copied):
+def test_what_force_cannot_fix_leaves_the_run_as_it_is(copied):
     config, folder = copied
     before = files(folder / "checkpoints") | {"metrics": (folder / "metrics.jsonl").read_bytes()}
     with pytest.raises(ValueError, match="cannot load the weights"):
@@ -608,7 +608,7 @@ def test_a_second_ctrl_c_stops_at_once_and_the_last_checkpoint_is_good(settings)
     assert len(PPOTrainer(config).train(PROMPTS, EPOCHS, resume=True).metrics) == 9
 
 
-def test_a_reward_that_failed_is_waited_for_and_the_run_goes_on(settings):
+def test_a_reward_that_failed_is_waited_for_and_the_run_continues(settings):
     def reward(prompts, texts):
         reward.calls += 1
         if reward.calls in (7, 8):  # 2 calls per step; one that raises is tried twice
@@ -679,7 +679,7 @@ def test_weights_before_and_after_differ(settings):
     assert difference(before, weights(trainer)) > 1e-4
 
 
-def test_checkpoints_are_ranked_by_judges_where_there_are_any(make_config, tmp_path):
+def test_checkpoints_are_ranked_by_judges_if_there_are_any(make_config, tmp_path):
     def shorter(prompts, texts):
         return [-float(len(text)) for text in texts]
 

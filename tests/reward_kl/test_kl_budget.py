@@ -113,7 +113,7 @@ def test_warm_up_and_failed_measurements_leave_it_alone():
         assert budget.state() == before
 
 
-def test_its_state_survives_json_bit_for_bit():
+def test_its_state_survives_json_bit_exactly():
     noise = random.Random(1)
     whole, coef = KLBudget(TARGET), 0.0
     coef = whole.begin(0.7)

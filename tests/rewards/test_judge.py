@@ -158,7 +158,7 @@ def test_a_judge_that_is_busy_is_asked_again_after_as_long_as_it_says(serve):
     assert len(always.requests) == 3
 
 
-def test_a_whole_number_written_with_a_point_is_of_the_schema(serve):
+def test_an_integer_written_with_a_point_is_of_the_schema(serve):
     assert judge(serve(says('{"score": 7.0}')))(samples("a")).sequence == [7.0]
 
 
@@ -214,7 +214,7 @@ def database(folder, *statements):
     ],
     ids=["endless view", "other columns", "another table"],
 )
-def test_a_database_that_is_no_cache_is_left_alone(tmp_path, statement, caplog):
+def test_a_database_that_is_not_a_cache_is_left_alone(tmp_path, statement, caplog):
     database(tmp_path, statement)
     cache = JudgeCache(tmp_path)
     assert cache.get("a") is None

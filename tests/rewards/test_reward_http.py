@@ -150,7 +150,7 @@ def test_the_request_has_the_documented_form_and_scores_come_back_in_order(serve
     assert "Authorization" not in server.headers[0]
 
 
-def test_ids_are_sent_on_request_and_rewards_a_token_come_back(serve):
+def test_ids_are_sent_on_request_and_per_token_rewards_come_back(serve):
     def a_token(handler, batch, number):
         answer(
             handler, {"rewards": [[0.5] * len(ids) for ids in batch["completion_ids"][:-1]] + [[1.0] * 99]}
@@ -229,9 +229,9 @@ def says(reply, status=200, **headers):
 BROKEN = {
     "sleeps": (sleeps, 2, "no whole reply within 0.5 s"),
     "trickles": (trickles, 2, "no whole reply within 0.5 s"),
-    "500 for ever": (says({}, 500), 2, "answered 500"),
+    "500 forever": (says({}, 500), 2, "answered 500"),
     "503": (says(b"", 503, Retry_After="0"), 2, "answered 503"),
-    "429 for ever": (says({}, 429), 2, "answered 429"),
+    "429 forever": (says({}, 429), 2, "answered 429"),
     "closes in mid-reply": (closes, 2, "connection failed"),
     "hangs up": (hangs_up, 2, "connection failed"),
     "401": (says(lambda batch: {"rewards": lengths(batch)}, 401), 1, "answered 401"),
@@ -300,7 +300,7 @@ def step_with(trainer, server, **options):
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_batch_fails_by_itself_and_the_rest_of_the_step_trains(serve, shared, name):
+def test_a_batch_fails_alone_and_the_rest_of_the_step_trains(serve, shared, name):
     behave, _, reason = BROKEN[name]
 
     def for_some(handler, batch, number):
@@ -316,7 +316,7 @@ def test_a_batch_fails_by_itself_and_the_rest_of_the_step_trains(serve, shared, 
     assert difference(before, weights(shared)) > 0
 
 
-@pytest.mark.parametrize("name", ["500 for ever", "closes in mid-reply", "NaN", "too few", "401", "strings"])
+@pytest.mark.parametrize("name", ["500 forever", "closes in mid-reply", "NaN", "too few", "401", "strings"])
 def test_a_server_that_never_answers_well_stops_the_step_and_nothing_is_trained(serve, shared, name):
     before, step = weights(shared), shared.step
     with pytest.raises(RewardFailure, match=rf"all 8 rewards of step {step + 1} failed") as problem:
@@ -337,7 +337,7 @@ def test_single_samples_may_be_null(serve, shared):
 
 
 @pytest.mark.parametrize(
-    "first", ["500 for ever", "503", "429 for ever", "closes in mid-reply", "hangs up", "sleeps"]
+    "first", ["500 forever", "503", "429 forever", "closes in mid-reply", "hangs up", "sleeps"]
 )
 def test_a_server_that_recovers_costs_nothing(serve, first):
     server = serve(
@@ -364,7 +364,7 @@ def test_waits_double_with_jitter_and_are_as_long_as_the_server_asks(serve, monk
     assert server.times[1] - server.times[0] >= 1.0
 
 
-def test_a_server_cannot_make_a_run_wait_for_ever(serve, monkeypatch):
+def test_a_server_cannot_make_a_run_wait_forever(serve, monkeypatch):
     monkeypatch.setattr(endpoint, "LONGEST_WAIT", 0.2)
     server = serve(says({}, 503, Retry_After="86400"))
     start = time.monotonic()
@@ -699,7 +699,7 @@ def test_served_ids_are_scored_with_their_eos_and_foreign_ids_are_refused(tiny, 
         assert wrong.status_code == 422
 
 
-def test_too_long_a_text_is_null_by_itself(classifier_folder, tiny):
+def test_only_a_text_that_is_too_long_is_null(classifier_folder, tiny):
     config = PPOConfig(model_name=tiny, rewards=(f"{classifier_folder},label=0",))
     rewards = (
         client(config)

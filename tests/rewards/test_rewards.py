@@ -93,7 +93,7 @@ def test_a_yaml_list_of_rewards_as_a_user_writes_it(tmp_path):
         ("HTTP://h/x", "x"),
     ],
 )
-def test_a_url_is_no_function_and_its_name_is_its_path(url, label):
+def test_a_url_is_not_a_function_and_its_name_is_its_path(url, label):
     spec = RewardSpec(url)
     assert (spec.label, spec.is_http, spec.is_function) == (label, True, False)
 
@@ -424,7 +424,7 @@ class FakeModel:
         ([[1, "2"], [], [None, 1, 1]], [NAN, NAN, NAN], {}),
     ],
 )
-def test_each_entry_is_read_by_itself_and_nothing_is_imputed(returned, sequence, token):
+def test_each_entry_is_read_alone_and_nothing_is_imputed(returned, sequence, token):
     outcome = read_rewards(returned, [2, 1, 3])
     assert outcome.sequence == pytest.approx(sequence, nan_ok=True)
     assert outcome.token == token
@@ -455,7 +455,7 @@ SOME_END = {"temperature": 5.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 12} 
 MANY = [f"prompt {i}" for i in range(48)]
 
 
-def test_rewards_a_token_land_on_their_tokens_and_sequence_rewards_on_the_last(make_config):
+def test_per_token_rewards_land_on_their_tokens_and_sequence_rewards_on_the_last(make_config):
     config = make_config(rewards=[RewardSpec(ramp, 2.0), RewardSpec(ones, -3.0)], **SOME_END, kl_coef=0.5)
     results = PPOTrainer(config).ppo_step(MANY)
     pairs = results["sa_pairs"]
@@ -492,7 +492,7 @@ def test_penalty_clipping_and_normalisation_act_on_the_sequence_part_only(make_c
         assert pairs.column("reward")[row, :length].tolist() == pytest.approx(by_hand, abs=1e-5)
 
 
-def test_a_sequence_whose_rewards_a_token_fail_is_left_out_and_the_others_keep_theirs(make_config):
+def test_a_sequence_whose_per_token_rewards_fail_is_left_out_and_the_others_keep_theirs(make_config):
     def some(prompts, completions, completion_ids):
         rows = ramp(prompts, completions, completion_ids)
         rows[1], rows[3] = rows[1] + [1.0], None  # one too many; none at all
@@ -509,7 +509,7 @@ def test_a_sequence_whose_rewards_a_token_fail_is_left_out_and_the_others_keep_t
         assert pairs.column("reward")[row, :length].tolist() == pytest.approx(by_hand, abs=1e-5)
 
 
-def test_one_number_a_token_on_the_last_token_trains_as_one_number_a_sequence(make_config, prompts):
+def test_one_number_per_token_on_the_last_token_trains_as_one_number_per_sequence(make_config, prompts):
     def last_only(prompts, completions, completion_ids):
         scores = count_e(prompts, completions)
         return [[0.0] * (len(ids) - 1) + [score] for ids, score in zip(completion_ids, scores, strict=True)]
@@ -520,7 +520,7 @@ def test_one_number_a_token_on_the_last_token_trains_as_one_number_a_sequence(ma
     assert difference(*map(weights, trainers)) == 0
 
 
-def test_plain_texts_are_tokenised_for_rewards_a_token(make_config):
+def test_plain_texts_are_tokenised_for_per_token_rewards(make_config):
     computer = PPOTrainer(make_config(rewards=[ramp, RewardSpec(ones, 2.0)])).reward_computer
     assert computer.compute_rewards(["p", "q"], ["abc", "z"]) == pytest.approx(
         [0.6 + 2.0, 0.1 + 2.0]

@@ -211,12 +211,14 @@ def test_after_too_many_bad_updates_the_run_goes_back_with_smaller_rates(setting
     [warning] = warnings_of(results.run_folder)
     assert (warning["step"], warning["guard"], warning["action"]) == (6, "nonfinite", "rollback")
     assert warning["message"] == "4 updates of the last 6 steps had a loss or gradient that is not finite"
-    assert "went back to step 4; learning rates are now x 0.5" in (results.run_folder / "log.txt").read_text()
+    assert (
+        "rolled back to step 4; learning rates are now x 0.5" in (results.run_folder / "log.txt").read_text()
+    )
     assert json.loads((results.run_folder / "results.json").read_text())["rollbacks"] == 1
 
 
 @pytest.mark.parametrize("step", [5, 7])
-def test_a_run_that_went_back_and_then_died_goes_on_bit_for_bit(settings, nan_when, step):
+def test_a_run_that_rolled_back_and_then_died_resumes_bit_exactly(settings, nan_when, step):
     def bad(trainer):
         return trainer.step >= 4 and trainer.rate_factor == 1
 

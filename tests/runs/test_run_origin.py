@@ -33,7 +33,7 @@ def test_no_key_of_a_command_line_is_written_down(tmp_path, line):
     assert read_origin(tmp_path)["command"][:2] == ["proxima", "train"]
 
 
-def test_what_is_no_key_stays_as_it_was():
+def test_what_is_not_a_key_stays_as_it_was():
     line = (
         "proxima train --rewards length_band,low=5,high=20 --run-name r --token-samples 4 --data a,b=c.jsonl"
     )

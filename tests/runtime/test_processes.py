@@ -295,7 +295,7 @@ def test_an_error_is_said_once(folder, forked, words, said):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("more", [(), ("--lora-r", "0", "--shard-base")], ids=["lora", "full, sharded"])
-def test_a_run_goes_on_with_the_same_numbers_on_another_number_of_processes(
+def test_a_run_continues_with_the_same_numbers_on_another_number_of_processes(
     folder, forked, one_process, more
 ):
     """4 steps per epoch: the first epoch on 2 processes, the second on 1, the third on 4."""
@@ -388,7 +388,7 @@ def test_a_killed_process_ends_the_run_and_resuming_goes_on(folder, forked):
         end(launcher)
     assert launcher.returncode != 0
     (line,) = said_by_us(errors)
-    assert "process 0 of 2 lost the others" in line
+    assert "process 0 of 2 lost contact with the other processes" in line
     good = int(re.search(r"the checkpoint of step (\d+) is good", line)[1])
     assert good >= 2
     assert "--resume --run-name killed" in line
@@ -422,7 +422,10 @@ def test_a_process_that_hangs_ends_the_run_within_the_time_limit(folder):
         end(launcher)
     assert time.monotonic() - stopped < 60
     assert launcher.returncode != 0
-    assert any("process 0 of 2 lost the others" in line and "is good" in line for line in said_by_us(errors))
+    assert any(
+        "process 0 of 2 lost contact with the other processes" in line and "is good" in line
+        for line in said_by_us(errors)
+    )
 
 
 @pytest.mark.long
@@ -452,7 +455,7 @@ def test_a_process_that_is_slow_is_waited_for_and_changes_nothing(folder, one_pr
 
 @pytest.mark.long
 @pytest.mark.timeout(280)
-def test_torchrun_brings_a_killed_run_back_by_itself(folder, one_process):
+def test_torchrun_restarts_a_killed_run(folder, one_process):
     epochs = ("--epochs", "3", "--lr-schedule", "constant")
     launcher = start(torchrun(2, "--max-restarts=1", *train("--run-name", "back", *epochs)), folder)
     try:

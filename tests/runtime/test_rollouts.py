@@ -584,7 +584,7 @@ def test_a_rollout_in_flight_is_thrown_away_when_weights_are_loaded(serve, on_se
     )  # sampled again
 
 
-def test_an_overlapped_run_goes_on_after_a_failure(serve, on_servers, prompts):
+def test_an_overlapped_run_continues_after_a_failure(serve, on_servers, prompts):
     server = serve()
     config = on_servers(
         server, batch_size=1, run_name="r", overlap=True, engine_timeout=1.0, checkpoint_every=1

@@ -114,7 +114,7 @@ def test_the_step_learns_nothing(make_config):
 # --- tokenizer, model, data ---
 
 
-def test_a_pad_token_that_is_eos_is_found_raw_and_mended_when_loaded(tiny, tmp_path, ask):
+def test_a_pad_token_that_is_eos_is_found_raw_and_fixed_when_loaded(tiny, tmp_path, ask):
     folder = spoil(tiny, tmp_path / "model", "tokenizer_config.json", pad_token="<|endoftext|>")
     assert check_pad(AutoTokenizer.from_pretrained(folder)).level == "fail"
     found = ask(model_name=folder)["pad token"]
@@ -208,7 +208,7 @@ def test_a_learning_rate_is_compared_with_the_one_by_size():
     assert check_learning_rates(without_critic, 1_000_000).level == "ok"
 
 
-def test_the_reach_of_a_final_score_is_gamma_times_lam_over_the_tokens_between_and_its_advice_mends_it():
+def test_the_reach_of_a_final_score_is_gamma_times_lam_over_the_tokens_between_and_its_advice_fixes_it():
     found = check_reach(PPOConfig(max_new_tokens=101))
     assert found.level == "warn"
     assert (
@@ -609,7 +609,7 @@ def test_training_refuses_to_start_on_a_fail_and_says_warnings(call, tmp_path, m
     assert (tmp_path / "runs" / "one" / "metrics.jsonl").is_file()
 
 
-def test_warnings_go_to_stderr_and_training_goes_on(call, tmp_path, monkeypatch):
+def test_warnings_go_to_stderr_and_training_continues(call, tmp_path, monkeypatch):
     code, _, err = call("train", "--run-name", "two", "--learning-rate", 0.5, "--ppo-epochs", 1, "--limit", 4)
     assert code == 0, err
     assert (

@@ -240,7 +240,7 @@ def test_a_shell_script(old):
     assert not new.unknown
 
 
-def test_a_yaml_file_by_itself_and_behind_config(old, tmp_path):
+def test_a_yaml_file_alone_and_behind_config(old, tmp_path):
     text = (
         "learning_rate: 5e-6\nuse_peft: true\nlora_r: 4\nkl_coef: 0.1\nsft_model_path: org/sft\nenv: {A: 1}\n"
     )
@@ -524,7 +524,7 @@ def test_every_written_setting_is_accounted_for(old):
         ("{}", "a.json", "must be a Python script"),
     ],
 )
-def test_what_is_no_ppo_run_of_trl_is_refused_in_one_sentence(old, text, name, message):
+def test_what_is_not_a_ppo_run_of_trl_is_refused_in_one_sentence(old, text, name, message):
     with pytest.raises(ValueError, match=message):
         old(text, name)
 

@@ -361,7 +361,7 @@ def test_strange_tokens_and_states_are_refused(recorded):
     for name, value in {**strange, "endings": 3, "units": {"length_band": ["a"]}}.items():
         settings = {**recorded.facts["settings"], "kl_controller": "budget"}
         facts = {**recorded.facts, "state": {**recorded.facts["state"], name: value}, "settings": settings}
-        if name in ("endings", "units"):  # read as a run's own are: what means nothing is passed over
+        if name in ("endings", "units"):  # read as a run's own are: what means nothing is ignored
             replay_step(replace(recorded, facts=facts))
             continue
         with pytest.raises(ValueError, match="its state cannot be restored"):
@@ -483,7 +483,7 @@ def test_the_terminal_is_not_steered(recorded):
 # --- vLLM, several processes ---
 
 
-def test_a_step_that_vllm_sampled_replays_to_the_same_bits_but_for_the_sampling(model, tmp_path):
+def test_a_step_that_vllm_sampled_replays_to_the_same_bits_except_for_the_sampling(model, tmp_path):
     server = RolloutServer(model, lying_by(0.1))
     try:
         settings = {"engine": "vllm", "engine_urls": (server.url,), "run_dir": str(tmp_path)}

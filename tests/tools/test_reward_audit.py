@@ -442,7 +442,7 @@ def test_the_doctor_outlives_a_reward(make_config, tmp_path, impatient, reward, 
     assert all(len(item.text) < 500 for item in found.values())
 
 
-def test_a_reward_that_fails_now_and_then_is_no_traceback(make_config, tmp_path):
+def test_a_reward_that_fails_now_and_then_is_not_a_traceback(make_config, tmp_path):
     calls = itertools.count()
 
     def at_times(prompts, completions):

@@ -30,7 +30,7 @@ def short(monkeypatch):
     shorten(monkeypatch)
 
 
-def test_the_same_seed_gives_the_same_results_but_for_times(short, tmp_path):
+def test_the_same_seed_gives_the_same_results_except_for_times(short, tmp_path):
     results = []
     for name in ("one", "two"):
         Demo(seed=3, steps=2, preferences=24, run_dir=tmp_path / name).run()
@@ -113,7 +113,7 @@ def test_the_demo_never_removes_what_is_not_a_demo(tmp_path):
     assert (tmp_path / "demo" / "metrics.jsonl").read_text() == "precious"
 
 
-def test_a_folder_of_runs_is_no_demo_and_one_that_was_stopped_is(tmp_path):
+def test_a_folder_of_runs_is_not_a_demo_and_one_that_was_stopped_is(tmp_path):
     (tmp_path / "runs" / "reward").mkdir(parents=True)  # a run of `proxima reward`
     with pytest.raises(ValueError, match="holds something other than a demo"):
         demo.fresh_folder(tmp_path / "runs")

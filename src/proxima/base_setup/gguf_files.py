@@ -87,7 +87,7 @@ class GGUFFile:
         return gguf_error(self.path, problem)
 
     def stated(self, key: str, kind: type[Value]) -> Value | None:
-        """An entry of the metadata, which must be of this type; None where there is none."""
+        """An entry of the metadata, which must be of this type; None if there is none."""
         value = self.metadata.get(key)
         if value is None or type(value) is kind:
             return value

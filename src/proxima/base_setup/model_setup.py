@@ -201,7 +201,7 @@ def _value(
     policy: PolicyModel,
     tokenizer: Tokenizer,
 ) -> ValueModel:
-    """The value model: initialised from the trained reward model where there is one, otherwise from the
+    """The value model: initialised from the trained reward model if there is one, otherwise from the
     reference with a zero head."""
     head = scalar_head(base.hidden_size, 0.0, base.device)
     if config.value_model == "policy":

@@ -49,7 +49,7 @@ def lacks_tokenizer(name: str) -> bool:
 
 
 def own_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer | None:
-    """The tokenizer that was saved beside a checkpoint's weights; None where there is none."""
+    """The tokenizer that was saved beside a checkpoint's weights; None if there is none."""
     if lacks_tokenizer(name):
         return None
     try:

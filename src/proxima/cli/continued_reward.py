@@ -82,7 +82,7 @@ def with_earlier(
 
 
 def continued(trainer: Trainer, folder: str, examples: Sequence[object]) -> Trainer:
-    """The trainer with the weights of the model in a folder, where there is one.
+    """The trainer with the weights of the model in a folder, if there is one.
 
     Args:
         examples: as `with_earlier` gives them.

@@ -31,7 +31,7 @@ class Demo(Command):
     relabel: bool = False
     """Sample answers and ask the simulated annotators now, instead of reading the shipped preferences."""
     device: str = "auto"
-    """`auto` = cuda where there is one, else cpu, which suits the small model better than Apple's GPU."""
+    """`auto` = cuda if there is one, else cpu, which suits the small model better than Apple's GPU."""
     engine: Literal["auto", "plain", "vllm"] = "auto"
     """What PPO samples with; `vllm` in this process or, with --engine-urls, on servers (docs/engines.md)."""
     engine_urls: tuple[str, ...] = ()

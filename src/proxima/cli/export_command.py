@@ -11,7 +11,7 @@ from proxima.cli.command import Command
 
 @dataclass
 class Export(Command):
-    """Write a trained policy as an adapter or as a merged model that `transformers` loads by itself, with
+    """Write a trained policy as an adapter or as a merged model that `transformers` loads on its own, with
     a model card."""
 
     words: ClassVar[tuple[str, ...]] = ("folder", "to")

@@ -78,7 +78,7 @@ class Label(Command):
     seed: int = 0
     """Seed of sampling and, for a new file, of which side is shown first."""
     device: str = "auto"
-    """`auto` = cuda where there is one, else mps, else cpu; or any torch device."""
+    """`auto` = cuda if there is one, else mps, else cpu; or any torch device."""
 
     host: str = "127.0.0.1"
     """Address to listen on. The default cannot be reached from other machines; over any other the traffic

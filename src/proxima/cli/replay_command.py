@@ -32,7 +32,7 @@ class Replay(Command):
     """Ask these rewards again; by default ready-made ones are asked, and the scores of all others are taken
     from the bundle."""
     device: str = ""
-    """Recompute on this device; by default on the recorded kind where there is one."""
+    """Recompute on this device; by default on the recorded kind if there is one."""
     show: bool = False
     """Say what is inside and write the page, but recompute nothing; needs no model."""
     share: Path | None = None

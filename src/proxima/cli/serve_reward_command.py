@@ -31,7 +31,7 @@ class ServeReward(Command):
     token_env: str = ""
     """Name of the environment variable that holds the bearer token that clients must send."""
     device: str = "auto"
-    """`auto` = cuda where there is one, else mps, else cpu."""
+    """`auto` = cuda if there is one, else mps, else cpu."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights; auto = bfloat16 on cuda, float32 on cpu, on mps as a probe says."""
     micro_batch_size: int = 8

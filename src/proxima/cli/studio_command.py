@@ -30,7 +30,7 @@ class Studio(Command):
     run_dir: Path = Path("runs")
     """Folder of runs; may be given without the flag."""
     label_db: Path | None = None
-    """A file of `proxima label`, to continue labelling inside the studio. By default feedback.db where
+    """A file of `proxima label`, to continue labelling inside the studio. By default feedback.db if
     there is one."""
     overlap: float = 0.2
     """Share of the items to label that every annotator gets, as for `label`."""

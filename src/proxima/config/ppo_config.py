@@ -104,7 +104,7 @@ class PPOConfig(Settings):
     """Address space of such a process, in MiB; a call that needs more fails. 0 = no limit, which code that
     uses a GPU needs."""
     device: str = setting("auto", not_empty=True, changes_results=False, defines_experiment=False)
-    """`auto` = cuda where there is one, else mps (Apple; docs/apple.md) or another accelerator that torch
+    """`auto` = cuda if there is one, else mps (Apple; docs/apple.md) or another accelerator that torch
     reports, else cpu; or any torch device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto")
     """Type of the frozen weights; auto = bfloat16 on cuda, float32 on cpu, elsewhere as a probe says."""
@@ -151,8 +151,8 @@ class PPOConfig(Settings):
     """How the policy loss of a minibatch is averaged: `token`, over its tokens; `sequence`, over each
     response's tokens, then over responses; `horizon`, its sum by responses * `max_new_tokens` (Dr. GRPO)."""
     value_epochs: int = setting(0, at_least=0)
-    """Passes of the value model over a rollout, apart from the policy's, which `kl_stop` then ends alone;
-    0 = with the policy's, `ppo_epochs`."""
+    """Passes of the value model over a rollout, apart from the policy's (`kl_stop` then ends only the
+    policy's); 0 = with the policy's, `ppo_epochs`."""
     ppo_epochs: int = setting(4, at_least=1)
     """Passes over a rollout (reference value for TL;DR: 4): more get more out of the same samples, but
     move the policy further from the one that wrote them."""
@@ -194,7 +194,7 @@ class PPOConfig(Settings):
     """Largest per-token importance weight, pi_training / pi_engine, where the policy that vLLM sampled from
     differs from the one that is trained."""
     importance_mode: Literal["truncate", "mask", "sequence_mask"] = setting("truncate")
-    """What becomes of importance weights: `truncate`, at most `importance_clip`; `mask`, 0 outside
+    """How importance weights are limited: `truncate`, at most `importance_clip`; `mask`, 0 outside
     `importance_low` .. `importance_clip`; `sequence_mask`, the same for whole responses, by the geometric
     mean of their weights (usual: 0.99 .. 1.01), and 1 for those that stay."""
     importance_low: float = setting(0.5, above=0, at_most=1)
@@ -219,7 +219,7 @@ class PPOConfig(Settings):
     """Weight of the value loss where the value is a head on the policy's trunk (reference value 0.1)."""
     value_lam: float = setting(1.0, at_least=0, at_most=1)
     """Lambda of the value model's target, apart from the policy's `lam`: 1 = the discounted rewards that
-    came; less has less noise and trusts the values more."""
+    came; lower values reduce variance and rely more on the value model."""
     value_target: Literal["reward_to_go", "lambda_return"] = setting("reward_to_go")
     """What the value model learns: `reward_to_go`, the discounted rewards that came (or as `value_lam`
     says), or `lambda_return`, advantage + value, as if `value_lam` were the policy's lambda."""
@@ -230,17 +230,16 @@ class PPOConfig(Settings):
     """Where `gamma` and `lam` act in an episode: at every token of the policy, or, `turn`, only between its
     turns, as if each were one action."""
     cut_responses: Literal["terminal", "bootstrap", "leave_out"] = setting("terminal")
-    """What a response without EOS, cut at `max_new_tokens`, counts as: `terminal`, finished, with its score;
-    `bootstrap`, unfinished, with the value after its last token in place of its sequence score; `leave_out`,
-    nothing: it is not trained on."""
+    """How responses truncated at `max_new_tokens` are treated: `terminal`, as finished, with its score;
+    `bootstrap`, as unfinished, with the value after its last token in place of its sequence score;
+    `leave_out`, not trained on."""
     whiten_advantages: bool = setting(True)
     """Shift and scale the advantages of a rollout to zero mean and unit variance, so that the size of an
     update does not depend on the rewards' scale."""
     entropy_coef: float = setting(0.0, at_least=0)
     """Weight of the entropy bonus in the policy loss, against collapse; 0 = off."""
     clip_epsilon_high: float = setting(0.0, at_least=0)
-    """The band of ratios ends at 1 + this, if it should be wider or narrower above than below (DAPO: 0.28);
-    0 = as `clip_epsilon`."""
+    """Upper clip range of the ratio, if different from `clip_epsilon` (DAPO: 0.28); 0 = the same."""
     dual_clip: float = setting(0.0, above=1, or_off=True)
     """Bound c > 1 of dual clipping for negative advantages (Ye et al.: 3); 0 = off."""
     kl_loss_coef: float = setting(0.0, at_least=0)
@@ -252,8 +251,8 @@ class PPOConfig(Settings):
     expectation (k2: while the ratio is 1)."""
     kl_controller: Literal["fixed", "adaptive", "budget"] = setting("fixed")
     """`fixed` = `kl_coef` stays; `adaptive` = it is steered towards `kl_target`, from a `kl_coef` above 0
-    and once the policy trains; `budget` = it is found from the rewards' spread, whatever `kl_coef` says, and
-    steered so that the exact KL reaches `kl_target` and stays there (docs/preferences.md)."""
+    and once the policy trains; `budget` = set from the spread of the rewards, ignoring `kl_coef`, and steered
+    so that the exact KL reaches `kl_target` and stays there (docs/preferences.md)."""
     kl_target: float = setting(6.0, above=0)
     """Sequence KL in nats that the adaptive controller and the budget aim for (Ziegler et al.: 6)."""
     kl_horizon: int = setting(10_000, at_least=1)

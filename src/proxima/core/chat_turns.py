@@ -34,7 +34,7 @@ def turns_of(prompt: str, kept: object = None) -> list[Turn]:
     """The turns of a prompt; none where it is plain text.
 
     Args:
-        kept: what a file has kept of them; anything else than turns is passed over.
+        kept: what a file has kept of them; anything other than turns is ignored.
     """
     return _checked(kept) or list(getattr(prompt, "turns", ())) or read_turns(prompt)
 

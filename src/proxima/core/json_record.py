@@ -11,6 +11,6 @@ RecordView = Mapping[str, Any]
 
 
 def within(saved: object, name: str) -> Record:
-    """The object under a name in what a file held; empty where there is none, or something else."""
+    """The object under a name in what a file held; empty if there is none, or something else."""
     found = saved.get(name) if isinstance(saved, dict) else None
     return found if isinstance(found, dict) else {}

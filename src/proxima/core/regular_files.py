@@ -1,6 +1,6 @@
 """Opens files from untrusted sources: an error at once for a pipe or a device.
 
-Opening a named pipe blocks until something writes to it, perhaps for ever, and a device may never end.
+Opening a named pipe blocks until something writes to it, perhaps indefinitely, and a device may never end.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def check_messages(value: object, column: str) -> Messages:
 
 
 def until_last(messages: Messages, *roles: str) -> Messages:
-    """The messages up to and including the last one of these roles; empty where there is none."""
+    """The messages up to and including the last one of these roles; empty if there is none."""
     return messages[
         : max((i for i, message in enumerate(messages, 1) if message["role"] in roles), default=0)
     ]

@@ -1,4 +1,4 @@
-"""A `DataReport` for people. In: a report. Out: its text in the terminal, plain where there is none."""
+"""A `DataReport` for people. In: a report. Out: its text in the terminal, plain if there is none."""
 
 from __future__ import annotations
 

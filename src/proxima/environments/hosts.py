@@ -36,7 +36,7 @@ class Host(Protocol):
         """Make a call that waits in another thread fail soon."""
 
     def close(self) -> None:
-        """Let go of the object, after its own `close` where it has one; what that raises is passed over."""
+        """Let go of the object, after its own `close` where it has one; what that raises is ignored."""
 
 
 class LocalHost:

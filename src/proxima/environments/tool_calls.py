@@ -118,7 +118,7 @@ def find_format(tokenizer: Tokenizer) -> str:
 
 
 def _json_part(text: str) -> str:
-    """The JSON value at the beginning of a text; empty where there is none."""
+    """The JSON value at the beginning of a text; empty if there is none."""
     try:
         return text[: json.JSONDecoder().raw_decode(text)[1]]
     except ValueError:

@@ -20,7 +20,7 @@ def words(text: str) -> list[str]:
 
 
 def distinct(texts: Sequence[str], size: int) -> float:
-    """Distinct n-grams of `size` words over all n-grams of all texts; nan where there is none."""
+    """Distinct n-grams of `size` words over all n-grams of all texts; nan if there is none."""
     ngrams = [each for text in texts for each in _ngrams(words(text), size)]
     return len(set(ngrams)) / len(ngrams) if ngrams else math.nan
 

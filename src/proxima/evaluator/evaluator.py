@@ -25,7 +25,7 @@ SAMPLES = 4  # generated texts kept with an evaluation
 
 
 class Evaluator:
-    """Remembers the best average reward, or win rate by judges where there are any; a run that has not beaten
+    """Remembers the best average reward, or win rate by judges if there are any; a run that has not beaten
     it for a while, and does not rise, has converged.
 
     One lucky evaluation is hard to beat: the trend test sees that a run gets better slowly, under the noise.

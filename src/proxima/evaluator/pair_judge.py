@@ -39,7 +39,7 @@ from proxima.rewards import (
 log = logging.getLogger(__name__)
 
 NAMES = ("ours", "theirs")  # a function that takes both compares; any other scores, as a reward does
-SCORES = "score"  # option of a URL that scores each answer by itself
+SCORES = "score"  # option of a URL that scores each answer separately
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class PairJudge:
 
     def _try(self, pairs: Pairs) -> list[float]:
         def warn(reason: str) -> None:
-            log.warning("judge %s failed and is tried again: %s", self.label, reason)
+            log.warning("judge %s failed; retrying: %s", self.label, reason)
 
         outcome = call_with_retries(lambda: self._ask(pairs), len(pairs), self._attempts, warn)
         if outcome.failures:
@@ -133,7 +133,7 @@ class ChatJudge(ChatReward):
 
 
 def open_pair_judge(spec: RewardSpec) -> PairJudge | None:
-    """The judge, where this one compares; None where it scores each answer by itself."""
+    """The judge, where this one compares; None where it scores each answer separately."""
     if spec.is_http:
         kind: type[EndpointReward] = ChatJudge if spec.is_chat else EndpointJudge
         accepted = {name: each for name, each in keyword_options(kind).items() if name != "send_ids"}
@@ -184,7 +184,7 @@ def as_reward(spec: RewardSpec) -> RewardSpec:
 
 
 def read_preferences(returned: object, count: int, signs: bool | None = None) -> RewardOutcome:
-    """Each entry by itself; anything else than a choice or a probability is nan.
+    """Each entry separately; anything else than a choice or a probability is nan.
 
     Args:
         signs: whether entries are choices (1, 0, -1) or probabilities; None = integers are choices,

@@ -31,7 +31,7 @@ class HeldOutPairs:
     """Held-out pairs that are not ties, as the report reads them."""
 
     margins: Tensor  # (B,) r(chosen) - r(rejected)
-    margins_elsewhere: Tensor  # (B,) the same after another pair's prompt, nan where there is none that fits
+    margins_elsewhere: Tensor  # (B,) the same after another pair's prompt, nan if there is none that fits
     lengths: Tensor  # (B, 2) tokens of chosen and rejected
     likelihoods: Tensor  # (B,) mean log-probability per token of both, by the model before training, or nan
     longer_wins: bool  # whether the longer answer was chosen more often in training

@@ -52,7 +52,7 @@ class PolicyLosses(NamedTuple):
 
 
 class ModelTrainer:
-    """Two optimisers, one for the policy and one for the value model, where there is one."""
+    """Two optimisers, one for the policy and one for the value model, if there is one."""
 
     def __init__(self, models: ModelSet, tokenizer: Tokenizer, config: PPOConfig):
         self.models, self.tokenizer, self.config = models, tokenizer, config

@@ -18,7 +18,7 @@ class ReadAhead:
 
     def __init__(self, read: Callable[[Sequence[str]], Tokens]):
         self.next_prompts: Callable[[], Sequence[str]] | None = None
-        """The prompts of the step after this one; None where there is none, or nobody knows."""
+        """The prompts of the step after this one; None if there is none, or nobody knows."""
         self._read = read
         self._kept: tuple[Sequence[str], Tokens] | None = None
 

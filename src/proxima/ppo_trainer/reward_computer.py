@@ -53,7 +53,7 @@ class Scores:
     """Scores of a batch: weighted sums, and each reward by name. nan where any reward failed."""
 
     sequence: Tensor  # (B,) the rewards that are one number per sequence
-    token: Tensor | None  # (B, R) those that are one number per response token; None where there are none
+    token: Tensor | None  # (B, R) those that are one number per response token; None if there are none
     by_name: dict[str, Tensor]  # (B,) each, before its weight; per-token rewards added up
     spread: Tensor | None = None  # (B,) of a reward model that is an ensemble; nan where it failed
 
@@ -353,7 +353,7 @@ class RewardComputer:
         """A call that raises is tried as often as its source says, then its samples are nan."""
 
         def warn(reason: str) -> None:
-            log.warning("reward %s failed and is tried again: %s", name, reason)
+            log.warning("reward %s failed; retrying: %s", name, reason)
 
         outcome = call_with_retries(lambda: source(samples), len(samples), source.attempts, warn)
         if outcome.failures:

@@ -136,7 +136,7 @@ class TrainingRun:
         )
 
     def begin(self, force: bool) -> None:
-        """From the newest checkpoint where there is one to resume from, else from the trainer as it is."""
+        """From the newest checkpoint if there is one to resume from, else from the trainer as it is."""
         steps = self.plan.epochs * self.plan.steps_per_epoch
         checkpoint = self.run.checkpoint
         if checkpoint is None:
@@ -365,7 +365,7 @@ class TrainingRun:
             self.results.stop_reason = (
                 f"guard {alarm.guard}: {alarm.message}, again after {MAX_ROLLBACKS} rollbacks"
             )
-        log.warning("went back to step %d; learning rates are now x %g", found.step, rate)
+        log.warning("rolled back to step %d; learning rates are now x %g", found.step, rate)
         self.checkpoint(again=True)
         return True
 

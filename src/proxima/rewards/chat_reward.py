@@ -34,7 +34,7 @@ ESCAPED = {"<": "\\u003c", "[": "\\u005b"}  # with which tokens begin that chat 
 
 
 class ChatReward(EndpointReward):
-    """Asks for a score of each answer by itself."""
+    """Asks for a score of each answer separately."""
 
     task: ClassVar[str] = "You grade an answer to a prompt with an integer from 1 (worst) to 10 (best)."
     field: ClassVar[str] = "score"

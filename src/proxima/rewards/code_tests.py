@@ -32,7 +32,7 @@ PYTHON = (sys.executable, "-I")
 
 
 def program_in(completion: str) -> str:
-    """The last fenced block of an answer, or all of it where there is none."""
+    """The last fenced block of an answer, or all of it if there is none."""
     blocks = FENCE.findall(completion)
     return blocks[-1] if blocks else completion
 

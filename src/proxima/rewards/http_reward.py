@@ -251,7 +251,7 @@ def retry_after(text: str) -> float:
 
 
 def read_reply(reply: bytes, part: Samples) -> RewardOutcome:
-    """The rewards in a reply; raises `UnusableReply` where there are none."""
+    """The rewards in a reply; raises `UnusableReply` if there are none."""
     try:
         rewards = json.loads(reply)["rewards"]
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -1,4 +1,4 @@
-"""What a reward returned, read strictly as an `RewardOutcome`: all but finite numbers is nan."""
+"""What a reward returned, read strictly as a `RewardOutcome`: anything but a finite number becomes nan."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def call_with_retries(
 
 
 def read_rewards(returned: object, lengths: Sequence[int], booleans: bool = True) -> RewardOutcome:
-    """Each entry by itself: a finite number, or one number per response token; anything else is nan.
+    """Each entry separately: a finite number, or one number per response token; anything else is nan.
 
     Args:
         returned: list, tuple, array or tensor with one entry per sequence.

@@ -196,7 +196,7 @@ def score_what_fits(score: Scorer, batch: Batch, tokenizer: Tokenizer, context: 
 
 
 def read_batch(body: bytes) -> Batch:
-    """A request's body, checked: texts, and ids where there are any."""
+    """A request's body, checked: texts, and ids if there are any."""
     try:
         batch = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Opens reward sources: from a `RewardSpec` to what turns `Samples` into an `RewardOutcome`.
+"""Opens reward sources: from a `RewardSpec` to what turns `Samples` into a `RewardOutcome`.
 
 A new kind of reward is one file with a class like `RewardSource`, and one branch in `_open_without_model`
 (or, where it holds a model, in `open_reward`).

@@ -1,7 +1,7 @@
 """Verifiable rewards by name: `math`, `code`, `json_schema`, `choice`, `reasoning_gym:NAME`.
 
 Each compares an answer with what a column of the data says is right. References are checked before a run:
-one that cannot grade would score 0 for ever. Each knows constant answers, so that a reward which one of them
+one that cannot grade would always score 0. Each knows constant answers, so that a reward which one of them
 wins is seen.
 """
 

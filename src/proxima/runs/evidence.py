@@ -22,7 +22,7 @@ def judges_in(names: Collection[str], before: str = "") -> list[str]:
 
 
 def held_out_evidence(measured: Mapping[str, float]) -> float:
-    """The mean win rate against the reference by judges where there are any, else the reward; nan where one
+    """The mean win rate against the reference by judges if there are any, else the reward; nan where one
     could not be had.
 
     Args:

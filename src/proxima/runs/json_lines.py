@@ -74,7 +74,7 @@ class JsonLines:
 
 
 def last_record(path: Path, most: int = 65536) -> Record:
-    """The last whole record without reading the rest; empty where there is none."""
+    """The last whole record without reading the rest; empty if there is none."""
     try:
         with open_file(path) as file:
             file.seek(max(file.seek(0, 2) - most, 0))

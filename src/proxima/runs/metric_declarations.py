@@ -42,7 +42,7 @@ class MetricGroup:
 GROUPS = {
     "reward": MetricGroup(
         "Reward",
-        "The score that training maximises, on the prompts of each step and on held-out prompts where there "
+        "The score that training maximises, on the prompts of each step and on held-out prompts if there "
         "are any.",
     ),
     "policy": MetricGroup(

@@ -41,7 +41,7 @@ class RunFolder:
         """Lock the folder; nothing of an earlier run is changed before `begin`.
 
         Args:
-            resume: continue the run in it; where there is none, start one.
+            resume: continue the run in it; if there is none, start one.
         """
         self.config, self.warnings = config, 0
         self._files: dict[str, IO[str]] = {}

@@ -1,4 +1,4 @@
-"""Everything besides training: `doctor`, `bench`, `scaling`, `migrate`, `replay`, `export`."""
+"""Tools around a run: `doctor`, `bench`, `scaling`, `migrate`, `replay`, `export`."""
 
 from typing import TYPE_CHECKING
 

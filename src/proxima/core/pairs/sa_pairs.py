@@ -107,7 +107,7 @@ class SAPairs(Sequence[PairView]):
     @property
     @abstractmethod
     def sequence_sizes(self) -> Tensor:
-        """Tokens of each sequence (B,), its prompt included where there is one."""
+        """Tokens of each sequence (B,), its prompt included if there is one."""
 
     @abstractmethod
     def with_columns(self, **columns: Tensor) -> Self:

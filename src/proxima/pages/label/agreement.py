@@ -47,7 +47,7 @@ def krippendorff_alpha(items: Ratings, metric: str = "nominal") -> float | None:
     coincidences: Counter[tuple[Answer, Answer]] = Counter()
     for item in items:
         for pair in permutations(item.values(), 2):
-            coincidences[pair] += 1 / (len(item) - 1)  # type: ignore[assignment]  # each value counts once an item
+            coincidences[pair] += 1 / (len(item) - 1)  # type: ignore[assignment]  # each value counts once per item
     totals: Counter[Answer] = Counter()
     for (left, _), weight in coincidences.items():
         totals[left] += weight

@@ -86,7 +86,7 @@ def find(metrics: Metrics, samples: Samples = (), measured: HeldOutNumbers | Non
 
 
 def learned(metrics: Metrics, measured: HeldOutNumbers | None, optimised: Optimisation) -> RunFinding:
-    """By held-out prompts where there are any, else by the training reward; judges overrule both."""
+    """By held-out prompts if there are any, else by the training reward; judges overrule both."""
     told, better = judge(metrics, measured)
     shown = _judged_by(metrics, measured)
     if optimised.is_bad or optimised.points:
@@ -160,7 +160,7 @@ def _as_best_of(nats: float) -> str:
 
 
 def gamed(points: Sequence[Point], optimised: Optimisation, samples: Samples) -> RunFinding:
-    """Length, repetition, copying, openings; judges decide where there are any."""
+    """Length, repetition, copying, openings; judges decide if there are any."""
     if optimised.status == "too short":
         told = "Too few steps to tell a change of the answers from chance."
         return RunFinding(GAMED, TOO_SHORT, "open", told)

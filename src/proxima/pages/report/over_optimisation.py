@@ -2,7 +2,7 @@
 metrics of a run. Out: a status in plain words, the step after which it was not, and the numbers beside it.
 
 Quality is what judges say who are not trained on: their win rate against the reference on held-out prompts.
-Where there are none, signs have to do: answers that get longer or shorter, alike, or repetitive, that begin
+If there are none, signs have to do: answers that get longer or shorter, alike, or repetitive, that begin
 alike or copy their prompt, or whose scores the heads of the reward model disagree on.
 """
 

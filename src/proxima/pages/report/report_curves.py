@@ -217,7 +217,7 @@ def _is_noisy(ys: Sequence[float]) -> bool:
 
 
 def _smooth(ys: Sequence[float], width: int) -> list[float]:
-    """Mean of the last `width` finite values; nan where there is none."""
+    """Mean of the last `width` finite values; nan if there is none."""
     smooth = []
     total, count = 0.0, 0
     for place, y in enumerate(ys):

@@ -50,14 +50,14 @@ class HeldOutNumbers:
 
 @dataclass(frozen=True)
 class Interval:
-    """A number and the ends of its 95 % interval, nan where there is none."""
+    """A number and the ends of its 95 % interval, nan if there is none."""
 
     value: float
     low: float = math.nan
     high: float = math.nan
 
     def words(self, percents: bool = False) -> str:
-        """The interval alone; empty where there is none."""
+        """The interval alone; empty if there is none."""
         if not math.isfinite(self.low + self.high):
             return ""
         return (
@@ -98,7 +98,7 @@ def held_out(run: Run, metrics: Mapping[str, Sequence[float]]) -> HeldOutNumbers
 
 
 def judge(metrics: Mapping[str, Sequence[float]], measured: HeldOutNumbers | None) -> tuple[str, bool | None]:
-    """Whether it got better: by held-out prompts where there are any, else by the training reward."""
+    """Whether it got better: by held-out prompts if there are any, else by the training reward."""
     if measured is not None:
         interval = f" ({measured.last.words()})" if measured.last.words() else ""
         told = (

@@ -1,6 +1,6 @@
 """Checkpoints: what lets a run continue after a kill.
 
-In: a step's state. Out: folders on disk that are whole, checked, or passed over.
+In: a step's state. Out: folders on disk that are whole, checked, or skipped.
 """
 
 from typing import TYPE_CHECKING

@@ -108,7 +108,7 @@ class Checkpoints:
                 check_folder(path)
                 return Checkpoint(path, json.loads((path / STATE).read_text(encoding="utf-8")))
             except (Damaged, OSError, ValueError) as error:
-                log.warning("checkpoint %s is damaged and passed over: %s", path, error)
+                log.warning("checkpoint %s is damaged; skipped: %s", path, error)
         return None
 
     def _prune(self) -> None:

@@ -191,7 +191,7 @@ class Processes:
         except RuntimeError as error:
             who = f"process {self.rank} of {self.world_size}"
             raise ProcessLost(
-                f"{who} lost the others: one died or hangs ({first_sentence(error)})"
+                f"{who} lost contact with the other processes: one died or hangs ({first_sentence(error)})"
             ) from error
 
     def close(self) -> None:

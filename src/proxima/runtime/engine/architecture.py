@@ -215,7 +215,7 @@ class Architecture:
         return one, two, three, four
 
     def head_norms(self, layer: DecoderLayer) -> list[Tensor | None]:
-        """The weights of the norms of queries and keys, where there are any."""
+        """The weights of the norms of queries and keys, if there are any."""
         modules = dict(layer.named_modules())
         found = [modules.get(path) for path in self.family.head_norms]
         return [None if norm is None else norm.weight for norm in found]

@@ -56,7 +56,7 @@ class WeightCheck:
             )
         if not abs(sampled) <= ROUNDING:
             raise InvalidResponse(
-                "its log-probabilities leave out top_k; start it with --logprobs-mode processed_logprobs"
+                "its log-probabilities ignore top_k; start it with --logprobs-mode processed_logprobs"
             )
 
 

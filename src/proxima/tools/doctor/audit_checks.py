@@ -107,7 +107,7 @@ def check_batch(found: RewardEvidence) -> Finding:
     ]
     if found.known("samples") and not found.known("alone"):
         text = f"answers that get scores in a batch of {len(samples)} get none alone"
-        return warn(name, text, "score each answer by itself: the last batch of a run may hold a single one")
+        return warn(name, text, "score each answer separately: the last batch of a run may hold a single one")
     if not pairs:
         return ok(name, UNKNOWN)
     off, one, other, way = max(pairs)
@@ -116,7 +116,7 @@ def check_batch(found: RewardEvidence) -> Finding:
     return warn(
         name,
         f"an answer scores {one:.4g} in a batch of {len(samples)} and {other:.4g} {way}",
-        "score each answer by itself; normalize_rewards and adv_estimator compare answers where you want it",
+        "score each answer separately; normalize_rewards and adv_estimator compare answers where you want it",
     )
 
 

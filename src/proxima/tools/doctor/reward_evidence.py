@@ -60,7 +60,7 @@ def plan_calls(samples: Sequence[Answer], honest: Sequence[Answer], writer: Writ
 
     Args:
         samples: of the policy.
-        honest: the demonstrations, or the samples again where there are none.
+        honest: the demonstrations, or the samples again if there are none.
     """
     plan = {
         "samples": list(samples),

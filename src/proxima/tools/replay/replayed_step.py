@@ -62,7 +62,7 @@ def replay_step(
         model: the base model; empty = by the name in the bundle. Its weights must be those of the recording.
         rewards: ask these; by default the recorded ones where they are ready-made, else
             none: scores are taken from the bundle.
-        device: by default the recorded kind of device where there is one.
+        device: by default the recorded kind of device if there is one.
         trust_remote_code: run Python code that comes with the base model.
     """
     if bundle.is_redacted:

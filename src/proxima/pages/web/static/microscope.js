@@ -57,7 +57,7 @@ export function drawMicroscope(place, given) {
     show(strongest());
   }
 
-  // The token of the first side that the chosen column marks most; null where there is none.
+  // The token of the first side that the chosen column marks most; null if there is none.
   function strongest() {
     const { centre = 0 } = meaning(column);
     let best = null;
