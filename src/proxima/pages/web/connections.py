@@ -1,8 +1,8 @@
 """A server that idle clients cannot block. In: an app. Out: a uvicorn server whose connections are bounded in
 number and time.
 
-uvicorn counts every open connection against its limit and waits indefinitely for the first request of one. Here
-a connection that has not sent a whole request in time is closed, and where all places are taken the one that
+uvicorn counts every open connection against its limit and waits indefinitely for its first request. Here a
+connection that has not sent a whole request in time is closed, and where all places are taken the one that
 has waited longest makes room.
 """
 
