@@ -59,8 +59,8 @@ def uv(tmp_path_factory):
     left_out = ("VIRTUAL_ENV", "PYTHONPATH", "UV_INDEX", "UV_INDEX_STRATEGY")
     own = {name: value for name, value in own.items() if name not in left_out}
 
-    def run(*words, cwd):
-        return call(home / "bin" / "uv", *words, cwd=cwd, env=own)
+    def run(*words, cwd, **more):
+        return call(home / "bin" / "uv", *words, cwd=cwd, env={**own, **more})
 
     return run
 
@@ -110,17 +110,18 @@ def test_uv_sync_gives_a_command_line_that_trains(uv, tree, tmp_path):
     assert [json.loads(step)["step"] for step in steps] == [1]
 
 
-@pytest.mark.parametrize("python", NAMED)
-def test_the_pins_have_wheels_for_every_python_that_is_named(uv, tree, python):
-    wheels = [
-        "--only-binary",
-        ":all:",
-        "--python-platform",
-        "x86_64-manylinux_2_28",
-        "--python-version",
-        python,
-    ]
-    found = uv("pip", "compile", "--quiet", "pyproject.toml", "--extra", "dev", *wheels, cwd=tree)
+@pytest.mark.parametrize(
+    ("python", "platform", "extra"),
+    [
+        *((python, "x86_64-manylinux_2_28", ("--extra", "dev")) for python in NAMED),
+        *((NAMED[-1], other, ()) for other in ("aarch64-manylinux_2_28", "aarch64-apple-darwin", "windows")),
+    ],
+)
+def test_the_pins_have_wheels_for_every_python_and_platform(uv, tree, python, platform, extra):
+    """For a Mac, of macOS 14 or later; an Intel Mac has none (docs/apple.md)."""
+    wheels = ["--only-binary", ":all:", "--python-platform", platform, "--python-version", python]
+    own = {"MACOSX_DEPLOYMENT_TARGET": "14.0"}
+    found = uv("pip", "compile", "--quiet", "pyproject.toml", *extra, *wheels, cwd=tree, **own)
     assert "torch==2.13.0" in found
 
 
@@ -128,6 +129,14 @@ def test_vllm_can_be_added_to_the_pinned_packages(uv, tree):
     found = uv("pip", "compile", "--quiet", "pyproject.toml", "--extra", "vllm", cwd=tree)
     assert "\nvllm==" in found
     assert "torch==2.13.0" in found
+
+
+def test_vllm_without_the_pins_is_a_release_of_today(uv, tree, tmp_path):
+    """As whoever installs the wheel resolves it; uv reads the pins of the folder it is called in."""
+    words = ["--quiet", tree / "pyproject.toml", "--extra", "vllm", "--no-config", "--python-version", "3.12"]
+    found = uv("pip", "compile", *words, cwd=tmp_path)
+    version = re.search(r"(?m)^vllm==(\d+)\.(\d+)", found)
+    assert tuple(map(int, version.groups())) >= (0, 28)
 
 
 def test_the_archives_are_valid_and_the_wheel_holds_the_package_and_nothing_else(built):

@@ -130,6 +130,17 @@ def test_another_accelerator_that_torch_knows_is_taken_if_it_computes_as_a_cpu_d
     states = devices.random_states()
     devices.set_random_states({**states, "xpu.2": torch.zeros(2), "cuda.0": torch.zeros(2)})
     assert taken == {0: [0, 0], 1: [1, 1]}
+    taken.clear()
+    with same_random_state():  # an evaluation changes nothing that training draws
+        drawn = torch.rand(3)
+        assert taken == {}
+    assert taken == {0: [0, 0], 1: [1, 1]}
+    with same_random_state():
+        assert torch.equal(torch.rand(3), drawn)
+    own.is_initialized = lambda: False  # what has not been used is not started
+    own.get_rng_state_all = None
+    with same_random_state():
+        pass
     monkeypatch.setattr(devices, "noise_problem", lambda device: "it rounds")
     assert pick_device("auto").type == "cpu"
     assert "device auto is the CPU, not xpu: it rounds" in caplog.text

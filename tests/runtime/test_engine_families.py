@@ -22,11 +22,25 @@ from tests.families.networks import tiny_network
 WINDOW = 5  # shorter than the sequences
 LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
 PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}
+LINEAR = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+}
 CASES = {
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {**LAYERS, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma2 without caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3_text": ("gemma3_text", {**LAYERS, "query_pre_attn_scalar": 5, "final_logit_softcapping": 3.0}),
+    "gemma3_text stretched": ("gemma3_text", {**LAYERS, "rope_parameters": LINEAR}),
     "gpt2": ("gpt2", {}),
     "gpt2 unscaled": ("gpt2", {"scale_attn_weights": False}),
     "granite": (
@@ -40,11 +54,13 @@ CASES = {
         },
     ),
     "llama": ("llama", {}),
+    "llama 3": ("llama", {"rope_parameters": LLAMA3}),
     "llama with another activation": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
     "mistral": ("mistral", {"sliding_window": WINDOW}),
     "mistral without a window": ("mistral", {"sliding_window": None}),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", LAYERS),
+    "olmo3 stretched": ("olmo3", {**LAYERS, "rope_parameters": YARN}),
     "olmoe": ("olmoe", {}),
     "olmoe normalised": ("olmoe", {"norm_topk_prob": True, "num_experts_per_tok": 3}),
     "phi3": ("phi3", {}),
@@ -52,6 +68,7 @@ CASES = {
     "qwen2": ("qwen2", {}),
     "qwen2 windowed": ("qwen2", {"use_sliding_window": True, **LAYERS}),
     "qwen3": ("qwen3", {}),
+    "qwen3 stretched": ("qwen3", {"rope_parameters": YARN}),
     "qwen3_moe": ("qwen3_moe", {"norm_topk_prob": True}),
     "qwen3_moe windowed": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": WINDOW}),
     "smollm3": ("smollm3", {"use_sliding_window": True, **LAYERS, "no_rope_layers": [1, 0]}),
@@ -258,5 +275,5 @@ def test_explicit_attention_is_the_library_s():
 
 def test_only_networks_like_llama_use_the_kernels():
     suits = {case: Backbone(make_network(case)).decoder.suits_kernels for case in CASES}
-    expected = {"llama", "mistral without a window", "phi3", "qwen2", "qwen3"}
+    expected = {"llama", "llama 3", "mistral without a window", "phi3", "qwen2", "qwen3", "qwen3 stretched"}
     assert {case for case, suited in suits.items() if suited} == expected

@@ -375,12 +375,18 @@ def said_by_us(errors: str) -> list[str]:
 LONG = ("--epochs", "10", "--lr-schedule", "constant")  # 40 steps
 
 
+SHARDED = ("--lora-r", "0", "--shard-base")
+OVER = pytest.mark.parametrize(("processes", "kind"), [(2, ()), (4, SHARDED)], ids=["replicated", "sharded"])
+
+
 @pytest.mark.long
-@pytest.mark.timeout(280)
-def test_a_killed_process_ends_the_run_and_resuming_goes_on(folder, forked):
-    launcher = start(torchrun(2, *train("--run-name", "killed", *LONG)), folder)
+@pytest.mark.timeout(400)
+@OVER
+def test_a_killed_process_ends_the_run_and_resuming_continues_it(folder, forked, processes, kind):
+    name = f"killed-{processes}"
+    launcher = start(torchrun(processes, *train("--run-name", name, *LONG, *kind)), folder)
     try:
-        wait_for_steps(folder, "killed", 3, launcher)
+        wait_for_steps(folder, name, 3, launcher)
         victim = next(process for process, rank in worker_processes(launcher.pid).items() if rank == 1)
         os.kill(victim, signal.SIGKILL)
         _, errors = launcher.communicate(timeout=60)
@@ -388,30 +394,30 @@ def test_a_killed_process_ends_the_run_and_resuming_goes_on(folder, forked):
         end(launcher)
     assert launcher.returncode != 0
     (line,) = said_by_us(errors)
-    assert "process 0 of 2 lost contact with the other processes" in line
+    assert f"process 0 of {processes} lost contact with the other processes" in line
     good = int(re.search(r"the checkpoint of step (\d+) is good", line)[1])
     assert good >= 2
-    assert "--resume --run-name killed" in line
-    before = metrics(folder, "killed")
+    assert f"--resume --run-name {name}" in line
+    before = metrics(folder, name)
     epochs = math.ceil(len(before) / 4)
-    command = train("--run-name", "killed", "--resume", "--lr-schedule", "constant", "--epochs", str(epochs))
-    done = forked(torchrun(2, *command), folder)
+    command = train("--run-name", name, "--resume", "--lr-schedule", "constant", "--epochs", str(epochs))
+    done = forked(torchrun(processes, *command, *kind), folder)
     assert done.returncode == 0, done.stderr
     assert f"resumed after step {good} of {4 * epochs}" in done.stdout
-    after = metrics(folder, "killed")
+    after = metrics(folder, name)
     assert len(after) == 4 * epochs
     check_same_metrics(before, after[: len(before)], 0.0)  # to the bit
 
 
 @pytest.mark.long
-@pytest.mark.timeout(280)
-def test_a_process_that_hangs_ends_the_run_within_the_time_limit(folder):
-    command = torchrun(
-        2, "--shutdown-timeout=3", *train("--run-name", "hung", "--process-timeout", "20", *LONG)
-    )
-    launcher = start(command, folder)
+@pytest.mark.timeout(400)
+@OVER
+def test_a_process_that_hangs_ends_the_run_within_the_time_limit(folder, processes, kind):
+    name = f"hung-{processes}"
+    command = train("--run-name", name, "--process-timeout", "20", *LONG, *kind)
+    launcher = start(torchrun(processes, "--shutdown-timeout=3", *command), folder)
     try:
-        wait_for_steps(folder, "hung", 2, launcher)
+        wait_for_steps(folder, name, 2, launcher)
         os.kill(
             next(process for process, rank in worker_processes(launcher.pid).items() if rank == 1),
             signal.SIGSTOP,
@@ -423,7 +429,7 @@ def test_a_process_that_hangs_ends_the_run_within_the_time_limit(folder):
     assert time.monotonic() - stopped < 60
     assert launcher.returncode != 0
     assert any(
-        "process 0 of 2 lost contact with the other processes" in line and "is good" in line
+        f"process 0 of {processes} lost contact with the other processes" in line and "is good" in line
         for line in said_by_us(errors)
     )
 
@@ -432,7 +438,7 @@ def test_a_process_that_hangs_ends_the_run_within_the_time_limit(folder):
 @pytest.mark.timeout(400)
 def test_a_process_that_is_slow_is_waited_for_and_changes_nothing(folder, one_process):
     """One of four stands still for a few seconds, twice: less than the time limit."""
-    epochs = ("--epochs", "2", "--lr-schedule", "constant", "--lora-r", "0", "--shard-base")
+    epochs = ("--epochs", "2", "--lr-schedule", "constant", *SHARDED)
     launcher = start(torchrun(4, *train("--run-name", "slow", "--process-timeout", "60", *epochs)), folder)
     try:
         for steps, rank in ((1, 3), (4, 0)):

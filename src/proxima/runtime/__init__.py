@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         random_states,
         set_random_states,
         synchronize,
+        used_random_states,
     )
     from proxima.runtime.threads import thread_wait_problem
 

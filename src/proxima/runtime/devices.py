@@ -100,6 +100,13 @@ def random_states() -> dict[str, Tensor]:
     return {f"{device.type}.{index}": state for index, state in enumerate(states)}
 
 
+def used_random_states() -> dict[str, Tensor]:
+    """The same, but nothing where the accelerator has not been used: to ask would start it."""
+    device = accelerator()
+    is_used = getattr(device and torch.get_device_module(device), "is_initialized", lambda: True)
+    return random_states() if is_used() else {}
+
+
 def set_random_states(states: dict[str, Tensor]) -> None:
     """Those of accelerators that are not here are left out."""
     device = accelerator()

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from proxima.core.json_record import Record
-from proxima.runtime import random_states, set_random_states
+from proxima.runtime import random_states, set_random_states, used_random_states
 from proxima.runtime.distributed import shard_like
 
 
@@ -89,12 +89,11 @@ def same_random_state() -> Iterator[None]:
     import numpy as np
 
     python, numpy = random.getstate(), np.random.get_state()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    of_mps = random_states() if torch.backends.mps.is_available() else {}  # `fork_rng` does not know it
+    cpu, others = torch.get_rng_state(), used_random_states()
     try:
-        with torch.random.fork_rng(devices=list(devices)):
-            yield
+        yield
     finally:
-        set_random_states(of_mps)
+        torch.set_rng_state(cpu)
+        set_random_states(others)
         random.setstate(python)
         np.random.set_state(numpy)
