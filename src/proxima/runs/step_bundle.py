@@ -13,13 +13,14 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from proxima.core.json_record import Record, RecordView, within
@@ -118,33 +119,31 @@ def checksum(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def bundle_bytes(facts: RecordView, tensors: Mapping[str, Tensor]) -> bytes:
-    """The content of a bundle's file."""
+def write_bundle(path: Path, facts: RecordView, tensors: Mapping[str, Tensor]) -> int:
+    """Write a bundle in one move, without a copy of it in memory; its size in bytes."""
     own = {name: tensor.contiguous() for name, tensor in tensors.items()}
     text = json.dumps(
         {**facts, "format": FORMAT, "checksums": {name: checksum(each) for name, each in own.items()}}
     )
     sealed = {"format": "proxima replay", "facts": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    return save(own, sealed)
-
-
-def write_bundle(path: Path, facts: RecordView, tensors: Mapping[str, Tensor]) -> int:
-    """Write a bundle in one move; its size in bytes."""
-    content = bundle_bytes(facts, tensors)
-    if len(content) > LARGEST_BUNDLE:
-        raise ValueError(
-            f"a bundle of {len(content):,} bytes is larger than {LARGEST_BUNDLE:,}: it is not written"
-        )
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content)
+        save_file(own, part, sealed)
+        size = part.stat().st_size
+        if size > LARGEST_BUNDLE:
+            raise ValueError(
+                f"a bundle of {size:,} bytes is larger than {LARGEST_BUNDLE:,}: it is not written"
+            )
         sync(part)
         part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ValueError(f"cannot write {path}: {error.strerror or error}") from error
-    return len(content)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ValueError(f"cannot write {path}: {reason}") from error
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+    return size
 
 
 def read_bundle(path: str | Path) -> Bundle:

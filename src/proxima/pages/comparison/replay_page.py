@@ -49,9 +49,9 @@ def write_replay_page(
     if comparison is not None:
         rows = [(stage.name, _plain(note(stage)), stage.result) for stage in comparison.stages]
         expected = (
-            "Both come from the same kind of machine and the same versions, so the same bits are expected."
+            "Both come from the same kind of machine, versions and code, so the same bits are expected."
             if comparison.expects_bits
-            else "They come from different machines or versions, so small differences are expected."
+            else "They come from different machines, versions or code, so small differences are expected."
         )
         head = ("stage", "largest difference, or why it was not recomputed", "result")
         page.section("Stages", paragraph(expected, "soft"), table(head, rows, right=2))
