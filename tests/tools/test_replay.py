@@ -298,7 +298,7 @@ def test_functions_servers_and_models_of_a_bundle_are_not_asked(recorded, monkey
 
 
 @pytest.mark.parametrize("name", ["environment", "tools"])
-def test_environments_and_tools_of_a_bundle_are_refused_before_they_are_imported(
+def test_environments_and_tools_of_a_bundle_without_episodes_are_refused_before_they_are_imported(
     name, model, monkeypatch, tmp_path
 ):
     (tmp_path / "evil_mod.py").write_text(
@@ -309,7 +309,7 @@ def test_environments_and_tools_of_a_bundle_are_refused_before_they_are_imported
     committed = read_bundle(BUNDLE)
     facts = {**committed.facts["settings"], name: [{"source": "evil_mod:Env"}]}
     write_bundle(tmp_path / "evil", {**committed.facts, "settings": facts}, committed.tensors)
-    with pytest.raises(ValueError, match=r"evil: .* environment or tools"):
+    with pytest.raises(ValueError, match=r"evil: its episodes do not fit the environment and tools"):
         replay_step(read_bundle(tmp_path / "evil"), model=model)
     assert not (tmp_path / "sprung").exists()
 

@@ -420,9 +420,8 @@ class PPOConfig(Settings):
                 "all weights and their optimiser, several times the model; set lora_r above 0 or "
                 "record_steps to 0"
             )
-        for other, given in (("environment or tools", self.has_episodes), ("shard_base", self.shard_base)):
-            if given:
-                return f"record_steps does not work with {other}; leave one of them out"
+        if self.shard_base:
+            return "record_steps does not work with shard_base; leave one of them out"
         return ""
 
     @property

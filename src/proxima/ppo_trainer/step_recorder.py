@@ -18,15 +18,26 @@ import torch
 from torch import Tensor
 
 from proxima import __version__
+from proxima.core.episode import Episode
 from proxima.core.json_record import Record, RecordView
 from proxima.core.linear4bit import Linear4bit
 from proxima.core.pairs import TokenPairs
 from proxima.core.recorded_experts import expert_dtype
 from proxima.core.token_text import pieces
 from proxima.core.types import Tokens
+from proxima.environments.episode_limits import max_response_tokens
 from proxima.models import Backbone, adapter_tensors
 from proxima.ppo_trainer.trainer_state import plain_config, plain_state
-from proxima.runs import LARGEST_BUNDLE, TOLERANCE, Bundle, checksum, describe_environment, numbers_of, plain
+from proxima.runs import (
+    EPISODE,
+    LARGEST_BUNDLE,
+    TOLERANCE,
+    Bundle,
+    checksum,
+    describe_environment,
+    numbers_of,
+    plain,
+)
 from proxima.runs.checkpoint import optimizer_tensors
 
 if TYPE_CHECKING:
@@ -64,6 +75,7 @@ class StepRecord:
             **self.facts,
             "reason": reason,
             "prompts": [_prompt(prompt) for prompt in tokens.prompts],
+            "episodes": [_episode(each) for each in tokens.episodes or ()],
             "tokens": [pieces(row, tokens.tokenizer.decode) for row in tokens.response_rows],
         }
         return Bundle(facts, {**self.tensors, **_named("after", self.after)})
@@ -181,7 +193,7 @@ def most_bytes(trainer: PPOTrainer) -> tuple[int, int]:
     responses, all as long as they may be. Prompts are not counted: nothing says how long they are."""
     config, reference = trainer.config, _adapter(trainer, "reference")
     fixed = 0 if reference is None else _bytes(_of_adapter(trainer, reference))
-    tokens = config.batch_size * config.num_generations * config.max_new_tokens
+    tokens = config.batch_size * config.num_generations * max_response_tokens(config)
     per_token = TOKEN_BYTES + _kept_bytes(trainer) + _expert_bytes(trainer)
     return 4 * _bytes(weights(trainer)) + fixed, tokens * per_token
 
@@ -224,7 +236,7 @@ def weights(trainer: PPOTrainer) -> dict[str, Tensor]:
 def token_tensors(tokens: Tokens) -> dict[str, Tensor]:
     """The tensors of a rollout by name; nothing is kept where there is no token."""
     names = ("prompt_ids", "prompt_mask", "response_ids", "mask", "ended", "truncated", "keys")
-    found = {name: getattr(tokens, name) for name in (*names, "sampled_logprobs")}
+    found = {name: getattr(tokens, name) for name in (*names, "observed", "sampled_logprobs")}
     if tokens.kept is not None:
         nowhere, kept = ~tokens.mask.unsqueeze(-1), tokens.kept
         found["kept_ids"] = None if kept.ids is None else kept.ids.masked_fill(nowhere, -1)
@@ -333,3 +345,8 @@ def _prompt(prompt: str) -> Record:
         except (TypeError, ValueError):
             continue
     return {"text": str(prompt), "columns": columns, "turns": list(getattr(prompt, "turns", ()))}
+
+
+def _episode(episode: Episode) -> Record:
+    """An episode without the attributes of its environment, which only rewards read."""
+    return {name: getattr(episode, name) for name in EPISODE}

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from proxima.runs.run_search import find_runs
     from proxima.runs.run_writer import RunFolder
     from proxima.runs.step_bundle import (
+        EPISODE,
         LARGEST_BUNDLE,
         TOLERANCE,
         Bundle,

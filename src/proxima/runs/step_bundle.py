@@ -50,6 +50,7 @@ LAYOUT: dict[str, tuple[tuple[str, ...], str]] = {
     "tokens/prompt_mask": (("BOOL",), "BP"),
     "tokens/response_ids": (("I64",), "BR"),
     "tokens/mask": (("BOOL",), "BR"),
+    "tokens/observed": (("BOOL",), "BR"),
     "tokens/ended": (("BOOL",), "B"),
     "tokens/truncated": (("BOOL",), "B"),
     "tokens/keys": (("I64",), "B"),
@@ -276,7 +277,9 @@ FACTS: dict[str, type] = {
     **dict.fromkeys(("settings", "state", "environment", "base", "adapters", "tolerance", "metrics"), dict),
     **dict.fromkeys(("prompts", "tokens", "reward_names"), list),
 }
-"""Every fact of a bundle, and its type."""
+"""Every fact of a bundle, and its type; where environments or tools answered, `episodes` besides."""
+EPISODE: dict[str, type] = {"rewards": list, "failure": str, "malformed": int, "done": bool}
+"""What is known of an episode besides its tokens."""
 
 
 def _check_facts(facts: Record, tensors: Mapping[str, Tensor]) -> None:
@@ -290,13 +293,28 @@ def _check_facts(facts: Record, tensors: Mapping[str, Tensor]) -> None:
         raise Damaged("its tolerance is not made of numbers")
     if len(facts["reward_names"]) != len(tensors["rewards/by_name"]):
         raise Damaged("its reward_names do not fit its rewards")
+    episodes = facts.get("episodes", [])
+    if (
+        not isinstance(episodes, list)
+        or len(episodes) not in (0, count)
+        or not all(map(_is_episode, episodes))
+    ):
+        raise Damaged("its episodes are not known ones, one per sequence")
     if facts["redacted"]:
         return
     if len(facts["prompts"]) != count or not all(map(_is_prompt, facts["prompts"])):
         raise Damaged("its prompts are not texts, one per sequence")
-    lengths = tensors["tokens/mask"].sum(1).tolist()
+    read = tensors["tokens/mask"] | tensors.get("tokens/observed", torch.tensor(False))
+    lengths = read.sum(1).tolist()
     if [len(each) if isinstance(each, list) else -1 for each in facts["tokens"]] != lengths:
         raise Damaged("its texts of tokens do not fit its tokens")
+
+
+def _is_episode(value: object) -> bool:
+    """One with a finite reward of each turn."""
+    if not isinstance(value, dict) or {name: type(each) for name, each in value.items()} != EPISODE:
+        return False
+    return all(type(each) is float and math.isfinite(each) for each in value["rewards"])
 
 
 def _is_prompt(value: object) -> bool:

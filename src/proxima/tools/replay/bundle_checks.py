@@ -5,9 +5,12 @@ into. Out: nothing, or an error of one line that names what is odd.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields
 
+from proxima.core.episode import Episode
 from proxima.core.json_record import Record
+from proxima.core.ops import turn_ends
 from proxima.core.recorded_experts import RecordedExperts, expert_dtype, unrecorded
 from proxima.core.types import Tokens
 from proxima.ppo_trainer import PPOTrainer
@@ -87,10 +90,22 @@ def check_tokens(tokens: Tokens, trainer: PPOTrainer, bundle: Bundle) -> None:
         problem = "gaps within sequences"
     elif not tokens.prompt_mask.any(1).all() or not tokens.read.any(1).all():
         problem = "sequences without tokens"
+    elif tokens.observed is not None and (tokens.mask & tokens.observed).any():
+        problem = "tokens both chosen and read"
+    elif tokens.episodes and trainer.config.environment and not _has_turns(tokens, tokens.episodes):
+        problem = "rewards of other turns than its episodes have"
     elif trainer.models.context_length is not None and tokens.longest > trainer.models.context_length:
         problem = "sequences longer than the model's context"
     if problem:
         raise ValueError(f"{bundle.path}: it holds {problem}, so it is not a step of this model")
+
+
+def _has_turns(tokens: Tokens, episodes: Sequence[Episode]) -> bool:
+    """Whether each episode that did not fail has a reward of each turn."""
+    turns = turn_ends(tokens.mask).sum(1).tolist()
+    return all(
+        each.failure or len(each.rewards) == count for each, count in zip(episodes, turns, strict=True)
+    )
 
 
 def _has_experts(experts: RecordedExperts, trainer: PPOTrainer) -> bool:

@@ -18,10 +18,13 @@ from proxima.runs import Bundle
 
 WITHOUT_TEXT = (
     "tokens/mask",
+    "tokens/observed",
     "tokens/ended",
     "tokens/truncated",
     "tokens/sampled_logprobs",
 )
+KINDS = {"rewards": "reward", "judges": "judge", "environment": "environment", "tools": "tool"}
+"""Settings that name code, servers or models, and what one of them is called in a redacted bundle."""
 PATHS = ("model_name", "sft_adapter", "value_model", "run_dir", "run_name")
 SHOWN = 60  # characters of the longest prompt that is shown
 
@@ -51,6 +54,9 @@ def redacted(bundle: Bundle) -> Bundle:
             "settings": _without_paths(facts),
             "reward_names": [f"reward {place}" for place in range(1, len(facts["reward_names"]) + 1)],
             "metrics": {_metric(name, rewards): value for name, value in facts["metrics"].items()},
+            "episodes": [
+                {**each, "failure": each["failure"] and "failed"} for each in facts.get("episodes", [])
+            ],
             "state": _with_names(facts["state"], rewards, judges),
         },
     )
@@ -60,7 +66,8 @@ def _without_paths(facts: Record) -> Record:
     """Settings with the last part of each path, and rewards by number and weight alone."""
     settings = within(facts, "settings")
     named: Record = {name: _last_part(str(settings[name])) for name in PATHS if name in settings}
-    for name, kind in (("rewards", "reward"), ("judges", "judge")):
+    for name in KINDS.keys() & settings.keys():
+        kind = KINDS[name]
         named[name] = [
             {"source": f"{kind} {place}", "weight": spec.get("weight", 1.0)}
             for place, spec in enumerate(_specs(facts, name), 1)

@@ -19,6 +19,7 @@ from torch import Tensor
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.encoding import pad_rows
+from proxima.core.episode import Episode
 from proxima.core.pairs import TokenPairs
 from proxima.core.recorded_experts import RecordedExperts
 from proxima.core.tokenizer import Tokenizer
@@ -170,7 +171,7 @@ def recorded_tokens(bundle: Bundle, trainer: PPOTrainer) -> Tokens:
         prompts=prompts,
         tokenizer=trainer.tokenizer,
         kept=KeptSet(**kept) if named and not by_scoring else None,
-        episodes=None,
+        episodes=[Episode(**each) for each in bundle.facts.get("episodes", [])] or None,
         experts=RecordedExperts(*experts) if len(experts) == 2 else None,
         **own,
     )
@@ -194,6 +195,8 @@ def _sample_again(
     again = {"tokens/prompt_ids": ids, "tokens/prompt_mask": mask}
     if bundle.facts["settings"].get("engine") == "vllm":
         return again, {"sampled tokens": "taken from the bundle: vLLM sampled them"}
+    if tokens.episodes is not None:
+        return again, {"sampled tokens": "taken from the bundle: an environment or tools answered them"}
     nothing = tokens.response_ids[:, :0]
     prompts = replace(
         tokens,
