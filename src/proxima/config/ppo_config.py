@@ -318,7 +318,7 @@ class PPOConfig(Settings):
     """How many of the newest checkpoints are kept, in addition to the best."""
     record_steps: int = setting(0, at_least=0, changes_results=False, defines_experiment=False)
     """PPO steps between steps that are recorded whole for `proxima replay` (docs/replay.md), in `replay/` of
-    the run's folder; the two steps up to an alarm are recorded too. 0 = none."""
+    the run's folder; so are the two steps up to an alarm, and the one before a step that fails. 0 = none."""
     run_dir: str = setting("runs", not_empty=True, changes_results=False, defines_experiment=False)
     """Folder of all runs."""
     run_name: str = setting(
