@@ -25,7 +25,7 @@ from proxima.core.pairs import TokenPairs
 from proxima.core.recorded_experts import expert_dtype
 from proxima.core.token_text import pieces
 from proxima.core.types import Tokens
-from proxima.environments.episode_limits import max_response_tokens
+from proxima.environments import max_response_tokens
 from proxima.models import Backbone, adapter_tensors
 from proxima.ppo_trainer.trainer_state import plain_config, plain_state
 from proxima.runs import (

@@ -14,7 +14,7 @@ from proxima.core.ops import turn_ends
 from proxima.core.recorded_experts import RecordedExperts, expert_dtype, unrecorded
 from proxima.core.types import Tokens
 from proxima.ppo_trainer import PPOTrainer
-from proxima.reward_kl.kl_budget import SHORTEST_LAG, KLBudget
+from proxima.reward_kl import SHORTEST_LAG, KLBudget
 from proxima.runs import Bundle
 
 
