@@ -326,7 +326,6 @@ def test_the_settings_of_episodes_change_the_outcome(make_config, prompts, setti
     ("settings", "words"),
     [
         ({"engine": "vllm"}, "vLLM is not supported there"),
-        ({"record_steps": 1}, "record_steps does not work with environment or tools"),
         ({"environment": [Parity, Gym]}, "environment is one class, got 2: Parity, Gym"),
         ({"environment": "ends_with_eos"}, "environment: 'ends_with_eos' is not module:Class"),
         ({"environment": "no_such_module:Game"}, "cannot load the environment 'no_such_module:Game'"),

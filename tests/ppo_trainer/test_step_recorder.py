@@ -3,12 +3,18 @@ refuses what it cannot hold."""
 
 import json
 import logging
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from proxima.config import RewardSpec
-from proxima.ppo_trainer import PPOTrainer, step_recordings
+from proxima.core.errors import RewardFailure
+from proxima.core.linear4bit import Linear4bit
+from proxima.ppo_trainer import PPOTrainer, StepRecorder, step_recordings
+from proxima.ppo_trainer import weights as weights_of
+from proxima.ppo_trainer.step_recorder import base_checksum, check_size, most_bytes
 from proxima.runs import Alarm, read_bundle
 from proxima.runs.run_files import bundle_paths
 from proxima.tools.replay import replay_step
@@ -171,12 +177,70 @@ def test_a_resumed_run_records_what_an_uninterrupted_one_does(small):
 
 def test_a_step_that_fails_leaves_the_trainer_as_it_was(small):
     trainer = PPOTrainer(small())
-    from proxima.ppo_trainer import StepRecorder
-
     hook, recorder = trainer.on_stages, StepRecorder(trainer)
     with pytest.raises(Crash), recorder.step():
         raise Crash
     assert trainer.on_stages is hook
+
+
+def fails_from(step, error):
+    """A reward that works until a step."""
+    calls = []
+
+    def reward(prompts, texts):
+        calls.append(1)
+        if len(calls) >= step:
+            raise error
+        return count_e(prompts, texts)
+
+    return reward
+
+
+@pytest.mark.parametrize("name", ["a reward", "an update"])
+def test_a_step_that_fails_leaves_a_recording_of_the_one_before_it(small, monkeypatch, name):
+    reward = fails_from(3, OSError("the disk is gone")) if name == "a reward" else count_e
+    trainer = PPOTrainer(small(record_steps=100, rewards=(reward,)))
+    if name == "an update":  # fails when it has changed the weights
+        original = trainer.model_trainer.update_models
+
+        def update(*given):
+            found = original(*given)
+            if trainer.step == 2:
+                raise RuntimeError("out of memory")
+            return found
+
+        monkeypatch.setattr(trainer.model_trainer, "update_models", update)
+    error = RewardFailure if name == "a reward" else RuntimeError
+    with pytest.raises(error) as raised:
+        trainer.train(PROMPTS)
+    (run,) = Path(trainer.config.run_dir).iterdir()
+    assert names(run) == ["alarm-00000002"]
+    bundle = read_bundle(bundle_paths(run)[0])
+    assert bundle.facts["reason"] == f"the next step ended by {type(raised.value).__name__}"
+    assert replay_step(bundle).comparison.first is None  # weights after it are those before the failure
+
+
+def test_a_first_step_that_fails_leaves_no_recording(small):
+    trainer = PPOTrainer(small(record_steps=100, rewards=(fails_from(1, OSError()),)))
+    with pytest.raises(RewardFailure):
+        trainer.train(PROMPTS)
+    (run,) = Path(trainer.config.run_dir).iterdir()
+    assert names(run) == []
+
+
+def test_the_checksum_of_a_base_in_4_bits_covers_its_scales(small):
+    backbone = PPOTrainer(small(quantize="nf4")).models.policy.backbone
+    before = base_checksum(backbone)
+    assert base_checksum(backbone) == before
+    layer = next(each for each in backbone.network.modules() if isinstance(each, Linear4bit))
+    scales = {name: each for name, each in layer.nf4.tensors.items() if name != "codes"}
+    seen = {before}
+    for name, each in scales.items():
+        other = replace(layer.nf4, **{name: each + 1})
+        weight, layer._nf4 = layer.nf4, other
+        seen.add(base_checksum(backbone))
+        layer._nf4 = weight
+    assert len(seen) == 1 + len(scales) > 1
 
 
 @pytest.mark.parametrize(
@@ -195,8 +259,46 @@ def test_what_cannot_be_recorded_is_refused_before_the_first_step(small, tiny, s
 
 def test_a_step_that_would_be_too_large_is_refused(small, monkeypatch):
     monkeypatch.setattr("proxima.ppo_trainer.step_recorder.LARGEST_BUNDLE", 1000)
-    with pytest.raises(ValueError, match=r"would take at least .* bytes, the most is 1,000; lower lora_r"):
+    with pytest.raises(ValueError, match=r"would take up to .* bytes .*, the most is 1,000; lower lora_r"):
         PPOTrainer(small(record_steps=1)).train(PROMPTS)
+
+
+SAMPLING = {
+    "top-p alone": {"top_k": 0, "top_p": 0.9},
+    "top-k": {"top_k": 20},
+    "all": {"top_k": 0, "top_p": 1.0},
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
+def test_what_a_step_may_take_counts_its_rollout(small, sampling):
+    config = small(batch_size=8, minibatch_size=8, num_generations=2, max_new_tokens=32, **sampling)
+    trainer = PPOTrainer(config)
+    adapters, rollout = most_bytes(trainer)
+    recorder = StepRecorder(trainer)
+    for _ in range(2):  # before the first update the optimiser holds nothing
+        with recorder.step():
+            outcome = trainer.ppo_step(PROMPTS[:8])
+    record = replace(recorder.record(outcome), after=weights_of(trainer))
+    bundle = record.bundle()
+    sizes = dict.fromkeys((True, False), 0)
+    for name, tensor in bundle.tensors.items():
+        if not name.startswith("tokens/prompt"):
+            is_weight = name.startswith(("before", "after", "reference"))
+            sizes[is_weight] += tensor.numel() * tensor.element_size()
+    rollout *= bundle.tensors["tokens/mask"].shape[1] / 32  # if no response was as long as it may be
+    assert 0.9 * adapters < sizes[True] < 1.1 * adapters
+    texts = len(json.dumps(bundle.facts["tokens"]))
+    assert 0.7 * rollout < sizes[False] + texts < 1.1 * rollout
+
+
+def test_kept_sets_alone_may_be_too_large(small):
+    many = {"batch_size": 11_000_000, "minibatch_size": 1_000_000, "max_new_tokens": 4}
+    check_size(PPOTrainer(small(**many, top_k=0, top_p=1.0)))  # 3.5 of 4.3 GB
+    with pytest.raises(
+        ValueError, match=r"for responses of max_new_tokens with their kept sets\), the most is"
+    ):
+        check_size(PPOTrainer(small(**many, top_k=0, top_p=0.9)))  # 33 bytes for each of 44 M tokens more
 
 
 def test_a_full_disk_loses_the_recording_and_not_the_run(small, monkeypatch, caplog):

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
-from proxima.runs import Run, bundle_bytes, read_bundle
+from proxima.runs import Run, read_bundle, write_bundle
 from proxima.runs.step_bundle import FACTS, LARGEST_BUNDLE
 from tests.tools.replay_recipe import BUNDLE
 
@@ -32,13 +33,24 @@ def bundle():
     return read_bundle(BUNDLE)
 
 
+@pytest.fixture
+def seal(tmp_path):
+    """A bundle of any facts and tensors, on disk."""
+
+    def seal(facts, tensors):
+        write_bundle(tmp_path / "sealed", facts, tensors)
+        return tmp_path / "sealed"
+
+    return seal
+
+
 def header(content=CONTENT):
     size = struct.unpack("<Q", content[:8])[0]
     return 8 + size, json.loads(content[8 : 8 + size])
 
 
-def test_what_is_written_is_read(bundle, write):
-    again = read_bundle(write(bundle_bytes(bundle.facts, bundle.tensors)))
+def test_what_is_written_is_read(bundle, seal):
+    again = read_bundle(seal(bundle.facts, bundle.tensors))
     assert again.facts == bundle.facts
     assert again.tensors.keys() == bundle.tensors.keys()
     assert all(torch.equal(again.tensors[name], each) for name, each in bundle.tensors.items())
@@ -118,12 +130,12 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
         read_bundle(path)
 
 
-def test_a_sealed_file_with_other_shapes_or_types_is_refused(bundle, write):
+def test_a_sealed_file_with_other_shapes_or_types_is_refused(bundle, seal):
     def refused(what, **tensors):
         changed = {**bundle.tensors, **{name.replace("__", "/"): each for name, each in tensors.items()}}
         kept = {name: each for name, each in changed.items() if each is not None}
         with pytest.raises(ValueError, match=what):
-            read_bundle(write(bundle_bytes(bundle.facts, kept)))
+            read_bundle(seal(bundle.facts, kept))
 
     mask = bundle.tensors["tokens/mask"]
     refused("tokens/mask' is missing", tokens__mask=None)
@@ -165,18 +177,36 @@ def test_facts_that_name_one_thing_twice_are_refused(write):
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_a_sealed_file_with_other_facts_is_refused(bundle, write, name):
+def test_a_sealed_file_with_other_facts_is_refused(bundle, seal, name):
     for value in (None, 1.5, [[]]):
         with pytest.raises(ValueError, match=name):
-            read_bundle(write(bundle_bytes({**bundle.facts, name: value}, bundle.tensors)))
+            read_bundle(seal({**bundle.facts, name: value}, bundle.tensors))
 
 
-def test_a_newer_format_is_told_by_its_version(bundle, write, monkeypatch):
+def test_a_newer_format_is_told_by_its_version(bundle, seal, monkeypatch):
     monkeypatch.setattr("proxima.runs.step_bundle.FORMAT", 2)
-    content = bundle_bytes({**bundle.facts, "proxima": "9.9"}, bundle.tensors)
+    path = seal({**bundle.facts, "proxima": "9.9"}, bundle.tensors)
     monkeypatch.undo()
     with pytest.raises(ValueError, match=r"format 2, made by proxima '9.9'; this version reads 1"):
-        read_bundle(write(content))
+        read_bundle(path)
+
+
+def test_what_cannot_be_written_leaves_nothing(bundle, tmp_path, monkeypatch):
+    def full(own, path, sealed):
+        path.write_bytes(b"a part")
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("proxima.runs.step_bundle.save_file", full)
+    with pytest.raises(ValueError, match=r"cannot write .*: No space left on device"):
+        write_bundle(tmp_path / "b", bundle.facts, bundle.tensors)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot write .*file/b: "):
+        write_bundle(tmp_path / "file" / "b", bundle.facts, bundle.tensors)
+    monkeypatch.undo()
+    monkeypatch.setattr("proxima.runs.step_bundle.LARGEST_BUNDLE", 50_000)
+    with pytest.raises(ValueError, match="is larger than 50,000: it is not written"):
+        write_bundle(tmp_path / "b", bundle.facts, bundle.tensors)
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_bundle_that_is_removed_while_a_run_is_read_is_left_out(tmp_path, monkeypatch):

@@ -1,16 +1,19 @@
-"""The recorded step in the repository and its model, which no version of any package may change.
+"""The recorded steps in the repository and their model, which no version of any package may change.
 
-`python -m tests.tools.replay_recipe` records it anew. The model's weights come from numpy's `RandomState`,
-whose numbers are frozen, and not from torch's generator.
+`python -m tests.tools.replay_recipe NAME` records one with the versions that it runs with. The model's weights
+come from numpy's `RandomState`, whose numbers are frozen, and not from torch's generator.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-BUNDLE = Path(__file__).parent / "recorded" / "step-00000002.safetensors"
+RECORDED = Path(__file__).parent / "recorded"
+BUNDLE = RECORDED / "step-00000002.safetensors"
+OLDEST = RECORDED / "torch-2.11.safetensors"
 PROMPTS = ["SUBREDDIT: r/a TL;DR:", "Why? TL;DR:", "x", "A longer prompt, TL;DR:"]
 SETTINGS = {
     "rewards": ["length_band,low=2,high=5", "0.5*regex,pattern=[aeiou]"],
@@ -62,4 +65,5 @@ if __name__ == "__main__":
     }
     facts["environment"] = {**facts["environment"], "system": "Linux"}
     facts["settings"] = {**facts["settings"], "model_name": facts["base"]["name"]}
-    print(write_bundle(BUNDLE, facts, bundle.tensors), "bytes in", BUNDLE)
+    path = RECORDED / f"{sys.argv[1]}.safetensors"
+    print(write_bundle(path, facts, bundle.tensors), "bytes in", path)

@@ -2,6 +2,7 @@
 versions it replays within the tolerance. Bundles of strangers run nothing."""
 
 import json
+import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,12 @@ from proxima.cli import main
 from proxima.config import RewardSpec
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import TOLERANCE, read_bundle, write_bundle
+from proxima.runs.environment import code_checksum
 from proxima.tools.replay import compare_bundles, contents, redacted, replay_step, stage_lines
 from tests.rollout_server import RolloutServer
 from tests.runtime.test_processes import torchrun
 from tests.runtime.test_rollouts import lying_by
-from tests.tools.replay_recipe import BUNDLE, PROMPTS, make_model, record
+from tests.tools.replay_recipe import BUNDLE, OLDEST, PROMPTS, make_model, record
 
 BITS = "the same bits in all {} stages"
 
@@ -66,6 +68,7 @@ CASES = {
     "per-token rewards": {"rewards": (per_token, count_vowels)},
     "failed rewards": {"rewards": (some_fail,), "max_reward_failures": 0.9, "normalize_rewards": True},
     "bfloat16": {"dtype": "bfloat16"},
+    "4 bits": {"quantize": "nf4"},
     "length balanced": {"buffer_sampling": "length_balanced", "micro_batch_size": 1},
 }
 
@@ -221,6 +224,29 @@ def test_on_the_same_machine_last_digits_are_a_difference(recorded):
     assert compare_bundles(recorded, elsewhere(other)).first is None
 
 
+@pytest.mark.parametrize("name", ["code", "cpu", "processor", "threads", "packages"])
+def test_bits_are_expected_only_where_code_processor_and_versions_are_the_same(recorded, name):
+    def of(environment):
+        return replace(recorded, facts={**recorded.facts, "environment": environment})
+
+    environment = recorded.facts["environment"]
+    assert environment["code"] == code_checksum()
+    assert compare_bundles(recorded, of(dict(environment))).expects_bits
+    other = compare_bundles(recorded, of({**environment, name: "another one"}))
+    assert not other.expects_bits
+    assert other.first is None
+    assert name in [each[0] for each in other.environment] or name == "packages"  # these one by one
+    without = {key: value for key, value in environment.items() if key != name}
+    assert not compare_bundles(recorded, of(without)).expects_bits
+
+
+def test_bits_are_not_expected_of_recordings_that_do_not_say_what_code_ran(recorded):
+    named = ("code", "processor")  # earlier versions recorded neither
+    environment = {key: each for key, each in recorded.facts["environment"].items() if key not in named}
+    older = replace(recorded, facts={**recorded.facts, "environment": environment})
+    assert not compare_bundles(older, older).expects_bits
+
+
 def test_the_page_states_the_tolerances_that_bundles_record():
     table = (
         (Path(__file__).parents[2] / "docs" / "replay.md")
@@ -235,13 +261,20 @@ def test_the_page_states_the_tolerances_that_bundles_record():
         assert TOLERANCE[dtype] == {kind: stated[kind][place] for kind in kinds}
 
 
-def test_the_committed_step_replays_whatever_the_versions_are(model):
-    bundle = read_bundle(BUNDLE)
-    replayed = replay_step(bundle, model=model)
-    comparison = replayed.comparison
+@pytest.mark.parametrize("path", [BUNDLE, OLDEST], ids=lambda path: path.stem)
+def test_a_committed_step_replays_whatever_the_versions_are(model, path):
+    comparison = replay_step(read_bundle(path), model=model).comparison
     assert [stage.name for stage in comparison.stages if stage.result == "not recomputed"] == []
-    loose = replace(comparison, expects_bits=False)  # this may well be the machine that it was recorded on
-    assert loose.first is None, loose.sentence
+    assert comparison.first is None, comparison.sentence
+
+
+def test_the_committed_steps_are_of_two_versions_that_the_page_names():
+    page = (Path(__file__).parents[2] / "docs" / "replay.md").read_text(encoding="utf-8")
+    recorded = [read_bundle(path).facts["environment"]["packages"] for path in (BUNDLE, OLDEST)]
+    for name in ("torch", "transformers", "peft"):
+        versions = [packages[name].split("+")[0] for packages in recorded]
+        assert len({*versions}) == 2
+        assert all(f"{version}" in page for version in versions)
 
 
 # --- trust ---
@@ -265,7 +298,7 @@ def test_functions_servers_and_models_of_a_bundle_are_not_asked(recorded, monkey
 
 
 @pytest.mark.parametrize("name", ["environment", "tools"])
-def test_environments_and_tools_of_a_bundle_are_refused_before_they_are_imported(
+def test_environments_and_tools_of_a_bundle_without_episodes_are_refused_before_they_are_imported(
     name, model, monkeypatch, tmp_path
 ):
     (tmp_path / "evil_mod.py").write_text(
@@ -276,7 +309,7 @@ def test_environments_and_tools_of_a_bundle_are_refused_before_they_are_imported
     committed = read_bundle(BUNDLE)
     facts = {**committed.facts["settings"], name: [{"source": "evil_mod:Env"}]}
     write_bundle(tmp_path / "evil", {**committed.facts, "settings": facts}, committed.tensors)
-    with pytest.raises(ValueError, match=r"evil: .* environment or tools"):
+    with pytest.raises(ValueError, match=r"evil: its episodes do not fit the environment and tools"):
         replay_step(read_bundle(tmp_path / "evil"), model=model)
     assert not (tmp_path / "sprung").exists()
 
@@ -357,8 +390,10 @@ def test_strange_tokens_and_states_are_refused(recorded):
     weight = next(each for each in recorded.tensors if each.startswith("before/policy/"))
     nan = torch.full_like(recorded.tensors[weight], torch.nan)
     refused("holds numbers that are not finite, so no step can start", **{weight.replace("/", "__"): nan})
-    strange = {"micro_batches": ["a", 9], "step": "x", "kl_coef": None, "total_steps": [], "kl_budget": 3}
-    for name, value in {**strange, "endings": 3, "units": {"length_band": ["a"]}}.items():
+    strange = [("micro_batches", ["a", 9]), ("step", "x"), ("kl_coef", None), ("kl_coef", 10**400)]
+    strange += [("total_steps", []), ("kl_budget", 3), ("kl_budget", {"lag": 0.0}), ("kl_budget", {"x": 1.0})]
+    strange += [("critic_is_ready", value) for value in (None, "yes", {"a": 1})]
+    for name, value in [*strange, ("endings", 3), ("units", {"length_band": ["a"]})]:
         settings = {**recorded.facts["settings"], "kl_controller": "budget"}
         facts = {**recorded.facts, "state": {**recorded.facts["state"], name: value}, "settings": settings}
         if name in ("endings", "units"):  # read as a run's own are: what means nothing is ignored
@@ -366,6 +401,41 @@ def test_strange_tokens_and_states_are_refused(recorded):
             continue
         with pytest.raises(ValueError, match="its state cannot be restored"):
             replay_step(replace(recorded, facts=facts))
+
+
+ODD = (
+    *(None, -1, 0, 1, 2**31, 2**63, 10**400, 1e308, float("nan"), float("inf"), True, "", "x", "../../etc"),
+    *([], {}, [[]], [None], {"a": 1}, "\ud800"),
+)
+
+
+def oddly(chance, facts):
+    """Facts of which one or two hold something else."""
+    facts = json.loads(json.dumps(facts))
+    for _ in range(chance.choice([1, 1, 2])):
+        kind = chance.choice(["settings", "state", "state", "state", "adapters", "base", "environment"])
+        found = facts[kind]
+        if kind in ("adapters", "environment"):
+            found = chance.choice([found, *(each for each in found.values() if isinstance(each, dict))])
+        if found:
+            found[chance.choice(sorted(found))] = chance.choice(ODD)
+    return facts
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_odd_facts_that_are_sealed_are_replayed_or_refused_in_one_line(model, tmp_path, seed):
+    committed, chance = read_bundle(OLDEST), random.Random(seed)
+    replayed, refused = 0, list[str]()
+    for _ in range(10):
+        try:
+            write_bundle(tmp_path / "odd", oddly(chance, committed.facts), committed.tensors)
+            replay_step(read_bundle(tmp_path / "odd"), model=model)
+            replayed += 1
+        except ValueError as error:
+            refused.append(str(error))
+    assert replayed
+    assert refused
+    assert [each for each in refused if len(each.splitlines()) != 1] == []
 
 
 # --- sharing ---
@@ -392,6 +462,34 @@ def test_a_redacted_copy_holds_no_text_no_ids_and_no_weights(recorded, tmp_path)
     with pytest.raises(ValueError, match=r"is redacted.*proxima replay A B"):
         replay_step(again)
     assert "it is redacted" in " ".join(contents(again))
+
+
+def test_a_redacted_copy_names_no_reward(model, tmp_path):
+    def reward(prompts, texts):
+        return [float(len(text)) for text in texts]
+
+    named = RewardSpec(reward, name="secret-host.example", weight=0.5)
+    bundle, _ = record(model, rewards=(named, "length_band,low=2,high=5"))
+    judges = [{"source": "/home/someone/judge", "name": "secret-judge", "weight": 1.0}]
+    facts = {**bundle.facts, "settings": {**bundle.facts["settings"], "judges": judges}}
+    units = {"secret-host.example": [0.0, 1.0]}
+    endings = {"rewards": {"secret-host.example": "x"}, "judges": {"secret-judge": "y"}}
+    facts["state"] = {**facts["state"], "units": units, "endings": endings}
+    shared = redacted(replace(bundle, facts=facts))
+    write_bundle(tmp_path / "shared", shared.facts, shared.tensors)
+    content = (tmp_path / "shared").read_bytes()
+    for word in (b"secret", b"someone", b"length_band"):
+        assert word not in content
+    again = read_bundle(tmp_path / "shared").facts
+    assert again["reward_names"] == ["reward 1", "reward 2"]
+    mean = bundle.facts["metrics"]["reward/secret-host.example"]
+    assert again["metrics"]["reward/reward 1"] == mean
+    assert "reward/reward 2" in again["metrics"]
+    assert [spec["source"] for spec in again["settings"]["rewards"]] == ["reward 1", "reward 2"]
+    assert again["settings"]["judges"] == [{"source": "judge 1", "weight": 1.0}]
+    assert again["state"]["units"] == {"reward 1": [0.0, 1.0]}
+    assert again["state"]["endings"] == {"rewards": {"reward 1": "x"}, "judges": {"judge 1": "y"}}
+    assert redacted(read_bundle(tmp_path / "shared")).facts == again  # of a copy, the same
 
 
 def test_what_is_inside_is_said_before_it_is_shared(recorded):

@@ -318,7 +318,7 @@ class PPOConfig(Settings):
     """How many of the newest checkpoints are kept, in addition to the best."""
     record_steps: int = setting(0, at_least=0, changes_results=False, defines_experiment=False)
     """PPO steps between steps that are recorded whole for `proxima replay` (docs/replay.md), in `replay/` of
-    the run's folder; the two steps up to an alarm are recorded too. 0 = none."""
+    the run's folder; so are the two steps up to an alarm, and the one before a step that fails. 0 = none."""
     run_dir: str = setting("runs", not_empty=True, changes_results=False, defines_experiment=False)
     """Folder of all runs."""
     run_name: str = setting(
@@ -420,9 +420,8 @@ class PPOConfig(Settings):
                 "all weights and their optimiser, several times the model; set lora_r above 0 or "
                 "record_steps to 0"
             )
-        for other, given in (("environment or tools", self.has_episodes), ("shard_base", self.shard_base)):
-            if given:
-                return f"record_steps does not work with {other}; leave one of them out"
+        if self.shard_base:
+            return "record_steps does not work with shard_base; leave one of them out"
         return ""
 
     @property

@@ -18,13 +18,26 @@ import torch
 from torch import Tensor
 
 from proxima import __version__
+from proxima.core.episode import Episode
 from proxima.core.json_record import Record, RecordView
+from proxima.core.linear4bit import Linear4bit
 from proxima.core.pairs import TokenPairs
+from proxima.core.recorded_experts import expert_dtype
 from proxima.core.token_text import pieces
 from proxima.core.types import Tokens
+from proxima.environments import max_response_tokens
 from proxima.models import Backbone, adapter_tensors
 from proxima.ppo_trainer.trainer_state import plain_config, plain_state
-from proxima.runs import LARGEST_BUNDLE, TOLERANCE, Bundle, checksum, describe_environment, numbers_of, plain
+from proxima.runs import (
+    EPISODE,
+    LARGEST_BUNDLE,
+    TOLERANCE,
+    Bundle,
+    checksum,
+    describe_environment,
+    numbers_of,
+    plain,
+)
 from proxima.runs.checkpoint import optimizer_tensors
 
 if TYPE_CHECKING:
@@ -36,6 +49,8 @@ ADAPTER_SETTINGS = (
     *("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "target_parameters"),
 )
 """Settings of an adapter that decide what it computes; others of PEFT's are not recorded."""
+TOKEN_BYTES = 80
+"""Of a response token but for its kept set and experts: id, mask, text, and 13 to 16 columns of numbers."""
 ESTIMATED = ("td_error", "advantage", "return")
 
 
@@ -49,16 +64,6 @@ class StepRecord:
     after: dict[str, Tensor]
     """The weights after the step; empty where they are not known yet."""
 
-    @property
-    def before(self) -> dict[str, Tensor]:
-        """The weights before the step, by the names of `weights`."""
-        start, optimizers = "before/", ("before/policy_optimizer/", "before/value_optimizer/")
-        return {
-            name.removeprefix(start): tensor
-            for name, tensor in self.tensors.items()
-            if name.startswith(start) and not name.startswith(optimizers)
-        }
-
     def bundle(self, reason: str = "") -> Bundle:
         """To write down, with the texts of its tokens.
 
@@ -70,6 +75,7 @@ class StepRecord:
             **self.facts,
             "reason": reason,
             "prompts": [_prompt(prompt) for prompt in tokens.prompts],
+            "episodes": [_episode(each) for each in tokens.episodes or ()],
             "tokens": [pieces(row, tokens.tokenizer.decode) for row in tokens.response_rows],
         }
         return Bundle(facts, {**self.tensors, **_named("after", self.after)})
@@ -102,6 +108,16 @@ class StepRecorder:
             yield
         finally:
             self.trainer.on_stages = before
+
+    @property
+    def before(self) -> dict[str, Tensor]:
+        """The weights before the step that runs, or ran last, by the names of `weights`."""
+        start, optimizers = "before/", ("before/policy_optimizer/", "before/value_optimizer/")
+        return {
+            name.removeprefix(start): tensor
+            for name, tensor in self._tensors.items()
+            if name.startswith(start) and not name.startswith(optimizers)
+        }
 
     def _begin(self) -> None:
         trainer = self.trainer
@@ -158,12 +174,50 @@ def check_recordable(trainer: PPOTrainer) -> None:
             "record_steps needs the value model on the policy's base, and this one is a network of its own; "
             "set value_model to adapter or policy, or record_steps to 0"
         )
-    size = 4 * sum(each.numel() * each.element_size() for each in weights(trainer).values())
-    if size > LARGEST_BUNDLE:
+
+
+def check_size(trainer: PPOTrainer) -> None:
+    """An error where the bundle of a step could be larger than bundles may be."""
+    adapters, rollout = most_bytes(trainer)
+    if adapters + rollout > LARGEST_BUNDLE:
         raise ValueError(
-            f"a recorded step would take at least {size:,} bytes, the most is {LARGEST_BUNDLE:,}; lower "
-            "lora_r or set record_steps to 0"
+            f"a recorded step would take up to {adapters + rollout:,} bytes ({adapters:,} for adapters and "
+            f"their optimiser, {rollout:,} for responses of max_new_tokens with their kept sets), the most "
+            f"is {LARGEST_BUNDLE:,}; lower lora_r, batch_size or max_new_tokens, sample with a top_k, or set "
+            "record_steps to 0"
         )
+
+
+def most_bytes(trainer: PPOTrainer) -> tuple[int, int]:
+    """What a step's bundle takes for its adapters, before and after, with their optimiser; and for its
+    responses, all as long as they may be. Prompts are not counted: nothing says how long they are."""
+    config, reference = trainer.config, _adapter(trainer, "reference")
+    fixed = 0 if reference is None else _bytes(_of_adapter(trainer, reference))
+    tokens = config.batch_size * config.num_generations * max_response_tokens(config)
+    per_token = TOKEN_BYTES + _kept_bytes(trainer) + _expert_bytes(trainer)
+    return 4 * _bytes(weights(trainer)) + fixed, tokens * per_token
+
+
+def _kept_bytes(trainer: PPOTrainer) -> int:
+    """Of a response token's kept set: ids by top-k, a bit per token of the vocabulary by top-p alone."""
+    config, network = trainer.config, trainer.models.policy.backbone.network
+    vocabulary = network.get_input_embeddings().num_embeddings
+    if config.top_k:
+        return 4 * min(config.top_k, vocabulary)
+    return -(-vocabulary // 8) if config.top_p < 1 else 0
+
+
+def _expert_bytes(trainer: PPOTrainer) -> int:
+    """Of the experts that a token went to, in every layer of a mixture."""
+    decoder = trainer.models.policy.backbone.decoder
+    experts = None if decoder is None else decoder.blocks[0].experts
+    if decoder is None or experts is None:
+        return 0
+    return len(decoder.blocks) * experts.per_token * expert_dtype(experts.total).itemsize
+
+
+def _bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(each.numel() * each.element_size() for each in tensors.values())
 
 
 def weights(trainer: PPOTrainer) -> dict[str, Tensor]:
@@ -182,7 +236,7 @@ def weights(trainer: PPOTrainer) -> dict[str, Tensor]:
 def token_tensors(tokens: Tokens) -> dict[str, Tensor]:
     """The tensors of a rollout by name; nothing is kept where there is no token."""
     names = ("prompt_ids", "prompt_mask", "response_ids", "mask", "ended", "truncated", "keys")
-    found = {name: getattr(tokens, name) for name in (*names, "sampled_logprobs")}
+    found = {name: getattr(tokens, name) for name in (*names, "observed", "sampled_logprobs")}
     if tokens.kept is not None:
         nowhere, kept = ~tokens.mask.unsqueeze(-1), tokens.kept
         found["kept_ids"] = None if kept.ids is None else kept.ids.masked_fill(nowhere, -1)
@@ -206,6 +260,9 @@ def base_checksum(backbone: Backbone) -> str:
     adapters = [] if peft is None else list(peft.peft_config)
     trained = {id(each) for adapter in adapters for each in backbone.adapter_parameters(adapter)}
     frozen = [each for each in backbone.network.parameters() if id(each) not in trained]
+    layers = [each for each in backbone.network.modules() if isinstance(each, Linear4bit)]
+    # what 4-bit codes are multiplied by are no parameters
+    frozen += [scales for each in layers for name, scales in each.nf4.tensors.items() if name != "codes"]
     return hashlib.sha256("".join(sorted({checksum(host(each)) for each in frozen})).encode()).hexdigest()
 
 
@@ -288,3 +345,8 @@ def _prompt(prompt: str) -> Record:
         except (TypeError, ValueError):
             continue
     return {"text": str(prompt), "columns": columns, "turns": list(getattr(prompt, "turns", ()))}
+
+
+def _episode(episode: Episode) -> Record:
+    """An episode without the attributes of its environment, which only rewards read."""
+    return {name: getattr(episode, name) for name in EPISODE}

@@ -1,21 +1,22 @@
 """`Recordings`: the recorded steps of a run. In: a trainer and its run's folder. Out: bundles in
-`runs/NAME/replay/`: of every n-th step, and of the two steps up to an alarm.
+`runs/NAME/replay/`: of every n-th step, of the two steps up to an alarm, and of the last whole step where one
+fails.
 
-To be ready for an alarm, every step is kept in host memory until the next but one begins: twice its rollout,
+To be ready for these, every step is kept in host memory until the next but one begins: twice its rollout,
 and twice the adapters with both moments of their optimisers.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxima.core.json_record import RecordView
-from proxima.ppo_trainer.step_recorder import StepRecord, StepRecorder, weights
+from proxima.ppo_trainer.step_recorder import StepRecord, StepRecorder, check_size, weights
 from proxima.runs import BUNDLE_SUFFIX, REPLAY_FOLDER, Alarm, write_bundle
 
 if TYPE_CHECKING:
@@ -37,19 +38,31 @@ class Recordings:
         self.alarmed = 0  # the last step that was written for an alarm
         self._recorder: StepRecorder | None = None
         if self.every:
-            recorder = StepRecorder(trainer)  # refuses on all processes
+            recorder = StepRecorder(trainer)  # refuses on all processes, as does the next line
+            check_size(trainer)
             self._recorder = recorder if trainer.models.processes.is_main else None
 
-    def step(self) -> AbstractContextManager[None]:
-        """Around `ppo_step`."""
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around `ppo_step`; where that fails, the step before it is written, which led there."""
         self.steps = self.steps[-1:]
-        return nullcontext() if self._recorder is None else self._recorder.step()
+        if self._recorder is None:
+            yield
+            return
+        with self._recorder.step():
+            try:
+                yield
+            except Exception as error:
+                for last in self.steps:  # one or, in the first step, none
+                    ended = replace(last, after=self._recorder.before)
+                    self._write_alarmed(ended, f"the next step ended by {type(error).__name__}")
+                raise
 
     def keep(self, outcome: RecordView) -> None:
         """After `ppo_step`."""
         if self._recorder is not None:
             record = self._recorder.record(outcome)
-            before = [replace(last, after=record.before) for last in self.steps]
+            before = [replace(last, after=self._recorder.before) for last in self.steps]
             self.steps = [*before, record]
 
     def write(self, alarms: Sequence[Alarm] = ()) -> None:
@@ -70,9 +83,12 @@ class Recordings:
         if due:
             self._write_one(self.steps[-1], "step", "")
         for record in self.steps if reason else ():
-            if record.facts["step"] > self.alarmed:  # else it was written for the alarm before
-                self._write_one(record, "alarm", reason)
-                self.alarmed = record.facts["step"]
+            self._write_alarmed(record, reason)
+
+    def _write_alarmed(self, record: StepRecord, reason: str) -> None:
+        if record.facts["step"] > self.alarmed:  # else it was written for the alarm before
+            self._write_one(record, "alarm", reason)
+            self.alarmed = record.facts["step"]
 
     def _write_one(self, record: StepRecord, kind: str, reason: str) -> None:
         """A disk that is full ends no run: the checkpoint says so if it lasts."""

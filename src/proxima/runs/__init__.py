@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from proxima.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from proxima.runs.environment import MATTERS, describe_environment
+    from proxima.runs.environment import DECIDES, describe_environment
     from proxima.runs.evidence import held_out_evidence, judges_in
     from proxima.runs.finetuning_folder import LIVE_FILES, live_folder
     from proxima.runs.glossary import (
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from proxima.runs.run_search import find_runs
     from proxima.runs.run_writer import RunFolder
     from proxima.runs.step_bundle import (
+        EPISODE,
         LARGEST_BUNDLE,
         TOLERANCE,
         Bundle,
-        bundle_bytes,
         checksum,
         read_bundle,
         write_bundle,

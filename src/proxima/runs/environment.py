@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from proxima.core.json_record import Record
 from proxima.runtime.distributed import rank_and_count
 
+PACKAGE = Path(__file__).parents[1]
 PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy", "tokenizers", "datasets")
 MATTERS = (
     "packages",
@@ -23,6 +25,8 @@ MATTERS = (
     "cuda",
     "processes",
 )  # what the last bits of a number may depend on
+DECIDES = (*MATTERS, "processor", "code")
+"""What they depend on in full, as a replay compares it."""
 
 
 def describe_environment() -> Record:
@@ -35,6 +39,7 @@ def describe_environment() -> Record:
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "proxima": __version__,
+        "code": code_checksum(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "git_commit": _git("rev-parse", "HEAD"),
@@ -42,6 +47,7 @@ def describe_environment() -> Record:
         "system": platform.platform(),
         "machine": platform.machine(),
         "cpu": _cpu(),
+        "processor": _processor(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": gpus,
@@ -59,15 +65,38 @@ def changed(before: Record, now: Record) -> list[str]:
     ]
 
 
+@cache
+def code_checksum(package: Path = PACKAGE) -> str:
+    """The SHA-256 of a package's source files, by name and content: a version does not say what code ran."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py"), key=lambda each: each.relative_to(package).as_posix()):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
 def _cpu() -> str:
     """The processor and the instructions that torch uses on it."""
     import torch
 
-    name = platform.processor() or platform.machine()
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    name = _cpu_facts().get("model name") or platform.processor() or platform.machine()
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _processor() -> str:
+    """Which build of processor it is, where the system says so: names may stand for many."""
+    found = _cpu_facts()
+    known = {name: found[name] for name in ("cpu family", "model", "stepping") if name in found}
+    return ", ".join(f"{name} {value}" for name, value in known.items())
+
+
+def _cpu_facts() -> dict[str, str]:
+    """What Linux says of the first processor; nothing elsewhere."""
+    with suppress(OSError):
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
+        pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+        return {name.strip(): value.strip() for name, value in pairs}
+    return {}
 
 
 @cache

@@ -13,13 +13,14 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from proxima.core.json_record import Record, RecordView, within
@@ -49,6 +50,7 @@ LAYOUT: dict[str, tuple[tuple[str, ...], str]] = {
     "tokens/prompt_mask": (("BOOL",), "BP"),
     "tokens/response_ids": (("I64",), "BR"),
     "tokens/mask": (("BOOL",), "BR"),
+    "tokens/observed": (("BOOL",), "BR"),
     "tokens/ended": (("BOOL",), "B"),
     "tokens/truncated": (("BOOL",), "B"),
     "tokens/keys": (("I64",), "B"),
@@ -118,33 +120,31 @@ def checksum(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def bundle_bytes(facts: RecordView, tensors: Mapping[str, Tensor]) -> bytes:
-    """The content of a bundle's file."""
+def write_bundle(path: Path, facts: RecordView, tensors: Mapping[str, Tensor]) -> int:
+    """Write a bundle in one move, without a copy of it in memory; its size in bytes."""
     own = {name: tensor.contiguous() for name, tensor in tensors.items()}
     text = json.dumps(
         {**facts, "format": FORMAT, "checksums": {name: checksum(each) for name, each in own.items()}}
     )
     sealed = {"format": "proxima replay", "facts": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    return save(own, sealed)
-
-
-def write_bundle(path: Path, facts: RecordView, tensors: Mapping[str, Tensor]) -> int:
-    """Write a bundle in one move; its size in bytes."""
-    content = bundle_bytes(facts, tensors)
-    if len(content) > LARGEST_BUNDLE:
-        raise ValueError(
-            f"a bundle of {len(content):,} bytes is larger than {LARGEST_BUNDLE:,}: it is not written"
-        )
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content)
+        save_file(own, part, sealed)
+        size = part.stat().st_size
+        if size > LARGEST_BUNDLE:
+            raise ValueError(
+                f"a bundle of {size:,} bytes is larger than {LARGEST_BUNDLE:,}: it is not written"
+            )
         sync(part)
         part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ValueError(f"cannot write {path}: {error.strerror or error}") from error
-    return len(content)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ValueError(f"cannot write {path}: {reason}") from error
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+    return size
 
 
 def read_bundle(path: str | Path) -> Bundle:
@@ -277,7 +277,9 @@ FACTS: dict[str, type] = {
     **dict.fromkeys(("settings", "state", "environment", "base", "adapters", "tolerance", "metrics"), dict),
     **dict.fromkeys(("prompts", "tokens", "reward_names"), list),
 }
-"""Every fact of a bundle, and its type."""
+"""Every fact of a bundle, and its type; where environments or tools answered, `episodes` besides."""
+EPISODE: dict[str, type] = {"rewards": list, "failure": str, "malformed": int, "done": bool}
+"""What is known of an episode besides its tokens."""
 
 
 def _check_facts(facts: Record, tensors: Mapping[str, Tensor]) -> None:
@@ -291,13 +293,28 @@ def _check_facts(facts: Record, tensors: Mapping[str, Tensor]) -> None:
         raise Damaged("its tolerance is not made of numbers")
     if len(facts["reward_names"]) != len(tensors["rewards/by_name"]):
         raise Damaged("its reward_names do not fit its rewards")
+    episodes = facts.get("episodes", [])
+    if (
+        not isinstance(episodes, list)
+        or len(episodes) not in (0, count)
+        or not all(map(_is_episode, episodes))
+    ):
+        raise Damaged("its episodes are not known ones, one per sequence")
     if facts["redacted"]:
         return
     if len(facts["prompts"]) != count or not all(map(_is_prompt, facts["prompts"])):
         raise Damaged("its prompts are not texts, one per sequence")
-    lengths = tensors["tokens/mask"].sum(1).tolist()
+    read = tensors["tokens/mask"] | tensors.get("tokens/observed", torch.tensor(False))
+    lengths = read.sum(1).tolist()
     if [len(each) if isinstance(each, list) else -1 for each in facts["tokens"]] != lengths:
         raise Damaged("its texts of tokens do not fit its tokens")
+
+
+def _is_episode(value: object) -> bool:
+    """One with a finite reward of each turn."""
+    if not isinstance(value, dict) or {name: type(each) for name, each in value.items()} != EPISODE:
+        return False
+    return all(type(each) is float and math.isfinite(each) for each in value["rewards"])
 
 
 def _is_prompt(value: object) -> bool:

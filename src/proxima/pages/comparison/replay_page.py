@@ -49,9 +49,9 @@ def write_replay_page(
     if comparison is not None:
         rows = [(stage.name, _plain(note(stage)), stage.result) for stage in comparison.stages]
         expected = (
-            "Both come from the same kind of machine and the same versions, so the same bits are expected."
+            "Both come from the same kind of machine, versions and code, so the same bits are expected."
             if comparison.expects_bits
-            else "They come from different machines or versions, so small differences are expected."
+            else "They come from different machines, versions or code, so small differences are expected."
         )
         head = ("stage", "largest difference, or why it was not recomputed", "result")
         page.section("Stages", paragraph(expected, "soft"), table(head, rows, right=2))
@@ -100,7 +100,7 @@ def samples(bundle: Bundle) -> list[Record]:
     """Sequences as the microscope shows them, as many as `BYTES` hold; without texts where they are
     redacted."""
     trained = {row: place for place, row in enumerate(bundle.tensors["rows"].tolist())}
-    read = bundle.tensors["tokens/mask"]
+    read = bundle.tensors["tokens/mask"] | bundle.tensors.get("tokens/observed", torch.tensor(False))
     found: list[Record] = []
     size = 0
     for row in range(len(read)):
@@ -126,6 +126,7 @@ def _sample(bundle: Bundle, row: int, place: int | None, read: Tensor) -> Record
         "prompt": prompt["text"],
         "turns": prompt.get("turns"),
         "tokens": tokens,
+        "observed": _observed(bundle, row, read),
         "ids": None if ids is None else ids[row][read].tolist(),
         "reward": _finite(
             float(sum(rewards)) if len(rewards) == 1 else float(bundle.tensors["rewards/sequence"][row])
@@ -136,6 +137,12 @@ def _sample(bundle: Bundle, row: int, place: int | None, read: Tensor) -> Record
         "ended": bool(bundle.tensors["tokens/ended"][row]),
         "columns": {name: values for name, values in columns.items() if values},
     }
+
+
+def _observed(bundle: Bundle, row: int, read: Tensor) -> list[int]:
+    """Places of the tokens that an environment or tools wrote."""
+    observed = bundle.tensors.get("tokens/observed")
+    return [] if observed is None else observed[row][read].nonzero().flatten().tolist()
 
 
 def _numbers(column: Tensor | None, row: int | None, read: Tensor) -> list[float | None]:

@@ -7,6 +7,7 @@ none, nor the weights and kept sets, which serve only together with them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -17,16 +18,20 @@ from proxima.runs import Bundle
 
 WITHOUT_TEXT = (
     "tokens/mask",
+    "tokens/observed",
     "tokens/ended",
     "tokens/truncated",
     "tokens/sampled_logprobs",
 )
+KINDS = {"rewards": "reward", "judges": "judge", "environment": "environment", "tools": "tool"}
+"""Settings that name code, servers or models, and what one of them is called in a redacted bundle."""
 PATHS = ("model_name", "sft_adapter", "value_model", "run_dir", "run_name")
 SHOWN = 60  # characters of the longest prompt that is shown
 
 
 def redacted(bundle: Bundle) -> Bundle:
-    """The same step without prompts, responses, token ids, weights, and paths."""
+    """The same step without prompts, responses, token ids, weights, paths and names of rewards, which may say
+    where a reward is or what it is for."""
     groups = ("tokens/", "before/", "after/", "reference/")
     tensors = {
         name: each
@@ -34,6 +39,8 @@ def redacted(bundle: Bundle) -> Bundle:
         if name in WITHOUT_TEXT or not name.startswith(groups)
     }
     facts = bundle.facts
+    rewards = {str(name): f"reward {place}" for place, name in enumerate(facts["reward_names"], 1)}
+    judges = {_label(each): f"judge {place}" for place, each in enumerate(_specs(facts, "judges"), 1)}
     return replace(
         bundle,
         tensors=tensors,
@@ -44,21 +51,62 @@ def redacted(bundle: Bundle) -> Bundle:
             "tokens": [],
             "adapters": {},
             "base": {**facts["base"], "name": _last_part(str(facts["base"].get("name", "")))},
-            "settings": _without_paths(facts["settings"]),
+            "settings": _without_paths(facts),
+            "reward_names": [f"reward {place}" for place in range(1, len(facts["reward_names"]) + 1)],
+            "metrics": {_metric(name, rewards): value for name, value in facts["metrics"].items()},
+            "episodes": [
+                {**each, "failure": each["failure"] and "failed"} for each in facts.get("episodes", [])
+            ],
+            "state": _with_names(facts["state"], rewards, judges),
         },
     )
 
 
-def _without_paths(settings: Record) -> Record:
-    """Settings with the last part of each path, and rewards by name and weight alone."""
+def _without_paths(facts: Record) -> Record:
+    """Settings with the last part of each path, and rewards by number and weight alone."""
+    settings = within(facts, "settings")
     named: Record = {name: _last_part(str(settings[name])) for name in PATHS if name in settings}
-    for name in ("rewards", "judges"):
-        given = settings.get(name)
-        specs = [spec for spec in given if isinstance(spec, dict)] if isinstance(given, list) else []
+    for name in KINDS.keys() & settings.keys():
+        kind = KINDS[name]
         named[name] = [
-            {"source": _last_part(str(spec.get("name"))), "weight": spec.get("weight", 1.0)} for spec in specs
+            {"source": f"{kind} {place}", "weight": spec.get("weight", 1.0)}
+            for place, spec in enumerate(_specs(facts, name), 1)
         ]
     return {**settings, **named, "engine_urls": []}
+
+
+def _specs(facts: Record, name: str) -> list[Record]:
+    """Rewards or judges of the settings."""
+    given = within(facts, "settings").get(name)
+    return [spec for spec in given if isinstance(spec, dict)] if isinstance(given, list) else []
+
+
+def _label(spec: Record) -> str:
+    return str(spec.get("name", spec.get("source")))
+
+
+def _metric(name: str, rewards: Mapping[str, str]) -> str:
+    """`reward/NAME` by number."""
+    own = name.removeprefix("reward/")
+    return f"reward/{rewards[own]}" if own != name and own in rewards else name
+
+
+def _with_names(state: Record, rewards: Mapping[str, str], judges: Mapping[str, str]) -> Record:
+    """What a step began with: units and endings of rewards under other names."""
+
+    def renamed(value: object, names: Mapping[str, str]) -> Record:
+        return (
+            {names[key]: each for key, each in value.items() if key in names}
+            if isinstance(value, dict)
+            else {}
+        )
+
+    endings = within(state, "endings")
+    both = {
+        "rewards": renamed(endings.get("rewards"), rewards),
+        "judges": renamed(endings.get("judges"), judges),
+    }
+    return {**state, "units": renamed(state.get("units"), rewards), "endings": both}
 
 
 def _last_part(path: str) -> str:
@@ -75,7 +123,7 @@ def contents(bundle: Bundle) -> list[str]:
         f"base model {base.get('name')} (not inside; its weights have the SHA-256 {base.get('sha256')})",
     ]
     if facts["reason"]:
-        lines.append(f"recorded for an alarm: {facts['reason']}")
+        lines.append(f"recorded because of an alarm or an error: {facts['reason']}")
     sizes: dict[str, int] = {}
     for name, tensor in bundle.tensors.items():
         group = name.split("/")[0]

@@ -17,12 +17,26 @@ from proxima.base_setup import has_head
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.json_record import Record
 from proxima.models import ADAPTER_FILE, HEAD_FILE
-from proxima.rewards import READY_MADE
+from proxima.rewards import READY_MADE, reads_environments
 from proxima.runs import Bundle
 from proxima.runtime import accelerator
 
 MOST_EPOCHS = 100  # that are believed without a minibatch of theirs
 PLAIN_NAME = re.compile(r"[\w.-]+")
+
+
+class RecordedEnvironment:
+    """Stands where an environment stood, whose answers are among the tokens: nobody calls it."""
+
+    def step(self, text: str) -> None:
+        raise NotImplementedError("recorded episodes are over")
+
+
+def recorded_tool() -> None:
+    """
+    Stands where tools stood, whose answers are among the tokens: nobody calls it.
+    """
+    raise NotImplementedError("recorded episodes are over")
 
 
 def replay_config(
@@ -40,13 +54,20 @@ def replay_config(
         recorded = PPOConfig.from_dict(bundle.facts["settings"])
     except ValueError as error:
         raise ValueError(f"{bundle.path}: its settings cannot be used: {error}") from None
-    if recorded.not_recordable:  # environments and tools among them, which the trainer would import
+    if recorded.not_recordable:
         raise ValueError(f"{bundle.path}: {recorded.not_recordable}")
+    if recorded.has_episodes and any(map(reads_environments, rewards)):
+        raise ValueError("rewards that read environments cannot be asked again: these are not recorded")
     asked = tuple(rewards) or (recorded.rewards if all(map(is_ready_made, recorded.rewards)) else ())
+    asks = bool(asked) or bool(recorded.environment and not recorded.rewards)  # its rewards are recorded
     changes: Record = {
         "model_name": model or str(bundle.facts["base"].get("name") or recorded.model_name),
         "sft_adapter": _write_adapter(bundle, "reference", folder) if bundle.group("reference") else "",
         "rewards": asked,
+        "environment": tuple(
+            RewardSpec(RecordedEnvironment, each.weight, each.label) for each in recorded.environment
+        ),
+        "tools": (RewardSpec(recorded_tool),) if recorded.tools and not recorded.environment else (),
         "judges": (),
         "trackers": (),
         "device": device or _device(str(bundle.facts["device"])),
@@ -61,7 +82,7 @@ def replay_config(
     elif recorded.has_critic:
         changes["value_model"] = "policy"
     _check_sizes(recorded, bundle)
-    return replace(recorded, **changes), bool(asked)
+    return replace(recorded, **changes), asks
 
 
 def is_ready_made(spec: RewardSpec) -> bool:
@@ -76,8 +97,10 @@ def _device(recorded: str) -> str:
 
 
 def _check_sizes(config: PPOConfig, bundle: Bundle) -> None:
-    """Settings that would make larger adapters, more responses or more updates than the bundle holds are
-    refused before they do."""
+    """Settings that would make larger adapters, more responses or more updates than the bundle holds, or
+    that ask for episodes it does not hold, are refused before they do."""
+    if config.has_episodes != bool(bundle.facts.get("episodes")):
+        raise ValueError(f"{bundle.path}: its episodes do not fit the environment and tools of its settings")
     policy = bundle.group("before/policy")
     ranks = [len(tensor) for name, tensor in policy.items() if ".lora_A." in name and tensor.ndim]
     if not ranks or (not config.sft_adapter and config.lora_r > max(ranks)):

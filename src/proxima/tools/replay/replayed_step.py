@@ -19,9 +19,9 @@ from torch import Tensor
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.encoding import pad_rows
-from proxima.core.json_record import Record
+from proxima.core.episode import Episode
 from proxima.core.pairs import TokenPairs
-from proxima.core.recorded_experts import RecordedExperts, expert_dtype, unrecorded
+from proxima.core.recorded_experts import RecordedExperts
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import KeptSet, Prompt, Tokens
 from proxima.models import fill_adapter
@@ -37,6 +37,7 @@ from proxima.ppo_trainer import (
 )
 from proxima.runs import Bundle
 from proxima.runs.checkpoint import fill_optimizer
+from proxima.tools.replay.bundle_checks import check_state, check_tokens, check_weights
 from proxima.tools.replay.replay_settings import replay_config
 from proxima.tools.replay.stage_comparison import Comparison, compare_bundles
 from proxima.training import add_importance_weights
@@ -70,7 +71,7 @@ def replay_step(
             f"{bundle.path} is redacted: it holds no tokens and no weights, so nothing can be recomputed; "
             "compare it with another (proxima replay A B) or look at it (--show)"
         )
-    _check_weights(bundle)
+    check_weights(bundle)
     with tempfile.TemporaryDirectory(prefix="proxima-replay-") as folder, _threads(bundle):
         config, asks = replay_config(bundle, Path(folder), model, rewards, device)
         config = replace(config, trust_remote_code=trust_remote_code)
@@ -92,20 +93,6 @@ def replay_step(
         again = replace(recorder.record(outcome), after=weights(trainer)).bundle()
     again = replace(again, facts={**again.facts, "settings": bundle.facts["settings"]})
     return Replayed(again, compare_bundles(bundle, again, sampled, {**skipped, **not_sampled}))
-
-
-def _check_weights(bundle: Bundle) -> None:
-    """Weights and optimisers that a step can start from."""
-    for name, tensor in bundle.tensors.items():
-        if not name.startswith(("before/", "reference/")):
-            continue
-        positive = name.endswith((".step", ".exp_avg_sq"))
-        if not tensor.isfinite().all() or (positive and (tensor < 0).any()):
-            problem = "negative numbers" if tensor.isfinite().all() else "numbers that are not finite"
-            raise ValueError(
-                f"{bundle.path}: its tensor {name!r} holds {problem}, so no step can start from it; look at "
-                "the recorded numbers with --show"
-            )
 
 
 @contextmanager
@@ -137,7 +124,7 @@ def _restore(trainer: PPOTrainer, bundle: Bundle, asks: bool) -> dict[str, str]:
             raise ValueError(f"{bundle.path}: its value head does not fit the model") from None
     for name in ("policy", "value"):
         _fill_optimizer(trainer, name, bundle)
-    _check_state(state, bundle)
+    check_state(state, bundle)
     try:
         restore_values(trainer, {**state, "config": bundle.facts["settings"]})
         trainer.first_step, trainer.total_steps = int(state["first_step"]), state["total_steps"]
@@ -147,20 +134,6 @@ def _restore(trainer: PPOTrainer, bundle: Bundle, asks: bool) -> dict[str, str]:
         return {}
     trainer.reward_computer = RecordedRewards(bundle, models, trainer.tokenizer, trainer.config)
     return {"rewards": "taken from the bundle; --rewards asks them again"}
-
-
-def _check_state(state: Record, bundle: Bundle) -> None:
-    """Counts and numbers where the trainer has counts and numbers."""
-    passes = state.get("micro_batches")
-    sizes = passes if isinstance(passes, list) and len(passes) == 2 and 0 not in passes else [None]
-    counts = [(name, state.get(name)) for name in ("step", "first_step", "policy_lag")]
-    counts += [("micro_batches", each) for each in sizes]
-    if state.get("total_steps") is not None:
-        counts.append(("total_steps", state["total_steps"]))
-    odd = [name for name, value in counts if type(value) is not int or not 0 <= value < 2**53]
-    odd += [name for name in ("kl_coef", "rate_factor") if type(state.get(name)) not in (int, float)]
-    if odd:
-        raise ValueError(f"{bundle.path}: its state cannot be restored: {odd[0]} is {state.get(odd[0])!r}")
 
 
 def _fill_optimizer(trainer: PPOTrainer, name: str, bundle: Bundle) -> None:
@@ -198,52 +171,12 @@ def recorded_tokens(bundle: Bundle, trainer: PPOTrainer) -> Tokens:
         prompts=prompts,
         tokenizer=trainer.tokenizer,
         kept=KeptSet(**kept) if named and not by_scoring else None,
-        episodes=None,
+        episodes=[Episode(**each) for each in bundle.facts.get("episodes", [])] or None,
         experts=RecordedExperts(*experts) if len(experts) == 2 else None,
         **own,
     )
-    _check_tokens(tokens, trainer, bundle)
+    check_tokens(tokens, trainer, bundle)
     return tokens.map(lambda tensor: tensor.to(trainer.models.device))
-
-
-def _check_tokens(tokens: Tokens, trainer: PPOTrainer, bundle: Bundle) -> None:
-    """Ids that the model has, sequences without gaps that fit its context."""
-    backbone = trainer.models.policy.backbone
-    rows = backbone.network.get_input_embeddings().num_embeddings
-    ids = [tokens.prompt_ids[tokens.prompt_mask], tokens.response_ids[tokens.read]]
-    if tokens.kept is not None and tokens.kept.ids is not None:
-        ids.append(tokens.kept.ids.clamp(min=0).flatten())
-    problem = ""
-    if any(len(each) and (int(each.min()) < 0 or int(each.max()) >= rows) for each in ids):
-        problem = f"token ids outside the model's vocabulary of {rows}"
-    elif (
-        tokens.kept is not None
-        and tokens.kept.bits is not None
-        and tokens.kept.bits.shape[2] != -(-rows // 8)
-    ):
-        problem = "kept sets of another vocabulary"
-    elif tokens.experts is not None and not _has_experts(tokens.experts, trainer):
-        problem = "experts that the model does not have"
-    elif (tokens.prompt_mask.int().diff(dim=1) < 0).any() or (tokens.read.int().diff(dim=1) > 0).any():
-        problem = "gaps within sequences"
-    elif not tokens.prompt_mask.any(1).all() or not tokens.read.any(1).all():
-        problem = "sequences without tokens"
-    elif trainer.models.context_length is not None and tokens.longest > trainer.models.context_length:
-        problem = "sequences longer than the model's context"
-    if problem:
-        raise ValueError(f"{bundle.path}: it holds {problem}, so it is not a step of this model")
-
-
-def _has_experts(experts: RecordedExperts, trainer: PPOTrainer) -> bool:
-    """Whether the model has these layers and experts, so that they can be replayed."""
-    decoder = trainer.models.policy.backbone.decoder
-    own = None if decoder is None else decoder.blocks[0].experts
-    if decoder is None or own is None:
-        return decoder is None  # the reference path replays none
-    numbers = experts.whole
-    known = (numbers < own.total) | (numbers == unrecorded(numbers.dtype))
-    shape, dtype = (len(decoder.blocks), own.per_token), expert_dtype(own.total)
-    return numbers.shape[2:] == shape and numbers.dtype == dtype and bool((known & (numbers >= 0)).all())
 
 
 def _sample_again(
@@ -262,6 +195,8 @@ def _sample_again(
     again = {"tokens/prompt_ids": ids, "tokens/prompt_mask": mask}
     if bundle.facts["settings"].get("engine") == "vllm":
         return again, {"sampled tokens": "taken from the bundle: vLLM sampled them"}
+    if tokens.episodes is not None:
+        return again, {"sampled tokens": "taken from the bundle: an environment or tools answered them"}
     nothing = tokens.response_ids[:, :0]
     prompts = replace(
         tokens,

@@ -17,9 +17,9 @@ def stage_lines(comparison: Comparison) -> list[str]:
     for title, rows in (("setting", comparison.settings), ("environment", comparison.environment)):
         lines += [f"{title} {name}: {_short(left)} and {_short(right)}" for name, left, right in rows]
     expected = (
-        "same kind of machine, same versions: the same bits are expected"
+        "same kind of machine, same versions and code: the same bits are expected"
         if comparison.expects_bits
-        else "another machine or other versions: expected within the tolerance "
+        else "another machine, other versions or other code: expected within the tolerance "
         + ", ".join(f"{name} {value:g}" for name, value in sorted(comparison.tolerance.items()))
     )
     return [visible(line) for line in [*lines, expected, comparison.sentence]]

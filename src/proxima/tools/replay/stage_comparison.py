@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from proxima.core.json_record import Record, RecordView, within
-from proxima.runs import MATTERS, Bundle
+from proxima.runs import DECIDES, Bundle
 from proxima.tools.replay.bundle_contents import redacted
 from proxima.tools.replay.stage_differences import Difference, Differences, Tensors, same
 
@@ -125,10 +125,15 @@ def _names(stage: str, apart: Differences) -> list[str]:
 
 
 def same_machine(left: Bundle, right: Bundle) -> bool:
-    """Whether the same bits are expected: versions, processor, threads and device are the same."""
+    """Whether the same bits are expected: code, versions, processor, threads and device are known to be the
+    same."""
     first, second = left.facts["environment"], right.facts["environment"]
     kinds = [left.facts[name] == right.facts[name] for name in ("device", "dtype", "proxima")]
-    return all(kinds) and all(first.get(name) == second.get(name) for name in MATTERS)
+    return (
+        all(kinds)
+        and "code" in first  # else it is from before it was recorded
+        and all(first.get(name) == second.get(name) for name in DECIDES)
+    )
 
 
 def _environment(facts: Record) -> Record:
