@@ -177,10 +177,10 @@ def test_a_resumed_run_records_what_an_uninterrupted_one_does(small):
 
 def test_a_step_that_fails_leaves_the_trainer_as_it_was(small):
     trainer = PPOTrainer(small())
-    hook, recorder = trainer.on_stages, StepRecorder(trainer)
+    hook, recorder = trainer.on_phases, StepRecorder(trainer)
     with pytest.raises(Crash), recorder.step():
         raise Crash
-    assert trainer.on_stages is hook
+    assert trainer.on_phases is hook
 
 
 def fails_from(step, error):

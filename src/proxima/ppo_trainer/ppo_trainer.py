@@ -50,7 +50,7 @@ from proxima.training import learning_rate_factor
 ROUNDING = 1e-6  # relative to the largest reward
 
 
-def _ignore(*stages: object) -> None:
+def _ignore(*phases: object) -> None:
     """What a step computes on its way goes nowhere where nobody records it."""
 
 
@@ -95,7 +95,7 @@ class PPOTrainer:
         self.step = 0
         self.first_step = 0  # of the call of `train` under way; its schedule begins there
         self.total_steps: int | None = None  # the step at which that call ends; None outside `train`
-        self.on_stages: Callable[[TokenPairs, Scores, TokenPairs], None] = _ignore
+        self.on_phases: Callable[[TokenPairs, Scores, TokenPairs], None] = _ignore
         """Called in every step with its rollout, scores and advantages that are not whitened."""
 
     def __repr__(self) -> str:
@@ -131,7 +131,7 @@ class PPOTrainer:
         pairs = self.value_adder.add_values_to_sa_pairs(rejoin(pairs, scored))
         estimated = self.estimate_advantages(rejoin(pairs, scored), rewards)
         trained = whiten_advantages(estimated) if config.whiten_advantages else estimated
-        self.on_stages(rollout, scores, estimated)
+        self.on_phases(rollout, scores, estimated)
         clock.lap("value")
         self.buffer.clear()
         batches = self.buffer.store(trained, self.step) if trains else None

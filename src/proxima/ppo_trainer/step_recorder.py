@@ -103,11 +103,11 @@ class StepRecorder:
         """Copy to host memory what the step is going to change (adapters, heads and optimisers), and what it
         computes on its way."""
         self._begin()
-        before, self.trainer.on_stages = self.trainer.on_stages, self._take
+        before, self.trainer.on_phases = self.trainer.on_phases, self._take
         try:
             yield
         finally:
-            self.trainer.on_stages = before
+            self.trainer.on_phases = before
 
     @property
     def before(self) -> dict[str, Tensor]:
