@@ -165,8 +165,7 @@ class TrainingRun:
             self.note_best_constants()
 
     def note_best_constants(self) -> None:
-        """Only what is above the best constant answer was learned: each verifiable reward's is kept in the run's
-        folder."""
+        """Keep the best constant answer of each verifiable reward: only what is above it was learned."""
         computer, prompts = self.trainer.reward_computer, self.plan.prompts
         found = self.processes.on_main(
             lambda: {name: best._asdict() for name, best in computer.best_constants(prompts).items()}

@@ -1,5 +1,5 @@
-"""A run's verifiable rewards beside their best constant answers. In: metrics, the constants that the run kept.
-Out: sentences, and whether the policy earns more than one answer given to every prompt would."""
+"""A run's verifiable rewards beside their best constant answers. In: metrics, what the run kept. Out:
+sentences, and whether the policy earns more than one answer given to every prompt would."""
 
 from __future__ import annotations
 
