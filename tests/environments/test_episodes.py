@@ -355,11 +355,14 @@ def test_gymnasiums_five_values_and_a_reset_with_information(make_config, prompt
     assert results["episode_turns"] == 2
 
 
-def scripted(trainer, *turns, eos=True):
-    """The policy writes these turns, one after the other."""
+def scripted(trainer, *turns, eos=True, cut=()):
+    """The policy writes these turns, one after the other; those whose numbers are in `cut` have no end."""
     encode = trainer.tokenizer
-    end = [encode.eos_token_id] if eos else []
-    ids = [encode(turn, add_special_tokens=False)["input_ids"] + end for turn in turns]
+    ends = [[encode.eos_token_id] if eos and turn not in cut else [] for turn in range(len(turns))]
+    ids = [
+        encode(turn, add_special_tokens=False)["input_ids"] + end
+        for turn, end in zip(turns, ends, strict=True)
+    ]
     trainer.models.eos_ids = (encode.eos_token_id,)
 
     def generate(prompts, sampling, conversation):
