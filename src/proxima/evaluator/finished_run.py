@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from proxima.config import PPOConfig, RewardSpec, check_trust
-from proxima.core.chat_turns import with_turns
+from proxima.core.chat_turns import Turn, with_turns
 from proxima.core.errors import RewardFailure
 from proxima.core.json_record import Record, within
 from proxima.evaluator.best_of_n import best_of_kl, best_of_mean, powers_up_to
@@ -25,6 +25,7 @@ from proxima.runs import Run, write_json
 ALONE = {"engine": "auto", "engine_urls": (), "overlap": False}
 """A run that sampled on vLLM is evaluated without it: its servers may be gone."""
 
+SAID = ("reference_turns", "policy_turns")
 SAMPLE = ("prompt", "reference", "reference_reward", "policy", "policy_reward")
 
 
@@ -91,7 +92,9 @@ def evaluate_run(
             f"all rewards failed, nothing was judged; the last reason: {trainer.reward_computer.last_failure}"
         )
     rates = win_rates(trainer, policy, reference)
-    rows = zip(prompts, reference.texts, scores[0], policy.texts, scores[1], strict=True)
+    columns = (prompts, reference.texts, scores[0], policy.texts, scores[1])
+    said = (reference.conversations, policy.conversations)
+    rows = zip(zip(*columns, strict=True), zip(*said, strict=True), strict=True)
     results = {
         "step": Run(run).last().get("step"),
         "prompts": len(prompts),
@@ -101,10 +104,18 @@ def evaluate_run(
         "win_rate": rates.pop(OWN),
         "win_rates": rates,
         **_beside(trainer, prompts, best_of),
-        "samples": [with_turns(dict(zip(SAMPLE, row, strict=True))) for row in rows],
+        "samples": [
+            with_turns({**dict(zip(SAMPLE, row, strict=True)), **_conversations(turns)})
+            for row, turns in rows
+        ],
     }
     write_json(Path(run) / "evaluation.json", results)
     return results
+
+
+def _conversations(turns: Sequence[Sequence[Turn]]) -> Record:
+    """Of an episode, the turns of the reference's answer and of the policy's."""
+    return dict(zip(SAID, map(list, turns), strict=True)) if any(turns) else {}
 
 
 def _beside(trainer: PPOTrainer, prompts: Sequence[str], best_of: int) -> Record:
