@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import random
 import sys
 import time
 from dataclasses import replace
@@ -25,6 +26,8 @@ from proxima.rewards import Samples
 from proxima.runs import Run
 from tests.environments.games import (
     FAULTS,
+    HARMLESS,
+    KILLED,
     Closed,
     Counter,
     Faulty,
@@ -643,6 +646,27 @@ def test_of_a_thousand_episodes_only_the_faulty_are_lost(make_config):
         trained = set(results["trained_rows"])
         lost += [start + row for row in range(250) if row not in trained]
     assert lost == [i for i, row in enumerate(rows) if row.columns["fault"]]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(sys.platform != "linux", reason="no limit of the address space")
+@pytest.mark.parametrize("seed", [0])
+def test_of_a_thousand_episodes_in_processes_only_the_faulty_are_lost(make_config, seed):
+    """Each in a process of its own, with faults drawn by chance, those that end or hold a process among
+    them."""
+    draw, faults = random.Random(seed), [*FAULTS, *KILLED, *HARMLESS[1:]]
+    drawn = [draw.choice(faults) if draw.random() < 0.3 else "" for _ in range(1000)]
+    assert {*faults} <= {*drawn}
+    rows = [Prompt(f"episode {i}", {"fault": fault}) for i, fault in enumerate(drawn)]
+    settings = {"max_reward_failures": 1.0, "step_seconds": 30.0, "step_memory_mb": 4096}
+    trainer = make_trainer(make_config, environment=Faulty, max_turns=3, **settings)
+    lost = []
+    for start in range(0, 1000, 250):
+        results = trainer.ppo_step(rows[start : start + 250])
+        trained = set(results["trained_rows"])
+        lost += [start + row for row in range(250) if row not in trained]
+    assert lost == [i for i, fault in enumerate(drawn) if fault not in HARMLESS]
 
 
 # --- resuming
