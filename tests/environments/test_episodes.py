@@ -334,6 +334,7 @@ def test_the_settings_of_episodes_change_the_outcome(make_config, prompts, setti
         ({"environment": "ends_with_eos"}, "environment: 'ends_with_eos' is not module:Class"),
         ({"environment": "no_such_module:Game"}, "cannot load the environment 'no_such_module:Game'"),
         ({"environment": dataclasses.replace}, "is not a class"),
+        ({"environment": lambda: Parity()}, "in place of a function that makes one its options"),
         ({"environment": ["tests.environments.games:Counter,size=3"]}, "size"),
         ({"environment": Step}, "Step"),
         ({"environment": (), "discount": "turn"}, "there are none without environment or tools"),
@@ -659,7 +660,7 @@ def test_of_a_thousand_episodes_in_processes_only_the_faulty_are_lost(make_confi
     drawn = [draw.choice(faults) if draw.random() < 0.3 else "" for _ in range(1000)]
     assert {*faults} <= {*drawn}
     rows = [Prompt(f"episode {i}", {"fault": fault}) for i, fault in enumerate(drawn)]
-    settings = {"max_reward_failures": 1.0, "step_seconds": 30.0, "step_memory_mb": 4096}
+    settings = {"max_reward_failures": 1.0, "step_seconds": 15.0, "step_memory_mb": 4096}
     trainer = make_trainer(make_config, environment=Faulty, max_turns=3, **settings)
     lost = []
     for start in range(0, 1000, 250):
