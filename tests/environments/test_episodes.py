@@ -334,7 +334,7 @@ def test_the_settings_of_episodes_change_the_outcome(make_config, prompts, setti
         ({"environment": "ends_with_eos"}, "environment: 'ends_with_eos' is not module:Class"),
         ({"environment": "no_such_module:Game"}, "cannot load the environment 'no_such_module:Game'"),
         ({"environment": dataclasses.replace}, "is not a class"),
-        ({"environment": lambda: Parity()}, "in place of a function that makes one its options"),
+        ({"environment": lambda: Counter(first=2)}, "in place of a function that makes one its options"),
         ({"environment": ["tests.environments.games:Counter,size=3"]}, "size"),
         ({"environment": Step}, "Step"),
         ({"environment": (), "discount": "turn"}, "there are none without environment or tools"),

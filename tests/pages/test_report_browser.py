@@ -199,7 +199,7 @@ def test_an_episode_is_shown_as_turns_with_what_was_read_marked(driver, played):
     samples = evaluate_run(played.path, ["x"] * 4, environment=Says)["samples"]
     person = open_page(driver, write_report(played))
     assert shown_beside(person) == as_shown(each["policy_turns"] for each in samples)
-    assert all("cut at a limit of the episode" in text for text in by_page(person, ".scope-title"))
+    assert all("truncated at a limit of the episode" in text for text in by_page(person, ".scope-title"))
     assert person.script("return document.title") == f"{played.name} · Proxima"
     assert person.script("return document.getElementById('taken')") is None
     assert person.script("return document.querySelectorAll('img').length") == 0

@@ -41,7 +41,9 @@ class Sandbox:
 
     async def exec(self, command, timeout_sec=60, user=None):
         command = command.replace("/workdir", str(self.folder)).replace("/home", str(self.folder / "home"))
-        done = subprocess.run(command, shell=True, cwd=self.folder, capture_output=True, text=True)
+        done = subprocess.run(
+            command, check=False, shell=True, cwd=self.folder, capture_output=True, text=True
+        )
         return types.SimpleNamespace(stdout=done.stdout, stderr=done.stderr, return_code=done.returncode)
 
 
