@@ -27,7 +27,7 @@ except PackageNotFoundError:
     )
 
 ENTRIES = 16  # 6 missed one of those that raise
-FEW = 4
+FEW = 2
 WORDS = ["", "I do not know.", "x" * 1000, "the quick brown fox", "\x00", "日本", "{[(", "1e999", "9" * 400]
 NUMBERS = ["0", "1", "-1", "1/0", "[]", "[[1]]", "{}", "None"]  # which may be right, but raise nothing
 BY_HASH = {"isomorphic_strings", "knight_swap", "list_functions", "ransom_note", "word_ladder"}
@@ -146,7 +146,7 @@ pathlib.Path(sys.argv[1]).write_text(json.dumps(found))  # some generators print
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_only_some_draw_other_entries_by_the_hash_seed_and_no_score_depends_on_it(tmp_path):
     root, found, kept = Path(__file__).parents[2], [], {}
     for seed in ("0", "1"):

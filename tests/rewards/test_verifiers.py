@@ -481,7 +481,7 @@ def test_a_run_keeps_the_best_constant_answer_that_its_report_shows(make_config,
     assert run.best_constants == {"choice": ("A", 0.5)}
 
 
-def test_without_verifiable_rewards_a_run_has_no_constant_answer(make_config, prompts):
+def test_other_rewards_have_no_constant_answer(make_config, prompts):
     results = PPOTrainer(make_config(batch_size=4)).train(prompts)
     assert not (results.run_folder / "best_constants.json").exists()
     assert Run(results.run_folder).best_constants == {}

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from proxima.config import PPOConfig, RewardSpec, check_trust
-from proxima.core.chat_turns import Turn, with_turns
+from proxima.core.chat_turns import with_turns
 from proxima.core.errors import RewardFailure
 from proxima.core.json_record import Record, within
 from proxima.evaluator.best_of_n import best_of_kl, best_of_mean, powers_up_to
@@ -92,9 +92,6 @@ def evaluate_run(
             f"all rewards failed, nothing was judged; the last reason: {trainer.reward_computer.last_failure}"
         )
     rates = win_rates(trainer, policy, reference)
-    columns = (prompts, reference.texts, scores[0], policy.texts, scores[1])
-    said = (reference.conversations, policy.conversations)
-    rows = zip(zip(*columns, strict=True), zip(*said, strict=True), strict=True)
     results = {
         "step": Run(run).last().get("step"),
         "prompts": len(prompts),
@@ -104,18 +101,19 @@ def evaluate_run(
         "win_rate": rates.pop(OWN),
         "win_rates": rates,
         **_beside(trainer, prompts, best_of),
-        "samples": [
-            with_turns({**dict(zip(SAMPLE, row, strict=True)), **_conversations(turns)})
-            for row, turns in rows
-        ],
+        "samples": _samples(prompts, reference, policy),
     }
     write_json(Path(run) / "evaluation.json", results)
     return results
 
 
-def _conversations(turns: Sequence[Sequence[Turn]]) -> Record:
-    """Of an episode, the turns of the reference's answer and of the policy's."""
-    return dict(zip(SAID, map(list, turns), strict=True)) if any(turns) else {}
+def _samples(prompts: Sequence[str], reference: Answers, policy: Answers) -> list[Record]:
+    """Both answers to each prompt; of episodes with their turns."""
+    sides = [column for side in (reference, policy) for column in (side.texts, side.scores[OWN])]
+    rows = [dict(zip(SAMPLE, row, strict=True)) for row in zip(prompts, *sides, strict=True)]
+    said = zip(reference.conversations, policy.conversations, strict=True)
+    turns = [dict(zip(SAID, each, strict=True)) if any(each) else {} for each in said]
+    return [with_turns({**row, **of_row}) for row, of_row in zip(rows, turns, strict=True)]
 
 
 def _beside(trainer: PPOTrainer, prompts: Sequence[str], best_of: int) -> Record:
