@@ -93,7 +93,7 @@ test-peer: .venv-trl/.installed $(VENV)/.installed  ## beside TRL's own, on the 
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long or not long" -k trl tests/tools/test_migrate_trl.py tests/rewards/test_foreign_rewards.py
 
 .venv-trl/.installed: pyproject.toml constraints.txt
-	$(PYTHON) tools/environment.py .venv-trl -c constraints.txt "trl==1.12.0" pytest pytest-timeout -e .
+	$(PYTHON) tools/environment.py .venv-trl -c constraints.txt "trl==1.12.0" "reasoning-gym==0.1.25" pytest pytest-timeout -e .
 	touch $@
 
 format: $(VENV)/.installed  ## rewrite the code in the project's format

@@ -24,16 +24,11 @@ class GuessingGame:
 
 def train(steps, **settings):
     """The share of games won, step by step."""
-    game = {
-        "environment": GuessingGame,
-        "max_turns": 2,
-        "max_new_tokens": 1,
-        "gamma": 1.0,
-        "discount": "turn",
-    }
+    game = {"max_turns": 2, "max_new_tokens": 1, "gamma": 1.0, "discount": "turn", "top_k": 0, "top_p": 1.0}
     rates = {"learning_rate": 5e-4, "value_learning_rate": 3e-3, "entropy_coef": 0.03, "kl_coef": 0.0}
-    size = {"minibatch_size": 32, "ppo_epochs": 2, "top_k": 0, "top_p": 1.0}
-    trainer, won = PPOTrainer(PPOConfig("embedded", **game, **rates, **size, **settings)), []
+    size = {"minibatch_size": 32, "ppo_epochs": 2}
+    config = PPOConfig("embedded", environment=GuessingGame, **game, **rates, **size, **settings)
+    trainer, won = PPOTrainer(config), []
     for _ in range(steps):
         results = trainer.ppo_step(["TL;DR: i feel"] * 64)
         won.append(sum(reward > 0.5 for reward in results["rewards"]) / 64)

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import sys
 import time
 
@@ -196,8 +197,12 @@ class Faulty(Parity):
             sys.exit(3)
         if self.fault == "kills itself":
             os._exit(3)
+        if self.fault == "crashes":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self.fault == "prints a lot":
+            print("x" * 10_000_000)
         if self.fault == "hangs":
-            time.sleep(60)
+            time.sleep(600)
         if self.fault == "takes 5 GiB":
             bytes(5 * 2**30)  # address space; the pages are not touched
         return step
@@ -226,6 +231,8 @@ FAULTS = [
     *("raises", "exits"),
     *(name for name in RETURNED if name not in ("never ends", "huge in sum")),
 ]
+KILLED = ["kills itself", "crashes", "hangs", "takes 5 GiB"]  # the trainer survives them by another process
+HARMLESS = ["", "never ends", "prints a lot"]
 
 
 class Once:

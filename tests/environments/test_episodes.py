@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import random
 import sys
 import time
 from dataclasses import replace
@@ -25,6 +26,8 @@ from proxima.rewards import Samples
 from proxima.runs import Run
 from tests.environments.games import (
     FAULTS,
+    HARMLESS,
+    KILLED,
     Closed,
     Counter,
     Faulty,
@@ -330,6 +333,7 @@ def test_the_settings_of_episodes_change_the_outcome(make_config, prompts, setti
         ({"environment": "ends_with_eos"}, "environment: 'ends_with_eos' is not module:Class"),
         ({"environment": "no_such_module:Game"}, "cannot load the environment 'no_such_module:Game'"),
         ({"environment": dataclasses.replace}, "is not a class"),
+        ({"environment": lambda: Counter(first=2)}, "in place of a function that makes one its options"),
         ({"environment": ["tests.environments.games:Counter,size=3"]}, "size"),
         ({"environment": Step}, "Step"),
         ({"environment": (), "discount": "turn"}, "there are none without environment or tools"),
@@ -354,11 +358,14 @@ def test_gymnasiums_five_values_and_a_reset_with_information(make_config, prompt
     assert results["episode_turns"] == 2
 
 
-def scripted(trainer, *turns, eos=True):
-    """The policy writes these turns, one after the other."""
+def scripted(trainer, *turns, eos=True, cut=()):
+    """The policy writes these turns, one after the other; those whose numbers are in `cut` have no end."""
     encode = trainer.tokenizer
-    end = [encode.eos_token_id] if eos else []
-    ids = [encode(turn, add_special_tokens=False)["input_ids"] + end for turn in turns]
+    ends = [[encode.eos_token_id] if eos and turn not in cut else [] for turn in range(len(turns))]
+    ids = [
+        encode(turn, add_special_tokens=False)["input_ids"] + end
+        for turn, end in zip(turns, ends, strict=True)
+    ]
     trainer.models.eos_ids = (encode.eos_token_id,)
 
     def generate(prompts, sampling, conversation):
@@ -639,6 +646,27 @@ def test_of_a_thousand_episodes_only_the_faulty_are_lost(make_config):
         trained = set(results["trained_rows"])
         lost += [start + row for row in range(250) if row not in trained]
     assert lost == [i for i, row in enumerate(rows) if row.columns["fault"]]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(sys.platform != "linux", reason="no limit of the address space")
+@pytest.mark.parametrize("seed", [0])
+def test_of_a_thousand_episodes_in_processes_only_the_faulty_are_lost(make_config, seed):
+    """Each in a process of its own, with faults drawn by chance, those that end or hold a process among
+    them."""
+    draw, faults = random.Random(seed), [*FAULTS, *KILLED, *HARMLESS[1:]]
+    drawn = [draw.choice(faults) if draw.random() < 0.3 else "" for _ in range(1000)]
+    assert {*faults} <= {*drawn}
+    rows = [Prompt(f"episode {i}", {"fault": fault}) for i, fault in enumerate(drawn)]
+    settings = {"max_reward_failures": 1.0, "step_seconds": 15.0, "step_memory_mb": 4096}
+    trainer = make_trainer(make_config, environment=Faulty, max_turns=3, **settings)
+    lost = []
+    for start in range(0, 1000, 250):
+        results = trainer.ppo_step(rows[start : start + 250])
+        trained = set(results["trained_rows"])
+        lost += [start + row for row in range(250) if row not in trained]
+    assert lost == [i for i, fault in enumerate(drawn) if fault not in HARMLESS]
 
 
 # --- resuming

@@ -9,6 +9,7 @@ import pytest
 from proxima.evaluator.diversity import copying
 from proxima.pages.report import summary, write_report
 from proxima.pages.report.findings import COST, CRITIC, GAMED, LEARNED, NEXT, find
+from proxima.pages.report.report_curves import charts_by_group
 from proxima.pages.report.run_outcome import HeldOutNumbers, Interval, held_out
 from proxima.runs import Run
 from tests.fake_run import HOSTILE, OUTCOMES, write_outcome, write_run
@@ -261,3 +262,40 @@ def test_copying_counts_the_words_that_stand_in_the_prompt():
     assert copying(["a b c d", "a b c d"], ["w x y z", "a b c d"]) == 0.5
     assert copying(["a b c d"], ["a b"]) == 0.0
     assert math.isnan(copying([], []))
+
+
+@pytest.mark.parametrize(
+    ("constant", "learned", "gamed"),
+    [
+        (0.4, ("yes", "good"), ("no sign of it", "good")),
+        (1.0, ("no more than a constant answer", "open"), ("a constant answer may do it", "open")),
+        (1.6, ("no more than a constant answer", "open"), ("no sign of it", "good")),
+    ],
+)
+def test_a_score_is_read_beside_that_of_the_best_constant_answer(constant, learned, gamed):
+    """The reward rises from 0 to 1 here."""
+    made = MadeRun()
+    made.metrics["reward/choice"] = made.metrics["avg_reward"]
+    given = {"choice": ("B", constant), "not logged": ("1", 0.0)}
+    found = {each.question: each for each in find(made.metrics, made.samples, constants=given)}
+    assert (found[LEARNED].answer, found[LEARNED].status) == learned
+    assert (found[GAMED].answer, found[GAMED].status) == gamed
+    assert f"The best constant answer, 'B', scores {constant:g} by choice" in found[LEARNED].sentence
+    assert "not logged" not in found[LEARNED].sentence
+    assert ("which the constant answer 'B' gives too" in found[GAMED].sentence) == (constant == 1.0)
+
+
+def test_the_best_constant_answer_is_a_line_in_the_chart_and_a_sentence_of_the_summary(tmp_path):
+    folder = write_run(tmp_path / "run", 30)
+    (folder / "best_constants.json").write_text(
+        json.dumps({"gold": {"answer": HOSTILE, "score": 0.25}, "odd": {"answer": 3}, "none": [], "x": None})
+    )
+    run = Run(folder)
+    assert run.best_constants == {"gold": (HOSTILE, 0.25)}
+    charts = [one for _, each in charts_by_group(run.metrics(), (), run.best_constants) for one in each]
+    lines = {one["name"]: one["points"] for chart in charts for one in chart["series"]}
+    assert lines["best constant answer of gold"] == [[1.0, 0.25], [30.0, 0.25]]
+    [note] = [chart["note"] for chart in charts if "scores 0.25 by gold" in chart["note"]]
+    assert note.count("The constant answer") == 1
+    assert "scores 0.25 by gold, the policy 0.8" in summary(run)
+    assert HOSTILE[:30] not in write_report(run).read_text(encoding="utf-8")

@@ -3,12 +3,17 @@ numbers on disk."""
 
 import json
 import math
+from html import unescape
 
 import pytest
 
+from proxima.evaluator import evaluate_run
 from proxima.pages.report import write_report
+from proxima.pages.report.report_page import escape
+from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import Run
 from proxima.runs.glossary import GLOSSARY, without_backticks
+from tests.environments.games import Parity
 from tests.fake_run import HOSTILE, token_sample, write_outcome, write_run, write_tokens
 from tests.pages.test_label_browser import CHROMIUM, DRIVER, Person, open_browser
 
@@ -139,6 +144,89 @@ def test_hostile_texts_are_harmless_and_nothing_is_asked_for(driver, tmp_path):
     assert "</script><script>alert(1)" in person.script("return document.body.innerText")
     assert all(request["url"].startswith(("file:", "data:")) for request in person.requests())
     assert person.errors() == []
+
+
+EVIL = '</script><script>document.title="taken"</script><img src=x onerror=alert(1)><b id="taken">b</b>'
+
+
+class Says(Parity):
+    """Two turns, with an attack on the page between them."""
+
+    def step(self, text):
+        return super().step(text)._replace(observation=EVIL)
+
+
+@pytest.fixture
+def played(make_config):
+    """A run on episodes, its prompts all the same, and an evaluation of it."""
+    config = make_config(environment=Says, rewards=(), max_turns=2, batch_size=4, max_episode_tokens=200)
+    trainer = PPOTrainer(config)
+    folder = trainer.train(["x"] * 8, validation_prompts=["x"] * 4).run_folder
+    return Run(folder)
+
+
+def by_page(person, selector):
+    return person.script(
+        "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)", selector
+    )
+
+
+@pytest.mark.timeout(240)
+def test_an_episode_is_shown_as_turns_with_what_was_read_marked(driver, played):
+    """In the microscope and beside each other, before an evaluation and after it."""
+    person = open_page(driver, write_report(played))
+    steps = played.token_steps()
+    assert len(steps) > 1
+    for label, picker in ((steps[0], "pick-left"), (steps[-1], "pick-right")):
+        choose(person, picker, str(steps.index(label)))
+    for number, kind in enumerate(("followed 1", "followed 2")):
+        choose(person, "pick-sample", kind)
+        for side, step in enumerate((steps[0], steps[-1])):
+            sample = [each for each in played.tokens(step) if each["kind"] == "followed"][number]
+            where = f".scope-side:nth-child({side + 1})"
+            marked = person.script(
+                "return [...document.querySelectorAll(arguments[0])].map((one) => Number(one.dataset.index))",
+                f"{where} .scope-token.scope-read",
+            )
+            assert marked == sample["observed"] == list(range(marked[0], marked[0] + len(EVIL)))
+            roles = by_page(person, f"{where} .scope-text .turn > b")
+            assert roles == ["assistant", "environment", "assistant"]
+            assert by_page(person, f"{where} .scope-text .turn.read > div") == [EVIL]
+    person.script("document.querySelector('.scope-token.scope-read').focus()")
+    assert "read, not chosen" in by_page(person, ".scope-facts")[0]
+    followed = [each for each in played.tokens(steps[-1]) if each["kind"] == "followed"]
+    assert shown_beside(person) == as_shown(each["replies"] for each in followed)
+    samples = evaluate_run(played.path, ["x"] * 4, environment=Says)["samples"]
+    person = open_page(driver, write_report(played))
+    assert shown_beside(person) == as_shown(each["policy_turns"] for each in samples)
+    assert all("truncated at a limit of the episode" in text for text in by_page(person, ".scope-title"))
+    assert person.script("return document.title") == f"{played.name} · Proxima"
+    assert person.script("return document.getElementById('taken')") is None
+    assert person.script("return document.querySelectorAll('img').length") == 0
+    assert person.errors() == []
+
+
+def as_shown(conversations):
+    """Control characters are drawn as symbols."""
+    return [
+        [{"role": turn["role"], "text": unescape(escape(turn["text"]))} for turn in turns]
+        for turns in conversations
+    ]
+
+
+def shown_beside(person):
+    """The turns of the answers after training, as the report has them; what is read is in another colour."""
+    soft, plain = (
+        person.script("return getComputedStyle(document.querySelector(arguments[0])).color", selector)
+        for selector in (".pair .after .turn.read .told", ".pair .after .turn:not(.read) .told")
+    )
+    assert soft != plain
+    found = []
+    for number in range(len(by_page(person, ".pair"))):
+        where = f".pair:nth-child({number + 1}) .after .turn"
+        roles, texts = by_page(person, f"{where} > b"), by_page(person, f"{where} > .told")
+        found.append([{"role": role, "text": text} for role, text in zip(roles, texts, strict=True)])
+    return found
 
 
 def test_charts_are_read_by_keys_and_their_curves_hidden_by_the_legend(driver, tmp_path):

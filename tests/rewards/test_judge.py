@@ -14,6 +14,7 @@ from proxima.evaluator import pair_judge
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import ChatReward, Samples, check_rewards, http_reward
 from proxima.rewards.judge_cache import CACHE_FILE, JudgeCache
+from tests.helpers import Crash, crash_at
 from tests.rewards.test_reward_http import Server, answer
 
 TOKEN = "tok-77ab-secret"
@@ -279,22 +280,25 @@ def test_options_are_checked_before_a_run(serve):
         check_trust("a run", PPOConfig(rewards=[{"source": url, "options": {"model": "m"}}]), ())
 
 
-def test_a_run_is_judged_and_resumed_with_the_same_scores_and_no_key_is_written(
-    serve, make_config, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("JUDGE_KEY", TOKEN)
+def moody():
+    """A server that never says the same number again; of two answers it prefers none, so that no evaluation
+    is a new best."""
     lock, count = threading.Lock(), iter(range(10**6))
 
-    def moody(handler, request, number):
+    def behave(handler, request, number):
         with lock:
-            score = next(count) % 10 + 1
-        answer(handler, reply(f'{{"score": {score}}}'))
+            turn = next(count)
+        said = {"better": "tie"} if "first" in data_of(request) else {"score": turn % 10 + 1}
+        answer(handler, reply(json.dumps(said)))
 
-    server = serve(moody)
+    return behave
+
+
+def test_the_key_of_a_judge_is_in_no_file_of_the_run(serve, make_config, tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", TOKEN)
+    server = serve(moody())
     spec = RewardSpec(server.url, options={"model": "m", "token_env": "JUDGE_KEY"})
-    settings = {"rewards": (spec,), "batch_size": 2, "run_name": "judged"}
-    trainer = PPOTrainer(make_config(**settings))
-    trainer.train(["a", "b", "c", "d"])
+    PPOTrainer(make_config(rewards=(spec,), batch_size=2, run_name="judged")).train(["a", "b", "c", "d"])
     assert server.headers[0]["Authorization"] == f"Bearer {TOKEN}"
     run = tmp_path / "runs" / "judged"
     assert (run / CACHE_FILE).is_file()
@@ -302,10 +306,46 @@ def test_a_run_is_judged_and_resumed_with_the_same_scores_and_no_key_is_written(
     assert not [path for path in files if TOKEN.encode() in path.read_bytes()]
     assert "***" not in (run / "config.yaml").read_text()  # it names the variable only
 
-    asked = len(server.requests)
-    known = Samples.of_texts(["a"], ["an answer"], trainer.tokenizer)
-    score = trainer.reward_computer.score(known).total.tolist()
-    fresh = PPOTrainer(make_config(**settings))
-    fresh.keep_in(run)
-    assert fresh.reward_computer.score(known).total.tolist() == score
-    assert len(server.requests) == asked + 1
+
+def judged(make_config, server, seen):
+    """A trainer whose reward and whose evaluations a judge decides; notes what each step's scores were."""
+    spec = RewardSpec(server.url, options={"model": "m"})
+    settings = {"rewards": (spec,), "judges": (spec,), "batch_size": 2, "eval_every": 1, "run_name": "judged"}
+    trainer = PPOTrainer(make_config(**settings, checkpoint_every=3))
+    score = trainer.reward_computer.score_pairs
+
+    def watch(pairs):
+        found = score(pairs)
+        seen.append((trainer.step, pairs.tokens.texts(), found.total.tolist()))
+        return found
+
+    trainer.reward_computer.score_pairs = watch
+    return trainer
+
+
+def test_a_killed_run_that_resumes_asks_no_judge_twice(serve, make_config, tmp_path):
+    """It is killed in its third step, and resumes before its first one: the scores of all three steps and two
+    evaluations are known, whatever the judge would say now."""
+    server = serve(moody())
+    prompts, held_out = ["a", "b", "c", "d", "e", "f", "g", "h"], ["x", "y"]
+    before, after = [], []
+    killed = crash_at(judged(make_config, server, before), 3)
+    with pytest.raises(Crash):
+        killed.train(prompts, validation_prompts=held_out)
+    lines = (tmp_path / "runs" / "judged" / "metrics.jsonl").read_text().splitlines()
+    asked = [json.dumps(request, sort_keys=True) for request in server.requests]
+    assert {"first" in data_of(json.loads(request)) for request in asked} == {True, False}
+    judged(make_config, server, after).train(prompts, validation_prompts=held_out, resume=True)
+    assert [step for step, *_ in before] == [0, 1, 2]
+    assert [step for step, *_ in after] == [0, 1, 2, 3]
+    assert after[:3] == before
+    anew = [json.dumps(request, sort_keys=True) for request in server.requests[len(asked) :]]
+    assert anew  # of the third evaluation and the last step
+    assert not set(anew) & set(asked)
+    again = (tmp_path / "runs" / "judged" / "metrics.jsonl").read_text().splitlines()
+    assert list(map(without_times, again[: len(lines)])) == list(map(without_times, lines))
+    assert any("validation/win_rate/judge" in json.loads(line) for line in lines)
+
+
+def without_times(line):
+    return {name: value for name, value in json.loads(line).items() if not name.startswith("seconds")}

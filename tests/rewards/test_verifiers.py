@@ -13,6 +13,7 @@ import pytest
 
 from proxima.config import PPOConfig, RewardSpec, check_trust
 from proxima.core.types import Prompt
+from proxima.pages.report import summary, write_report
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import Samples, check_rewards, worker_process
 from proxima.rewards.code_program import pack, unpack
@@ -23,6 +24,8 @@ from proxima.rewards.reward_sources import is_ready_made
 from proxima.rewards.verifiers import open_verifier
 from proxima.rewards.worker_child import counts_processes_alone
 from proxima.rewards.worker_process import WorkerProcess
+from proxima.runs import Run
+from tests.helpers import Crash, crash_at
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need Linux or macOS")
 
@@ -456,6 +459,32 @@ def test_a_step_is_trained_on_choices_and_a_bad_row_stops_the_run_before_it(make
     assert set(results["rewards"]) <= {0.0, 1.0}
     with pytest.raises(ValueError, match="reference of prompt 3"):
         trainer.train(rows("answer", ["A", "B", "C", "none"]))
+
+
+def test_a_run_keeps_the_best_constant_answer_that_its_report_shows(make_config, capsys):
+    """Asked once, before the first step; a resumed run keeps it."""
+    prompts, settings = rows("answer", "AABC"), {"batch_size": 4, "checkpoint_every": 1, "run_name": "run"}
+    killed = crash_at(PPOTrainer(make_config(rewards=["choice"], **settings)), 1)
+    with pytest.raises(Crash):
+        killed.train(prompts, num_epochs=2)
+    assert "reward choice: the best constant answer 'A' scores 0.5\n" in capsys.readouterr().out
+    run = Run(killed.config.run_dir + "/run")
+    assert run.best_constants == {"choice": ("A", 0.5)}
+    (run.path / "best_constants.json").write_text('{"choice": {"answer": "B", "score": 0.25}}')
+    PPOTrainer(make_config(rewards=["choice"], **settings)).train(prompts, num_epochs=2, resume=True)
+    assert "best constant" not in capsys.readouterr().out
+    assert run.best_constants == {"choice": ("B", 0.25)}
+    assert "best constant answer of choice" in write_report(run).read_text(encoding="utf-8")
+    assert "'B', scores 0.25 by choice" in summary(run)
+    (run.path / "best_constants.json").unlink()  # a run of before
+    PPOTrainer(make_config(rewards=["choice"], **settings)).train(prompts, num_epochs=2, resume=True)
+    assert run.best_constants == {"choice": ("A", 0.5)}
+
+
+def test_other_rewards_have_no_constant_answer(make_config, prompts):
+    results = PPOTrainer(make_config(batch_size=4)).train(prompts)
+    assert not (results.run_folder / "best_constants.json").exists()
+    assert Run(results.run_folder).best_constants == {}
 
 
 def test_bubblewrap_that_does_not_work_is_not_used(tmp_path, monkeypatch):

@@ -71,7 +71,8 @@ class Eval(Command):
             told = [visible(turn_line(turn)) for turn in turns] or [visible(sample["prompt"])]
             print("\n" + "\n".join(told))
             for side in ("reference", "policy"):
-                print(f"  {side} ({sample[side + '_reward']:.3g}): {visible(sample[side])}")
+                said = " | ".join(map(turn_line, sample.get(f"{side}_turns", ()))) or sample[side]
+                print(f"  {side} ({sample[side + '_reward']:.3g}): {visible(said)}")
         print(printable(table(results)))
         print(f"written to {self.folder / 'evaluation.json'}")
 

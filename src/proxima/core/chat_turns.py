@@ -36,7 +36,7 @@ def turns_of(prompt: str, kept: object = None) -> list[Turn]:
     Args:
         kept: what a file has kept of them; anything other than turns is ignored.
     """
-    return _checked(kept) or list(getattr(prompt, "turns", ())) or read_turns(prompt)
+    return checked_turns(kept) or list(getattr(prompt, "turns", ())) or read_turns(prompt)
 
 
 def with_turns(record: Record) -> Record:
@@ -75,7 +75,7 @@ def _content(message: Mapping[str, object]) -> str:
     return content if isinstance(content, str) else json.dumps(message.get("tool_calls"), ensure_ascii=False)
 
 
-def _checked(value: object) -> list[Turn]:
+def checked_turns(value: object) -> list[Turn]:
     """Turns as a file holds them; none where it holds anything else."""
     if not isinstance(value, list):
         return []

@@ -184,7 +184,10 @@ def _load(spec: RewardSpec, what: str) -> Callable[..., object]:
 def _load_class(spec: RewardSpec) -> type:
     kind = _load(spec, "environment")
     if not inspect.isclass(kind):
-        raise ValueError(f"the environment {spec.label!r} is not a class; give module:Class")
+        raise ValueError(
+            f"the environment {spec.label!r} is not a class; give module:Class, and in place of a function "
+            "that makes one its options: module:Class,level=3"
+        )
     check_options(spec, keyword_options(kind))
     return kind
 

@@ -25,6 +25,7 @@ from proxima.runs import Run, write_json
 ALONE = {"engine": "auto", "engine_urls": (), "overlap": False}
 """A run that sampled on vLLM is evaluated without it: its servers may be gone."""
 
+SAID = ("reference_turns", "policy_turns")
 SAMPLE = ("prompt", "reference", "reference_reward", "policy", "policy_reward")
 
 
@@ -91,7 +92,6 @@ def evaluate_run(
             f"all rewards failed, nothing was judged; the last reason: {trainer.reward_computer.last_failure}"
         )
     rates = win_rates(trainer, policy, reference)
-    rows = zip(prompts, reference.texts, scores[0], policy.texts, scores[1], strict=True)
     results = {
         "step": Run(run).last().get("step"),
         "prompts": len(prompts),
@@ -101,10 +101,19 @@ def evaluate_run(
         "win_rate": rates.pop(OWN),
         "win_rates": rates,
         **_beside(trainer, prompts, best_of),
-        "samples": [with_turns(dict(zip(SAMPLE, row, strict=True))) for row in rows],
+        "samples": _samples(prompts, reference, policy),
     }
     write_json(Path(run) / "evaluation.json", results)
     return results
+
+
+def _samples(prompts: Sequence[str], reference: Answers, policy: Answers) -> list[Record]:
+    """Both answers to each prompt; of episodes with their turns."""
+    sides = [column for side in (reference, policy) for column in (side.texts, side.scores[OWN])]
+    rows = [dict(zip(SAMPLE, row, strict=True)) for row in zip(prompts, *sides, strict=True)]
+    said = zip(reference.conversations, policy.conversations, strict=True)
+    turns = [dict(zip(SAID, each, strict=True)) if any(each) else {} for each in said]
+    return [with_turns({**row, **of_row}) for row, of_row in zip(rows, turns, strict=True)]
 
 
 def _beside(trainer: PPOTrainer, prompts: Sequence[str], best_of: int) -> Record:

@@ -9,12 +9,13 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from proxima.core.chat_turns import Turn
 from proxima.core.json_record import Record
 from proxima.core.types import Tokens
 from proxima.evaluator.diversity import common_opening, copying, distinct, repetition
@@ -56,6 +57,7 @@ class Answers:
     scores: dict[str, list[float]]  # by judge, the run's own rewards under `OWN`; nan where one failed
     measured: dict[str, float]  # by the names of the glossary
     records: list[Record]  # of the first few, token by token
+    conversations: list[list[Turn]] = field(default_factory=list)  # of episodes, empty for other answers
 
 
 def answer(trainer: PPOTrainer, prompts: Sequence[str], followed: int = 0) -> Answers:
@@ -102,6 +104,7 @@ class _Collected:
         self.trainer = trainer
         self.prompts: list[str] = []
         self.texts: list[str] = []
+        self.conversations: list[list[Turn]] = []
         self.own_texts: list[str] = []  # without what an environment or a tool said
         self.own: list[Scores] = []
         self.judged: dict[str, list[float]] = {}
@@ -112,6 +115,7 @@ class _Collected:
         judged = self.trainer.models.processes.on_main(lambda: self.trainer.judges.score(samples))
         self.prompts += samples.prompts
         self.texts += samples.completions
+        self.conversations += samples.conversations
         self.own_texts += ["\n".join(turns) for turns in samples.turns]
         self.own.append(scores)
         for name, column in judged.items():
@@ -128,7 +132,7 @@ class _Collected:
         }
         numbers = {**score_metrics(total, by_name), **measured, **varied}
         scores = {OWN: total.tolist(), **self.judged}
-        return Answers(self.prompts, self.texts, scores, numbers, records)
+        return Answers(self.prompts, self.texts, scores, numbers, records, self.conversations)
 
 
 def _batches(trainer: PPOTrainer, prompts: Sequence[str], group: int = 1) -> Iterator[Tokens]:

@@ -150,11 +150,11 @@ class RewardComputer:
 
     def best_constants(self, prompts: Sequence[str]) -> dict[str, BestConstant]:
         """Of each verifiable reward, the one answer that scores best on all of these prompts."""
-        return {
-            spec.label: source.best_constant(prompts)
-            for spec, source in self.rewards
-            if isinstance(source, VerifierReward)
-        }
+        return {name: source.best_constant(prompts) for name, source in self.verifiers.items()}
+
+    @property
+    def verifiers(self) -> dict[str, VerifierReward]:
+        return {spec.label: source for spec, source in self.rewards if isinstance(source, VerifierReward)}
 
     def keep_in(self, folder: Path) -> None:
         """Keep what judges say in this folder."""

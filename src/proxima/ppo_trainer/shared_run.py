@@ -97,6 +97,9 @@ class SharedRun:
     def write_warning(self, step: int, guard: str, message: str, action: str) -> None:
         self._on_main(lambda run: run.write_warning(step, guard, message, action))
 
+    def write_best_constants(self, found: Record) -> None:
+        self._on_main(lambda run: run.write_best_constants(found))
+
     def write_results(self, results: Record) -> None:
         self._on_main(lambda run: run.write_results(results))
 

@@ -20,6 +20,7 @@ from proxima.core.chat_turns import with_turns
 from proxima.core.errors import EngineFailure, Interrupted, ProcessLost, RewardFailure
 from proxima.core.json_record import Record
 from proxima.core.progress import no_bars
+from proxima.core.terminal_text import visible
 from proxima.evaluator import Evaluator, HeldOut, answer
 from proxima.ppo_trainer.batch_plan import BatchPlan
 from proxima.ppo_trainer.prompt_groups import repeat_prompts
@@ -43,7 +44,7 @@ from proxima.ppo_trainer.trainer_state import (
     save_tensors,
 )
 from proxima.ppo_trainer.training_results import DONE, TrainingResults, start_line, step_line
-from proxima.runs import MAX_ROLLBACKS, Alarm, alarms, numbers_of, plain
+from proxima.runs import MAX_ROLLBACKS, Alarm, Run, alarms, numbers_of, plain
 from proxima.runs.checkpoint import Checkpoint, eval_reward, same_random_state
 from proxima.runtime.distributed import is_lost
 
@@ -144,6 +145,7 @@ class TrainingRun:
             self.trainer.total_steps = self.trainer.step + steps
             self.take_metrics(self.run.begin())
             measure_units(self.trainer, self.plan.prompts)
+            self.note_best_constants()
             return
         state = checkpoint.state
         total = state["first_step"] + steps
@@ -159,6 +161,23 @@ class TrainingRun:
         log.info("resumed after step %d of %d from %s", checkpoint.step, total, checkpoint.path)
         if self.processes.is_main:
             print(f"resumed after step {checkpoint.step} of {total} from {checkpoint.path}")
+        if Run(self.run.path).best_constants.keys() != self.trainer.reward_computer.verifiers.keys():
+            self.note_best_constants()
+
+    def note_best_constants(self) -> None:
+        """Keep the best constant answer of each verifiable reward: only what is above it was learned."""
+        computer, prompts = self.trainer.reward_computer, self.plan.prompts
+        found = self.processes.on_main(
+            lambda: {name: best._asdict() for name, best in computer.best_constants(prompts).items()}
+        )
+        self.run.write_best_constants(found)
+        for name, best in found.items():
+            told = (
+                f"reward {name}: the best constant answer {best['answer'][:40]!r} scores {best['score']:.3g}"
+            )
+            log.info("%s", told)
+            if self.processes.is_main:
+                print(visible(told))
 
     def take_metrics(self, lines: list[dict[str, float]]) -> None:
         """The lines that stay in `metrics.jsonl`: the evaluation before the first step, and the steps."""

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import torch
 
+from proxima.core.chat_turns import ASSISTANT, ENVIRONMENT, Turn
 from proxima.core.encoding import encode_prompts, pad_rows
 from proxima.core.sampling import sequence_keys
 from proxima.core.tokenizer import Tokenizer
@@ -52,16 +53,28 @@ class Samples:
         return [len(row) for row in self.completion_ids]
 
     @cached_property
+    def conversations(self) -> list[list[Turn]]:
+        """The turns of each episode, with what the policy read; empty where responses are no episodes."""
+        if self.tokens is None or self.tokens.observed is None:
+            return [[] for _ in self.completions]
+        decode, found = self.tokens.tokenizer.decode, list[list[Turn]]()
+        for ids, chosen in zip(self.completion_ids, self.tokens.mask.tolist(), strict=True):
+            runs = groupby(zip(ids, chosen, strict=False), key=lambda each: each[1])  # `chosen` is padded
+            turns = [(own, [token for token, _ in run]) for own, run in runs]
+            found.append(
+                [
+                    Turn(role=ASSISTANT if own else ENVIRONMENT, text=decode(turn, skip_special_tokens=True))
+                    for own, turn in turns
+                ]
+            )
+        return found
+
+    @property
     def turns(self) -> list[list[str]]:
         """What the policy itself said: the completion; in an episode its turns, without what it read."""
         if self.tokens is None or self.tokens.observed is None:
             return [[completion] for completion in self.completions]
-        decode, found = self.tokens.tokenizer.decode, list[list[str]]()
-        for ids, chosen in zip(self.completion_ids, self.tokens.mask.tolist(), strict=True):
-            runs = groupby(zip(ids, chosen, strict=False), key=lambda each: each[1])  # `chosen` is padded
-            turns = [[token for token, _ in run] for own, run in runs if own]
-            found.append([decode(turn, skip_special_tokens=True) for turn in turns])
-        return found
+        return [[turn["text"] for turn in said if turn["role"] == ASSISTANT] for said in self.conversations]
 
     @property
     def answers(self) -> list[str]:

@@ -53,6 +53,7 @@ class VerifierReward:
         complain: WorkerPool | Callable[[Any], str],
         *,
         constants: Sequence[str] = (),
+        references_are_answers: bool = True,
         reference_of: Callable[[Columns], JsonValue] | None = None,
         failed: float = NAN,
     ):
@@ -61,13 +62,14 @@ class VerifierReward:
             columns: of the data, that a reference is made of.
             grade: (completion, reference) -> score; a pool for what may hang.
             complain: reference -> why it cannot grade, or nothing.
-            constants: answers to try besides the most frequent references.
+            constants: answers to try besides the most frequent references and the trivial ones.
+            references_are_answers: where they are not, `constants` alone are tried.
             reference_of: from a row's columns; the first one by default.
             failed: score of an answer on which the grader hangs or crashes; nan where it raises.
         """
         self.label, self.columns = label, columns
         self._grade, self._complain, self._failed = grade, complain, failed
-        self._constants = constants
+        self._constants, self._are_answers = constants, references_are_answers
         self._reference_of = reference_of or (lambda row: row[columns[0]])
         self._checked: set[str] = set()
 
@@ -115,7 +117,8 @@ class VerifierReward:
         prompts = prompts[:: max(1, len(prompts) // TRIED)]
         texts = [str(columns_of(prompt)[name]) for prompt in prompts for name in self.columns[:1]]
         frequent = [graders.math_reference(text) for text, _ in Counter(texts).most_common(COMMON)]
-        answers = dict.fromkeys((*frequent, *TRIVIAL, *self._constants))
+        usual = (*frequent, *TRIVIAL) if self._are_answers else ()
+        answers = dict.fromkeys((*usual, *self._constants))
         count = len(prompts)
         nothing: list[list[int]] = [[] for _ in prompts]
         scores = {
@@ -185,7 +188,16 @@ def code(
         network=False,
         sandbox=True,
     )
-    return VerifierReward("code", [column], pool, code_tests.complain, constants=("pass",), failed=0.0)
+    constants = ("", "pass")  # of a program each
+    return VerifierReward(
+        "code",
+        [column],
+        pool,
+        code_tests.complain,
+        constants=constants,
+        references_are_answers=False,
+        failed=0.0,
+    )
 
 
 def json_schema(

@@ -16,6 +16,7 @@ from proxima.runs.checkpoint import replace_text
 TRIES = 1000  # folders begun within the same second
 REPLAY_FOLDER = "replay"  # in a run's folder
 BUNDLE_SUFFIX = ".safetensors"
+BEST_CONSTANTS = "best_constants.json"  # in a run's folder: of each verifiable reward, answer and score
 
 
 def make_run_folder(

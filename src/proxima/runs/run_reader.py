@@ -24,7 +24,7 @@ from proxima.core.regular_files import open_file, read_file
 from proxima.runs import token_files
 from proxima.runs.checkpoint import eval_reward
 from proxima.runs.json_lines import JsonLines, last_record
-from proxima.runs.run_files import bundle_paths
+from proxima.runs.run_files import BEST_CONSTANTS, bundle_paths
 from proxima.runs.run_origin import ORIGIN, Kind, read_origin
 from proxima.runs.run_plot import Plot
 
@@ -87,6 +87,22 @@ class Run:
         """What `proxima eval` found; None where it was not run, or not since the last step."""
         found, last = self._file("evaluation.json", _read_json), self.last().get("step")
         return found if found and found.get("step", last) == last else None
+
+    @property
+    def best_constants(self) -> dict[str, tuple[str, float]]:
+        """Of each verifiable reward, the answer that scores best where it is given to every prompt, and its
+        mean score; what is not of this form is left out."""
+        found = self._file(BEST_CONSTANTS, _read_json) or {}
+        pairs = {
+            name: (best.get("answer"), best.get("score"))
+            for name, best in found.items()
+            if isinstance(best, dict)
+        }
+        return {
+            name: (answer, float(score))
+            for name, (answer, score) in pairs.items()
+            if isinstance(answer, str) and isinstance(score, (int, float)) and math.isfinite(score)
+        }
 
     @property
     def state(self) -> State:

@@ -25,7 +25,7 @@ from proxima.core.terminal_text import LineFormatter, stderr_handler
 from proxima.runs.checkpoint import Checkpoint, Checkpoints, replace_text, sync
 from proxima.runs.environment import changed, describe_environment
 from proxima.runs.glossary import check_declared
-from proxima.runs.run_files import make_run_folder, plain, write_json
+from proxima.runs.run_files import BEST_CONSTANTS, make_run_folder, plain, write_json
 from proxima.runs.run_origin import write_origin
 from proxima.runs.tracking import Tracker, open_trackers
 
@@ -144,6 +144,11 @@ class RunFolder:
             self._files[WARNINGS], {"step": step, "guard": guard, "message": message, "action": action}
         )
         self.warnings += 1
+
+    def write_best_constants(self, found: Mapping[str, object]) -> None:
+        """Of each verifiable reward `answer` and `score`."""
+        path = self.path / BEST_CONSTANTS
+        write_json(path, found) if found else path.unlink(missing_ok=True)
 
     def write_results(self, results: Mapping[str, object]) -> None:
         write_json(self.path / "results.json", results)

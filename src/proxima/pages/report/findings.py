@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from proxima.evaluator import words
+from proxima.pages.report.constant_answers import AgainstConstant, against_constants
 from proxima.pages.report.over_optimisation import (
     ENOUGH_POINTS,
     ENOUGH_STEPS,
@@ -29,6 +30,7 @@ from proxima.pages.report.over_optimisation import (
     sampled_ends,
     signs,
 )
+from proxima.pages.report.report_curves import SHOWN, Constants
 from proxima.pages.report.run_outcome import HeldOutNumbers, StepMean, ends, judge
 from proxima.pages.report.short_numbers import percent, short
 from proxima.runs import title_of
@@ -68,18 +70,25 @@ class RunFinding:
     points: list[tuple[float, float, float]] = field(default_factory=list)  # KL, quality, step
 
 
-def find(metrics: Metrics, samples: Samples = (), measured: HeldOutNumbers | None = None) -> list[RunFinding]:
+def find(
+    metrics: Metrics,
+    samples: Samples = (),
+    measured: HeldOutNumbers | None = None,
+    constants: Constants | None = None,
+) -> list[RunFinding]:
     """The findings of a run, finished or not.
 
     Args:
         samples: rows of `Run.samples`.
         measured: what held-out prompts show, where there were any.
+        constants: the best constant answers of verifiable rewards.
     """
     points, optimised = points_of(metrics, samples), judge_optimisation(metrics, samples)
+    against = list(against_constants(metrics, constants or {}))
     found = [
-        learned(metrics, measured, optimised),
+        beside_constants(learned(metrics, measured, optimised), against),
         cost(points, optimised),
-        gamed(points, optimised, samples),
+        constant_like(gamed(points, optimised, samples), against),
         critic(metrics),
     ]
     return [*found, change_next(metrics, points, optimised, found)]
@@ -104,6 +113,34 @@ def learned(metrics: Metrics, measured: HeldOutNumbers | None, optimised: Optimi
         None: (TOO_SHORT if optimised.status == "too short" else "not shown", "open"),
     }
     return RunFinding(LEARNED, *answers[better], told, shown, optimised.step)
+
+
+def beside_constants(found: RunFinding, against: Sequence[AgainstConstant]) -> RunFinding:
+    """What the best constant answer scores belongs to every score: only what is above it was learned."""
+    if not against:
+        return found
+    told = " ".join([found.sentence, *(each.sentence for each in against)])
+    if found.status == "good" and not all(each.is_above for each in against):
+        return replace(found, answer="no more than a constant answer", status="open", sentence=told)
+    return replace(found, sentence=told)
+
+
+def constant_like(found: RunFinding, against: Sequence[AgainstConstant]) -> RunFinding:
+    """A score that rose to that of a constant answer is what saying only this looks like."""
+    reached = [each for each in against if each.has_reached]
+    if not reached or found.answer == TOO_SHORT:
+        return found
+    told = " ".join([found.sentence, *(_rose_to(each) for each in reached)])
+    if found.status == "bad":
+        return replace(found, sentence=told)
+    return replace(found, answer="a constant answer may do it", status="open", sentence=told)
+
+
+def _rose_to(each: AgainstConstant) -> str:
+    return (
+        f"The score of {each.reward} rose to {short(each.last.mean)}, which the constant answer "
+        f"{each.answer[:SHOWN]!r} gives too: read some samples."
+    )
 
 
 def _judged_by(metrics: Metrics, measured: HeldOutNumbers | None) -> list[Evidence]:

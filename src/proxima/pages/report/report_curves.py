@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from proxima.core.json_record import Record
+from proxima.pages.report.short_numbers import short
 from proxima.runs import (
     Metric,
     MetricGroup,
@@ -40,11 +41,21 @@ BEST_OF_NOTE = (
     "log n - (n - 1)/n of its KL; it needs no training, but n samples for every answer."
 )
 
+SHOWN = 40  # characters of a constant answer
+
 Metrics = Mapping[str, Sequence[float]]
+Constants = Mapping[str, tuple[str, float]]
+"""As `Run.best_constants` reads them: answer and score, by reward."""
 
 
-def charts_by_group(metrics: Metrics, marks: Sequence[Record] = ()) -> list[tuple[MetricGroup, list[Record]]]:
-    """Groups that have something to draw, with their charts."""
+def charts_by_group(
+    metrics: Metrics, marks: Sequence[Record] = (), constants: Constants | None = None
+) -> list[tuple[MetricGroup, list[Record]]]:
+    """Groups that have something to draw, with their charts.
+
+    Args:
+        constants: the best constant answers of verifiable rewards, drawn beside the scores of these.
+    """
     ends = bounds(metrics)
     wanted = [name for name in metrics if name not in NOT_DRAWN and name not in ends]
     found = []
@@ -55,7 +66,8 @@ def charts_by_group(metrics: Metrics, marks: Sequence[Record] = ()) -> list[tupl
             if len(names) == 1 and _same_as_whole(metrics, names[0]):
                 continue
             if any(_changes(metrics[name]) for name in names) or "avg_reward" in names:
-                drawn.append(chart(metrics, names, one.title, marks if names[0] in MARKED else ()))
+                made = chart(metrics, names, one.title, marks if names[0] in MARKED else ())
+                drawn.append(_beside_constants(made, metrics, constants or {}))
         if drawn:
             found.append((group, drawn))
     return found
@@ -84,6 +96,22 @@ def chart(metrics: Metrics, names: Sequence[str], title: str = "", marks: Sequen
         "series": series,
         "marks": list(marks)[:MARKS],
     }
+
+
+def _beside_constants(made: Record, metrics: Metrics, constants: Constants) -> Record:
+    """A chart of scores with a level line for each best constant answer."""
+    shown = {one["name"] for one in made["series"]}
+    for reward, (answer, score) in constants.items():
+        name = f"reward/{reward}"
+        alone = name in metrics and _same_as_whole(metrics, name) and "avg_reward" in shown
+        if name in shown or alone:
+            xs = [x for one in made["series"] for x, *_ in one["points"]]
+            level = [[x, score] for x in ([min(xs), max(xs)] if xs else [])]
+            made["series"].append(
+                {"name": f"best constant answer of {reward}", "points": level, "faint": True}
+            )
+            made["note"] += f" The constant answer {answer[:SHOWN]!r} scores {short(score)} by {reward}."
+    return made
 
 
 def _note(names: Sequence[str]) -> str:

@@ -6,9 +6,11 @@ In: a run. Out: token records of a few steps within a bound on size; texts befor
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from proxima.core.chat_turns import Turn, cut_text, cut_turns, turns_of
+from proxima.core.chat_turns import Turn, checked_turns, cut_text, cut_turns, turns_of
 from proxima.core.json_record import Record, RecordView
 from proxima.runs import Run
 
@@ -28,9 +30,9 @@ class Pair:
     before_score: float | None
     after_score: float | None
     turns: list[Turn] = field(default_factory=list)
+    """The prompt as a conversation; none where it is plain text."""
     before_turns: list[Turn] = field(default_factory=list)  # of an episode
     after_turns: list[Turn] = field(default_factory=list)
-    """The prompt as a conversation; none where it is plain text."""
 
 
 def embedded_tokens(run: Run) -> list[Record]:
@@ -95,14 +97,14 @@ def before_and_after(run: Run) -> tuple[str, list[Pair]]:
         old, new = (
             [s for s in run.tokens(step) if s["kind"] == "followed"] for step in (steps[0], steps[-1])
         )
-        answers = {sample["prompt"]: sample for sample in new}
+        answers = dict(zip(_numbered(new), new, strict=True))
         rows = [
             Pair(
                 *(a["prompt"], a["text"], b["text"], a["reward"], b["reward"], a.get("turns", [])),
                 *(a.get("replies", []), b.get("replies", [])),
             )
-            for a in old
-            if (b := answers.get(a["prompt"])) is not None
+            for number, a in zip(_numbered(old), old, strict=True)
+            if (b := answers.get(number)) is not None
         ]
         if rows:
             first = f"at step {steps[0]}" if steps[0] else "before the first step"
@@ -110,11 +112,22 @@ def before_and_after(run: Run) -> tuple[str, list[Pair]]:
     return "", []
 
 
+def _numbered(samples: Sequence[RecordView]) -> list[tuple[str, int]]:
+    """The prompt of each, and how many equal ones come before it: a game is asked by the same words."""
+    seen: Counter[str] = Counter()
+    found = []
+    for sample in samples:
+        found.append((sample["prompt"], seen[sample["prompt"]]))
+        seen[sample["prompt"]] += 1
+    return found
+
+
 def _evaluated(row: RecordView) -> Pair:
     prompt = str(row.get("prompt"))
     before, after = str(row.get("reference")), str(row.get("policy"))
     scores = (_score(row, "reference_reward"), _score(row, "policy_reward"))
-    return Pair(prompt, before, after, *scores, turns_of(prompt, row.get("turns")))
+    said = (checked_turns(row.get(name)) for name in ("reference_turns", "policy_turns"))
+    return Pair(prompt, before, after, *scores, turns_of(prompt, row.get("turns")), *said)
 
 
 def _score(row: RecordView, key: str) -> float | None:

@@ -44,7 +44,7 @@ class Story:
 def tell(run: Run) -> Story:
     metrics = run.metrics()
     measured = held_out(run, metrics)
-    findings = find(metrics, run.samples(), measured)
+    findings = find(metrics, run.samples(), measured, run.best_constants)
     better = {"good": True, "bad": False, "open": None}[findings[0].status]
     told = what_was_trained(run)
     return Story(findings[0].sentence, better, told, cards(metrics, measured), findings, run.warnings())

@@ -41,7 +41,7 @@ def write_report(run: Run, path: str | Path | None = None) -> Path:
     _first_screen(page, run, story)
     _findings(page, story.findings)
     marks = [{"x": warning["step"], "text": _warning(warning)} for warning in story.warnings]
-    groups = charts_by_group(run.metrics(), marks)
+    groups = charts_by_group(run.metrics(), marks, run.best_constants)
     for group, charts in groups[:1]:
         page.section(group.title, paragraph(group.text, "soft"), page.plots(charts))
     if (traded := frontier(run.metrics(), run.evaluation)) is not None:

@@ -175,7 +175,8 @@ def command_of(run: Run) -> Record:
 
 def findings_of(run: Run) -> Record:
     metrics = run.metrics()
-    found = find(metrics, run.samples(), held_out(run, metrics)) if run.kind == "ppo" else []
+    given = (metrics, run.samples(), held_out(run, metrics), run.best_constants)
+    found = find(*given) if run.kind == "ppo" else []
     return {"findings": [asdict(each) for each in found], "checks": run.origin.get("checks")}
 
 

@@ -88,7 +88,7 @@ export function drawMicroscope(place, given) {
     for (const [name, value] of [["reward", sample.reward], ...(parts.length > 1 ? parts : [])]) {
       heading.append(element("span", { text: ` ${visible(name, 80)} ${formatNumber(value)}` }));
     }
-    if (sample.ended === false) heading.append(element("span", { text: " truncated at max_new_tokens" }));
+    if (sample.ended === false) heading.append(element("span", { text: sample.observed.length ? " truncated at a limit of the episode" : " truncated at max_new_tokens" }));
     const prompt = element("details", { className: "scope-prompt" },
       element("summary", { text: "Prompt" }), ...(sample.turns?.length ? [showPrompt(sample)] : []));
     const raw = element("div", { text: visible(sample.prompt ?? "", 4000) });
