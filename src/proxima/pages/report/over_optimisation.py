@@ -41,7 +41,7 @@ WATCHED = {  # what is shown: the held-out metric, else that of training
     "entropy": ("entropy",),
     "eos": ("validation/eos_rate", "eos_rate"),
 }
-COPIED, COPIED_MORE = 0.8, 0.2  # a share of answers taken from the prompt that is a sign, and its growth
+COPIED, COPIED_MORE = 0.5, 0.2  # a share of answers taken from the prompt that is a sign, and its growth
 ENOUGH_SAMPLES = 8  # answers on either side that stand in for held-out ones
 Point = Mapping[str, float]
 Samples = Sequence[RecordView]
