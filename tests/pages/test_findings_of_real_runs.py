@@ -1,8 +1,9 @@
 """The findings of runs that really trained: the embedded model under a sound reward, one that can be gamed, and
 learning rates with which nothing good happens."""
 
+import math
+
 import pytest
-import torch
 
 from proxima.config import PPOConfig, RewardSpec
 from proxima.pages.report import held_out, summary
@@ -61,34 +62,44 @@ def trained(posts, tmp_path):
     return train
 
 
-def show(run, found):
-    import os
-    if os.environ.get("SHOW"):
-        print()
-        for each in found.values():
-            print(each.question, "|", each.answer, "|", each.status, "|", each.sentence)
-            for e in each.evidence: print("     ", e)
-
-
 def test_a_good_run(trained):
     run, found = trained(gold)
-    show(run, found)
+    assert (found[LEARNED].answer, found[LEARNED].status) == ("yes", "good")
+    assert found[GAMED].status == "good"
+    assert found[COST].status != "bad"
+    assert found[LEARNED].sentence.split(":")[0] in summary(run)
 
 
-def test_a_gamed(trained):
-    run, found = trained(wordy)
-    show(run, found)
-
-def test_b_stuck(trained):
-    run, found = trained(gold, steps=12, learning_rate=1e-12)
-    show(run, found)
-
-
-def test_c_collapsed(trained):
-    run, found = trained(gold, steps=12, learning_rate=0.5)
-    show(run, found)
+def test_a_run_that_games_its_reward(trained):
+    """The reward rises to the end, and the judge likes the answers less and less."""
+    run, found = trained(wordy, kl_coef=0.01, lr_schedule="constant")
+    rewards = list(filter(math.isfinite, run.metrics()["validation/reward"]))
+    assert rewards[-1] > 1.3 * rewards[0]
+    assert (found[GAMED].answer, found[GAMED].status) == ("yes", "bad")
+    assert found[LEARNED].status == "bad"
+    assert "answers got longer" in found[GAMED].sentence.lower()
+    assert found[NEXT].sentence.startswith(f"Take the checkpoint nearest to step {found[GAMED].step}, keep")
 
 
-def test_d_short(trained):
-    run, found = trained(gold, steps=5)
-    show(run, found)
+def test_a_run_that_stands_still(trained):
+    _, found = trained(gold, steps=12, learning_rate=1e-12)
+    assert (found[LEARNED].answer, found[LEARNED].status) == ("not shown", "open")
+    assert found[COST].answer == "almost nothing"
+    assert "The policy hardly moves: raise learning_rate (it was 1e-12)" in found[NEXT].sentence
+
+
+def test_a_run_that_collapses(trained):
+    """A learning rate this high spoils the first update, so only the model before it is sound."""
+    _, found = trained(gold, steps=12, learning_rate=0.5)
+    assert (found[LEARNED].answer, found[LEARNED].status) == ("no", "bad")
+    assert "The policy collapsed" in found[LEARNED].sentence
+    assert found[COST].status == "bad"
+    back = "Go back to the checkpoint nearest to step 0, and lower learning_rate (it was 0.5)"
+    assert found[NEXT].sentence.startswith(back)
+
+
+def test_a_run_that_is_too_short(trained):
+    _, found = trained(gold, steps=5)
+    assert found[GAMED].answer == found[COST].answer == "too early to say"
+    assert found[LEARNED].status != "bad"
+    assert found[NEXT].sentence.startswith("Train for 10 steps or more")

@@ -234,8 +234,7 @@ def test_held_out_numbers_come_first_and_those_of_eval_before_all(tmp_path):
     story = tell(Run(folder))
     assert (
         "from 0.5 to 1.5; by this reward its answers beat those of the reference 80 % of the time (95 %: 70 to"
-        " 90 %)"
-        in story.conclusion
+        " 90 %)" in story.conclusion
     )
     assert story.better is True
     asked = {
