@@ -85,7 +85,7 @@ def test_a_run_that_stands_still(trained):
     _, found = trained(gold, steps=12, learning_rate=1e-12)
     assert (found[LEARNED].answer, found[LEARNED].status) == ("not shown", "open")
     assert found[COST].answer == "almost nothing"
-    assert "The policy hardly moves: raise learning_rate (it was 1e-12)" in found[NEXT].sentence
+    assert "The policy hardly moves: raise learning_rate (it was 1.00e-12)" in found[NEXT].sentence
 
 
 def test_a_run_that_collapses(trained):
