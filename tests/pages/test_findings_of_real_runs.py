@@ -38,7 +38,7 @@ def posts():
 def trained(posts, tmp_path):
     """Trains the embedded model; the run, and its findings by question."""
 
-    def train(reward, steps=20, **settings):
+    def train(reward, steps=20, asked=64, **settings):
         config = PPOConfig(
             "embedded",
             **{
@@ -54,7 +54,7 @@ def trained(posts, tmp_path):
                 **settings,
             },
         )
-        done = PPOTrainer(config).train(posts["train"][: steps * BATCH], 1, posts["eval"][:64])
+        done = PPOTrainer(config).train(posts["train"][: steps * BATCH], 1, posts["eval"][:asked])
         run = Run(done.run_folder)
         metrics = run.metrics()
         return run, {each.question: each for each in find(metrics, run.samples(), held_out(run, metrics))}
@@ -72,12 +72,13 @@ def test_a_good_run(trained):
 
 def test_a_run_that_games_its_reward(trained):
     """The reward rises to the end, and the judge likes the answers less and less."""
-    run, found = trained(wordy, kl_coef=0.01, lr_schedule="constant")
+    run, found = trained(wordy, asked=192, missing_eos_penalty=1.0, lr_schedule="constant")
     rewards = list(filter(math.isfinite, run.metrics()["validation/reward"]))
     assert rewards[-1] > 1.3 * rewards[0]
     assert (found[GAMED].answer, found[GAMED].status) == ("yes", "bad")
     assert found[LEARNED].status == "bad"
-    assert "answers got longer" in found[GAMED].sentence.lower()
+    lengths = list(filter(math.isfinite, run.metrics()["validation/response_length"]))
+    assert lengths[-1] > 1.2 * lengths[0]
     assert found[NEXT].sentence.startswith(f"Take the checkpoint nearest to step {found[GAMED].step}, keep")
 
 
