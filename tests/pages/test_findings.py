@@ -220,6 +220,31 @@ def test_answers_that_never_finish_and_no_judge_are_said():
     assert "Name a judge" in said
 
 
+def measured_run(**ends):
+    """Three evaluations of 60 steps on a straight line between two measured ends."""
+    steps = [float(step) for step in range(61)]
+    metrics = {"step": steps, "avg_reward": [math.nan, *[step / 60 for step in steps[1:]]]}
+    for name, (start, end) in ends.items():
+        metrics[f"validation/{name}"] = [
+            start + (end - start) * step / 60 if step % 30 == 0 else math.nan for step in steps
+        ]
+    return {each.question: each for each in find(metrics)}
+
+
+def test_the_findings_on_the_numbers_of_docs_real():
+    """A reward model that was gamed, and ROUGE-L that was not, as docs/real.md has them."""
+    gamed = measured_run(
+        reward=(0.08, 2.36), kl=(0.0, 11.1), copying=(0.022, 0.802), response_length=(18.5, 7.7)
+    )
+    assert (gamed[GAMED].answer, gamed[LEARNED].status) == ("yes", "bad")
+    assert "answers got shorter and answers copy their prompt" in gamed[GAMED].sentence
+    assert gamed[COST].answer == "11.1 nats, too many"
+    sound = measured_run(
+        reward=(0.118, 0.165), kl=(0.0, 3.9), copying=(0.022, 0.177), response_length=(18.5, 14.0)
+    )
+    assert (sound[GAMED].answer, sound[LEARNED].answer) == ("no sign of it", "yes")
+
+
 EXPECTED = {  # learned, cost, gamed, what the advice begins with
     "good": ("good", "good", "good", "Train longer"),
     "gamed": ("bad", "bad", "bad", "Take the checkpoint nearest to step 30"),

@@ -1,6 +1,7 @@
 """The report says over-optimised when a run is, from which step on, and by which numbers."""
 
 import json
+import math
 
 import pytest
 
@@ -43,6 +44,21 @@ def test_without_judges_signs_do(tmp_path, outcome):
 )
 def test_without_evaluations_the_training_metrics_do(tmp_path, outcome, status):
     assert found_in(write_outcome(tmp_path / "run", outcome, evaluated=False)).status == status
+
+
+def test_a_run_that_collapses_in_its_first_steps_was_sound_before_them():
+    """The mean entropy over the steps before an evaluation falls later than the reward does."""
+    steps = [float(step) for step in range(13)]
+    metrics = {
+        "step": steps,
+        "avg_reward": [math.nan, 0.5, *[0.0] * 11],
+        "entropy": [math.nan, 0.34, 0.34, 0.2, 0.1, *[0.05] * 4, *[0.01] * 4],
+        "validation/reward": [(0.55 if step == 0 else 0.0) if step % 4 == 0 else math.nan for step in steps],
+        "validation/reward_low": [0.48 if step == 0 else 0.0 for step in steps],
+        "validation/reward_high": [0.62 if step == 0 else 0.0 for step in steps],
+    }
+    found = judge_optimisation(metrics)
+    assert (found.status, found.step) == ("collapsed", 0)
 
 
 def test_a_held_out_reward_that_falls_while_the_training_reward_rises_is_enough(tmp_path):

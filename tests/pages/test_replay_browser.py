@@ -1,18 +1,20 @@
 """The page of a recorded step in a real browser: its stages, its tokens with the recorded numbers, and no
 text that takes over."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
 import torch
 
+from proxima.cli import main
 from proxima.pages.comparison import write_replay_page
 from proxima.runs import read_bundle
 from proxima.tools.replay import compare_bundles, redacted
 from tests.fake_run import HOSTILE
 from tests.pages.test_label_browser import CHROMIUM, DRIVER, open_browser
 from tests.pages.test_report_browser import FACTS, choose, open_page
-from tests.tools.replay_recipe import BUNDLE
+from tests.tools.replay_recipe import BUNDLE, make_model
 
 pytestmark = [
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no chromium or chromedriver on this machine"),
@@ -84,6 +86,28 @@ def test_two_recordings_side_by_side(driver, bundle, tmp_path):
         "return [...document.querySelector('.scope-text').children].map((one) => one.textContent)"
     )
     assert len(shown) == length
+
+
+def test_the_page_that_the_command_writes(driver, bundle, tmp_path, capsys):
+    """Recorded beside recomputed: the stages as the terminal has them, and both sides of every token."""
+    page = tmp_path / "out" / "step.html"
+    page.parent.mkdir()
+    model = make_model(tmp_path / "model")
+    with contextlib.suppress(SystemExit):  # whatever the stages say on this machine
+        main(["replay", str(BUNDLE), "--model-name", model, "--out", str(page)])
+    said = capsys.readouterr().out
+    person = open_page(driver, page)
+    stages = person.script(CELLS, "Stages")[1:]
+    assert len(stages) == 11
+    printed = {line[:22].strip(): line[22:].strip() for line in said.splitlines()}
+    for row in stages:
+        assert printed[row[0]].startswith(row[-1])
+    assert person.script("return document.querySelectorAll('.scope-text').length") == 2
+    choose(person, "pick-sample", "trained 2")
+    person.script("document.querySelectorAll('.scope-token')[0].focus()")
+    recorded, again = person.script(FACTS)
+    assert float(recorded["value"][0]) == pytest.approx(float(bundle.tensors["values/value"][1, 0]), rel=1e-6)
+    assert float(again["value"][0]) == pytest.approx(float(recorded["value"][0]), rel=0.01, abs=0.01)
 
 
 def test_one_recording_opens_in_the_microscope(driver, bundle, tmp_path):

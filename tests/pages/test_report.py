@@ -233,8 +233,8 @@ def test_held_out_numbers_come_first_and_those_of_eval_before_all(tmp_path):
     rewrite(folder, lambda line: {**line, **ends} if line["step"] == 30 else line)
     story = tell(Run(folder))
     assert (
-        "from 0.5 to 1.5; its answers beat those of the reference 80 % of the time (95 %: 70 to 90 %)"
-        in story.conclusion
+        "from 0.5 to 1.5; by this reward its answers beat those of the reference 80 % of the time (95 %: 70 to"
+        " 90 %)" in story.conclusion
     )
     assert story.better is True
     asked = {

@@ -193,7 +193,7 @@ def test_fine_tuning_runs_stand_beside_ppo_runs(ask, runs):
     assert (said["kind"], said["config"]) == ("sft", {"model_name": "embedded"})
     assert [group["title"] for group in said["groups"]] == ["Fine-tuning"]
     assert said["command"] == {"line": "proxima sft", "folder": "/home/me", "resumed": [], "resume": ""}
-    assert ask("findings", name="sft") == {"findings": [], "checks": None}
+    assert ask("findings", name="sft") == {"findings": [], "checks": None, "examinations": []}
     assert ask("log", name="sft")["text"].endswith("sft began\n")
 
 

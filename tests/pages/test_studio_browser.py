@@ -17,7 +17,7 @@ from proxima.pages.label import Item, Store
 from proxima.pages.studio import Library, make_studio_app
 from proxima.pages.web import Site, running
 from proxima.ppo_trainer import PPOTrainer
-from proxima.runs import Run
+from proxima.runs import Run, write_examination
 from tests.environments.games import Parity
 from tests.fake_run import (
     HOSTILE,
@@ -431,6 +431,18 @@ def test_hostile_text_is_only_text_everywhere_and_fits_a_phone(studio, tmp_path)
     )
     many = token_sample(20, text=f"{HOSTILE} " + "مرحبا 😀 \ud800 " * 300)
     write_tokens(folder, 20, [many, token_sample(20, text=""), token_sample(20, text=HOSTILE * 50)])
+    (folder / "log.txt").write_text(
+        "".join(f"2026-11-16 10:00:0{i},000 WARNING {HOSTILE} {'x' * 3000}\n" for i in range(9))
+    )
+    check = dict.fromkeys(("level", "name", "text", "advice"), f"{HOSTILE} {'y' * 3000}")
+    (folder / "doctor.json").write_text(json.dumps([{"how": f"{HOSTILE} {'z' * 999}", "checks": [check]}]))
+    rows = [
+        {"step": step, "prompt": HOSTILE, "text": f"{HOSTILE if step > 15 else 'a b'} {'w' * 999}"}
+        for step in (5, 10, 15, 20)
+        for _ in range(8)
+    ]
+    with (folder / "samples.jsonl").open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(
             f'broken {HOSTILE}\n{{"step": 21, "avg_reward": "x", {json.dumps(HOSTILE)}: 1, "kl": NaN}}\n'
@@ -444,6 +456,8 @@ def test_hostile_text_is_only_text_everywhere_and_fits_a_phone(studio, tmp_path)
         f"{here}/microscope?step=15": (".scope-text", "100,001 characters"),
         f"{here}/microscope?step=20": (".scope-text", "<script>"),
         f"{here}/warnings": ("#panel td", "<script>"),
+        f"{here}/findings": (".finding", "Did it game the reward?"),
+        f"{here}/log": (".log li.loud", "<script>"),
         f"{here}/about": (".pairs dd", "<script>"),
         f"#/compare?{visitor.script('return new URLSearchParams({run: arguments[0]}).toString()', name)}": (
             ".chart-title",
@@ -617,6 +631,9 @@ def test_every_kind_of_run_is_on_the_list_and_has_its_parts(studio, everything):
 
 
 def test_findings_and_the_doctor_are_read_in_the_studio(studio, everything):
+    checks = [{"level": "fail", "name": "canary", "text": f"it stays {HOSTILE}", "advice": "look"}]
+    for how in ("proxima doctor --canary", f"proxima doctor {HOSTILE}"):
+        write_examination(everything, how, checks)
     visitor = studio()
     visitor.go("#/run/gamed/findings")
     visitor.wait_for(".finding", "Did it game the reward?")
@@ -624,7 +641,11 @@ def test_findings_and_the_doctor_are_read_in_the_studio(studio, everything):
     assert len(told) == 5
     assert "until step 30" in told[0]
     assert "more answers begin alike" in told[2]
-    assert "it grows" in visitor.all("#doctor td")[2]
+    said = visitor.all(".doctor h2")
+    assert said[0] == "What proxima doctor --canary said"
+    assert said[-1] == "What the doctor said before it began"
+    assert visitor.all(".doctor td")[:2] == ["fail", "canary"]
+    assert "it grows" in visitor.all(".doctor td")[10]
     assert visitor.script("return document.getElementById('taken')") is None
     visitor.size(*PHONE)
     assert visitor.script("return document.documentElement.scrollWidth") <= PHONE[0]
@@ -646,6 +667,56 @@ def test_the_log_grows_while_it_is_read_and_warnings_stand_out(studio, everythin
     (everything / "log.txt").write_text("2026-11-16 11:00:00,000 INFO again\n")
     visitor.wait("document.querySelectorAll('.log li').length === 1")
     assert visitor.script("return document.getElementById('taken')") is None
+
+
+def warn(folder, step, message):
+    """A guard's alarm, as a run that trains appends it."""
+    with (folder / "warnings.jsonl").open("a") as file:
+        alarm = {"step": step, "guard": "kl", "message": message, "action": "warn"}
+        file.write(json.dumps(alarm) + "\n")
+
+
+def test_warnings_come_in_while_their_tab_is_open(studio, everything):
+    visitor = studio()
+    visitor.script("const real = setTimeout; window.setTimeout = (what, wait) => real(what, wait / 10)")
+    visitor.go("#/run/gamed/warnings")
+    visitor.wait_for("#panel", "No warnings")
+    tab = (
+        "return [...document.querySelectorAll('.tabs a')].find((one) => one.textContent.startsWith('W')).text"
+    )
+    assert visitor.script(tab) == "Warnings"
+    for count, message in enumerate(("kl is high", f"later {HOSTILE}"), 1):
+        warn(everything, 50 + count, message)
+        visitor.wait_for("#panel tbody tr:first-child td", message[:5])  # the newest first
+        assert len(visitor.all("#panel tbody tr")) == count
+        assert visitor.script(tab) == f"Warnings ({count})"
+    assert visitor.script("return document.getElementById('taken')") is None
+    visitor.go("#/run/gamed/charts")
+    visitor.wait_for(".chart-title", "Training reward")
+    warn(everything, 60, "elsewhere")
+    visitor.wait_for(".tabs a", "Warnings (3)")
+
+
+def test_a_real_fine_tuning_run_is_seen_in_the_studio(studio, tmp_path, tiny, forked):
+    """Its numbers, settings, log and command are those that `proxima reward` wrote."""
+    pairs = [{"prompt": f"p{i}", "chosen": f" good {i}", "rejected": f" bad {i}"} for i in range(8)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    flags = "--data pairs.jsonl --batch-size 4 --eval-every 1 --epochs 1 --device cpu --run-name judge"
+    forked([sys.executable, "-m", "proxima", "reward", "--model", tiny, *flags.split()], tmp_path)
+    run = Run(tmp_path / "runs" / "judge")
+    visitor = studio()
+    visitor.wait_for("#runs td", "Reward model")
+    visitor.go("#/run/judge/charts")
+    visitor.wait_for(".chart-title", "Accuracy")
+    visitor.wait_for(".state", "finished")
+    shown = curve_end(visitor, "Accuracy on held-out pairs")
+    assert shown == pytest.approx(run.metrics()["accuracy"][-1], abs=1e-3)
+    visitor.keys("2")
+    visitor.wait_for("#panel", "epochs")
+    assert f"--model {tiny}" in visitor.script("return document.querySelector('#panel').textContent")
+    visitor.keys("3")
+    visitor.wait_for(".log li", "reward: step 1/")
+    assert len(visitor.all(".log li")) == run.log_text()[0].count("\n")
 
 
 def test_commands_are_copied_with_one_click_and_hold_no_key(studio, everything):

@@ -1,5 +1,6 @@
 """What made a run is written down with it, without keys, and a stopped run says how to go on."""
 
+import contextlib
 import json
 import shlex
 
@@ -7,7 +8,16 @@ import pytest
 
 from proxima.cli import main
 from proxima.config import shareable_words
-from proxima.runs import Run, find_runs, live_folder, note_checks, noting_command, read_origin, resume_command
+from proxima.runs import (
+    Run,
+    find_runs,
+    live_folder,
+    note_checks,
+    noting_command,
+    read_origin,
+    resume_command,
+    write_examination,
+)
 from proxima.runs.run_origin import write_origin
 
 KEY = "s3cr3t-k3y"
@@ -137,6 +147,52 @@ def test_train_notes_its_command_and_what_the_doctor_said(tmp_path, tiny, monkey
     assert {each["level"] for each in origin["checks"]} <= {"ok", "warn"}
     assert origin["checks"]
     assert Run("runs/r").log_text()[0].count("\n") > 0
+
+
+def test_the_doctor_notes_what_it_found_where_it_is_given_a_run_that_then_begins(
+    tmp_path, tiny, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text("one\ntwo\n")
+    line = f"--model {tiny} --data prompts.txt --rewards length_band,low=1,high=9 --max-new-tokens 2"
+    words = [*line.split(), "--batch-size", "2", "--minibatch-size", "2"]
+
+    def ask(*more):
+        with contextlib.suppress(SystemExit):  # what it finds is not the matter here
+            main(["doctor", *words, *more])
+
+    ask()
+    assert not (tmp_path / "runs").exists()
+    ask("--run-name", "r", "--audit")
+    assert find_runs(tmp_path / "runs") == []  # nothing has begun
+    main(["train", *words, "--run-name", "r"])
+    (said,) = Run("runs/r").examinations
+    assert said["how"] == "proxima doctor --audit"
+    assert "cheap tricks" in {each["name"] for each in said["checks"]}
+    assert {each["level"] for each in said["checks"]} <= {"ok", "warn", "fail"}
+
+
+def test_an_examination_replaces_the_one_of_the_same_kind_alone(tmp_path):
+    found = [{"level": "ok", "name": str(number), "text": "", "advice": ""} for number in range(3)]
+    hows = ("proxima doctor --audit", "proxima doctor", "proxima doctor --audit")
+    for how, one in zip(hows, found, strict=True):
+        write_examination(tmp_path, how, [one])
+    said = Run(tmp_path).examinations
+    assert [(each["how"], each["checks"][0]["name"]) for each in said] == [(hows[1], "1"), (hows[0], "2")]
+
+
+def test_no_key_of_a_finding_is_written_down(tmp_path):
+    found = {"level": "fail", "name": "endpoint", "text": f"https://u:{KEY}@h/ is down", "advice": "a"}
+    write_examination(tmp_path / "new", "proxima doctor", [found])
+    assert KEY not in (tmp_path / "new" / "doctor.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[" * 100_000, "[1, {}]", '[{"checks": 3}]', '{"a": [{"checks": []}]}']
+)
+def test_an_examination_by_another_hand_gives_nothing(tmp_path, content):
+    (tmp_path / "doctor.json").write_text(content)
+    assert Run(tmp_path).examinations == []
 
 
 # --- fine-tuning, live ---

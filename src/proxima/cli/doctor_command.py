@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from proxima.cli.command import Command
@@ -16,7 +17,9 @@ class Doctor(Command):
     example: ClassVar[str] = (
         "proxima doctor --model-name embedded --data my-data/prompts.jsonl --rewards ends_with_eos"
     )
-    writes: ClassVar[str] = "Nothing."
+    writes: ClassVar[str] = (
+        "With --run-name, `doctor.json` in that run's folder, for the studio; else nothing."
+    )
     guide: ClassVar[str] = "doctor.md"
     fails: ClassVar[str] = "something would spoil the run"
 
@@ -48,6 +51,7 @@ class Doctor(Command):
     """GiB that a trial of --fit may take; 0 = what is free."""
 
     def run(self) -> None:
+        from proxima.runs import write_examination
         from proxima.tools.doctor import examine, find_fit, show
 
         if self.fit:
@@ -56,5 +60,9 @@ class Doctor(Command):
         planned = (self.limit, self.epochs, self.samples, self.validation)
         findings = examine(self.ppo, self.data, *planned, with_audit=self.audit, with_canary=self.canary)
         show(findings)
+        if self.ppo.run_name:
+            flags = [name for name in ("audit", "canary") if getattr(self, name)]
+            how = " ".join(["proxima doctor", *(f"--{name}" for name in flags)])
+            write_examination(Path(self.ppo.run_dir) / self.ppo.run_name, how, map(vars, findings))
         if any(item.level == "fail" for item in findings):
             raise SystemExit(1)

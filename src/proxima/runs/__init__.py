@@ -41,7 +41,14 @@ if TYPE_CHECKING:
         plain,
         write_json,
     )
-    from proxima.runs.run_origin import Kind, note_checks, noting_command, read_origin, resume_command
+    from proxima.runs.run_origin import (
+        Kind,
+        note_checks,
+        noting_command,
+        read_origin,
+        resume_command,
+        write_examination,
+    )
     from proxima.runs.run_plot import Plot
     from proxima.runs.run_reader import Run, first_step_row
     from proxima.runs.run_search import find_runs

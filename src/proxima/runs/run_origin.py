@@ -1,5 +1,6 @@
-"""What made a run: the command line, and what the doctor said before it began. In: what a command notes while
-it works. Out: `origin.json` in every run folder that is made meanwhile; a command line that resumes the run.
+"""What made a run: the command line, and what the doctor said. In: what a command notes while it works. Out:
+`origin.json` in every run folder that is made meanwhile, `doctor.json` where `proxima doctor` was given the
+run's name; a command line that resumes the run.
 
 Keys in the command line are not written down.
 """
@@ -20,7 +21,7 @@ from proxima.core.json_record import Record
 from proxima.core.regular_files import read_file
 from proxima.runs.run_files import write_json
 
-ORIGIN = "origin.json"
+ORIGIN, DOCTOR = "origin.json", "doctor.json"
 Kind = Literal["ppo", "sft", "reward"]
 CHECK_KEYS = ("level", "name", "text", "advice")
 
@@ -44,7 +45,25 @@ def noting_command(words: Sequence[str]) -> Iterator[None]:
 def note_checks(findings: Iterable[Mapping[str, str]]) -> None:
     """What was found before the run that comes: level, name, text, advice."""
     if (noted := _noted.get()) is not None:
-        noted["checks"] = [{key: shareable(each[key]) for key in CHECK_KEYS} for each in findings]
+        noted["checks"] = _without_keys(findings)
+
+
+def write_examination(folder: Path, how: str, findings: Iterable[Mapping[str, str]]) -> None:
+    """What `proxima doctor` found, into the folder of a run that may not have begun; `how` (its flags) names
+    the earlier examination that it replaces."""
+    folder.mkdir(parents=True, exist_ok=True)
+    earlier = [each for each in read_examinations(folder) if each["how"] != how]
+    write_json(folder / DOCTOR, [*earlier, {"how": how, "checks": _without_keys(findings)}])
+
+
+def read_examinations(folder: Path) -> list[Record]:
+    """As they were written, the newest last; of a file by another hand only what has its form."""
+    found = _read(folder / DOCTOR)
+    return [
+        {"how": str(each.get("how", "")), "checks": _checks(each["checks"])}
+        for each in (found if isinstance(found, list) else [])
+        if isinstance(each, dict) and isinstance(each.get("checks"), list)
+    ]
 
 
 def write_origin(folder: Path, kind: Kind, resumed: bool = False) -> None:
@@ -61,10 +80,7 @@ def write_origin(folder: Path, kind: Kind, resumed: bool = False) -> None:
 
 def read_origin(folder: Path) -> Record:
     """As it was written; of a file by another hand only what has its form."""
-    try:
-        found = json.loads(read_file(folder / ORIGIN))
-    except (OSError, ValueError, RecursionError):
-        return {}
+    found = _read(folder / ORIGIN)
     if not isinstance(found, dict):
         return {}
     kind, checks, resumed = found.get("kind"), found.get("checks"), found.get("resumed")
@@ -72,12 +88,26 @@ def read_origin(folder: Path) -> Record:
     if words := _words(found.get("command")):
         read |= {"command": words, "folder": str(found.get("folder", ""))}
     if isinstance(checks, list):
-        read["checks"] = [
-            {key: str(each.get(key, "")) for key in CHECK_KEYS} for each in checks if isinstance(each, dict)
-        ]
+        read["checks"] = _checks(checks)
     if isinstance(resumed, list):
         read["resumed"] = [words for each in resumed if (words := _words(each))]
     return read
+
+
+def _read(path: Path) -> object:
+    """None where there is no file, or no JSON in it."""
+    try:
+        return json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _without_keys(findings: Iterable[Mapping[str, str]]) -> list[Record]:
+    return [{key: shareable(each[key]) for key in CHECK_KEYS} for each in findings]
+
+
+def _checks(value: Iterable[object]) -> list[Record]:
+    return [{key: str(each.get(key, "")) for key in CHECK_KEYS} for each in value if isinstance(each, dict)]
 
 
 def _words(value: object) -> list[str]:

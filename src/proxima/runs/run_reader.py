@@ -25,7 +25,7 @@ from proxima.runs import token_files
 from proxima.runs.checkpoint import eval_reward
 from proxima.runs.json_lines import JsonLines, last_record
 from proxima.runs.run_files import BEST_CONSTANTS, bundle_paths
-from proxima.runs.run_origin import ORIGIN, Kind, read_origin
+from proxima.runs.run_origin import DOCTOR, ORIGIN, Kind, read_examinations, read_origin
 from proxima.runs.run_plot import Plot
 
 if TYPE_CHECKING:
@@ -65,6 +65,12 @@ class Run:
         """The command line that made it, the folder it was given in, and what the doctor said; empty where
         Python code made it."""
         return self._file(ORIGIN, lambda path: read_origin(path.parent)) or {}
+
+    @property
+    def examinations(self) -> list[Record]:
+        """What `proxima doctor` found where it was given the run's name, the newest last."""
+        found = self._file(DOCTOR, lambda path: {"examinations": read_examinations(path.parent)})
+        return found["examinations"] if found else []
 
     @property
     def config(self) -> Record:

@@ -41,7 +41,7 @@ WATCHED = {  # what is shown: the held-out metric, else that of training
     "entropy": ("entropy",),
     "eos": ("validation/eos_rate", "eos_rate"),
 }
-COPIED, COPIED_MORE = 0.8, 0.2  # a share of answers taken from the prompt that is a sign, and its growth
+COPIED, COPIED_MORE = 0.5, 0.2  # a share of answers taken from the prompt that is a sign, and its growth
 ENOUGH_SAMPLES = 8  # answers on either side that stand in for held-out ones
 Point = Mapping[str, float]
 Samples = Sequence[RecordView]
@@ -187,11 +187,15 @@ def signs(start: Point, now: Point) -> dict[str, str]:
 
 
 def _last_sound(points: Sequence[Point]) -> int:
-    """The last step before the signs that the run ended with."""
+    """The last step before the signs that the run ended with, and before a fall of the reward below its
+    start."""
+    start = points[0]
     sound = [
         point
         for point in points
-        if len(signs(points[0], point)) < SIGNS_NEEDED and not collapse(points[0], point)
+        if len(signs(start, point)) < SIGNS_NEEDED
+        and not collapse(start, point)
+        and not start["reward"] - point["reward"] > math.hypot(start["reward_noise"], point["reward_noise"])
     ]
     return int(sound[-1]["step"])
 

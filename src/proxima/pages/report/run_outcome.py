@@ -109,8 +109,8 @@ def judge(metrics: Mapping[str, Sequence[float]], measured: HeldOutNumbers | Non
             return f"{told}.", measured.last.value > measured.first
         interval = f" ({measured.win_rate.words(percents=True)})" if measured.win_rate.words() else ""
         return (
-            f"{told}; its answers beat those of the reference {measured.win_rate.rate()} of the "
-            f"time{interval}.",
+            f"{told}; by this reward its answers beat those of the reference {measured.win_rate.rate()} of "
+            f"the time{interval}.",
             (True if measured.win_rate.low > 0.5 else False if measured.win_rate.high < 0.5 else None),
         )
     first, last = ends(metrics.get("avg_reward", ()))

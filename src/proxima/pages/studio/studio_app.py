@@ -5,7 +5,7 @@ and its routes.
     GET /api/run?name=                       a run: config, environment, end, warnings, charts, logged steps
     GET /api/curves?name=&metric=&after=     points after a step, with what else is new; all of them where the
                                              run was cut back
-    GET /api/findings?name=                  what the run shows, and what the doctor said before it
+    GET /api/findings?name=                  what the run shows, and what the doctor said
     GET /api/log?name=&after=                the log after a byte
     GET /api/samples?name=&step=             the same prompts at several steps
     GET /api/tokens?name=&step=              token records of a step
@@ -177,7 +177,11 @@ def findings_of(run: Run) -> Record:
     metrics = run.metrics()
     given = (metrics, run.samples(), held_out(run, metrics), run.best_constants)
     found = find(*given) if run.kind == "ppo" else []
-    return {"findings": [asdict(each) for each in found], "checks": run.origin.get("checks")}
+    return {
+        "findings": [asdict(each) for each in found],
+        "checks": run.origin.get("checks"),
+        "examinations": run.examinations,
+    }
 
 
 def curves_of(opened: Open, names: list[str], after: int, edition: str) -> Record:

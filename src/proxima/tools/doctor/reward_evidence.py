@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from statistics import fmean, pstdev
 
 from proxima.rewards import RewardOutcome, RewardSource, Samples
@@ -18,6 +19,7 @@ from proxima.tools.doctor.reward_calls import HANGS, call_reward
 
 TIMED = 3  # calls, where the first is not quick
 QUICK = 0.1  # seconds
+TAIL_CALLS, TAIL_SECONDS = 100, 1.0  # calls with one answer that show how slow one can be, and their time
 HONEST = "honest"
 PLAIN = ("samples", HONEST, *(trick.name for trick in TRICKS))
 """Calls on answers that differ from each other; the others repeat some of these in another way."""
@@ -34,6 +36,7 @@ class RewardEvidence:
     scores: dict[str, list[float]] = field(default_factory=dict)
     lengths: list[int] = field(default_factory=list)  # tokens of the samples
     seconds: dict[str, float] = field(default_factory=dict)  # of one answer alone, by what was scored
+    calls: list[float] = field(default_factory=list)  # seconds of every call with one answer
     batch_seconds: float = 0.0  # of one answer among all samples
     failures: dict[str, str] = field(default_factory=dict)  # why a call had answers without a score
     loses_batch: list[str] = field(default_factory=list)  # answers beside which no other gets a score
@@ -124,20 +127,26 @@ class Prober:
         """Scores of the samples, each in a call of its own; the times of these, and of one of each trick."""
         scores = []
         for i, answer in enumerate(plan["samples"]):
-            score, found.seconds[f"sample {i + 1}"] = self._timed(answer)
+            score, found.seconds[f"sample {i + 1}"] = self._timed(answer, found.calls)
             scores.append(score)
         for trick in TRICKS:
             for answer in plan[trick.name][:1]:
-                _, found.seconds[trick.name] = self._timed(answer)
+                _, found.seconds[trick.name] = self._timed(answer, found.calls)
+        for answer in cycle(plan["samples"]):
+            if len(found.calls) >= TAIL_CALLS or sum(found.calls) > TAIL_SECONDS or self.hangs:
+                return scores
+            found.calls.append(self.call([answer])[1])
         return scores
 
-    def _timed(self, answer: Answer) -> tuple[float, float]:
+    def _timed(self, answer: Answer, calls: list[float]) -> tuple[float, float]:
         """Score and seconds of one answer: the fastest of several calls, since other programs run on this
-        machine too."""
+        machine too. All of them are noted in `calls`."""
         outcome, fastest = self.call([answer])
+        calls.append(fastest)
         for _ in range(TIMED - 1):
             if fastest > QUICK:
-                fastest = min(fastest, self.call([answer])[1])
+                calls.append(self.call([answer])[1])
+                fastest = min(fastest, calls[-1])
         return outcome.totals[0], fastest
 
     def _loses(self, plan: Plan, name: str) -> bool:

@@ -1,4 +1,4 @@
-// What the run shows, in sentences with their numbers, and what the doctor said before it began.
+// What the run shows, in sentences with their numbers, and what the doctor said.
 
 import { ask, element } from "./base.js";
 import { visible } from "./dom.js";
@@ -8,9 +8,10 @@ export function showFindings(run, panel) {
   let step = null, stopped = false;
 
   async function draw(now) {
-    const { findings, checks } = await ask(`/api/findings?name=${encodeURIComponent(run.name)}`);
+    const { findings, checks, examinations } = await ask(`/api/findings?name=${encodeURIComponent(run.name)}`);
     if (stopped) return;
-    panel.replaceChildren(...findings.map(finding), doctor(checks));
+    const said = examinations.map((each) => doctor(`What ${each.how} said`, each.checks));
+    panel.replaceChildren(...findings.map(finding), ...said, doctor("What the doctor said before it began", checks));
     panel.dataset.found = findings.length;
     step = now;
   }
@@ -32,12 +33,12 @@ function finding({ question, answer, status, sentence, evidence, step }) {
     ...(rows.length ? [element("div", { className: "scroll" }, element("table", { className: "plain" }, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows)))] : []));
 }
 
-function doctor(checks) {
-  const title = element("h2", { text: "What the doctor said before it began" });
+function doctor(words, checks) {
+  const title = element("h2", { text: visible(words, 200) });
   if (!checks) return element("section", { className: "card part" }, title, element("p", { className: "soft", text: "Nothing: the run was started from Python, with --skip-checks, or by an older version." }));
   const rows = checks.map(({ level, name, text, advice }) => element("tr", {},
     element("td", { className: level === "ok" ? "soft" : "wrong", text: visible(level) }), element("td", { text: visible(name) }),
     element("td", { className: "text", text: visible(text, 2000) }), element("td", { className: "text", text: visible(advice, 2000) })));
   const heads = ["", "Check", "Finding", "What to do"].map((text) => element("th", { text, scope: "col" }));
-  return element("section", { className: "card part", id: "doctor" }, title, element("div", { className: "scroll" }, element("table", { className: "plain" }, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows))));
+  return element("section", { className: "card part doctor" }, title, element("div", { className: "scroll" }, element("table", { className: "plain" }, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows))));
 }
