@@ -21,7 +21,7 @@ from proxima.rewards.graders import chosen_letter
 from proxima.rewards.gym_generators import ALLOWED, EXCLUDED
 from proxima.rewards.reward_sources import is_ready_made
 from proxima.rewards.verifiers import open_verifier
-from proxima.rewards.worker_child import counts_processes_alone
+from proxima.rewards.worker_child import release_of
 from proxima.rewards.worker_process import WorkerProcess
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need Linux or macOS")
@@ -254,12 +254,12 @@ def test_a_program_that_prints_no_text_scores_0_and_a_grader_that_raises_nan(cod
 
 
 @pytest.mark.parametrize(
-    ("release", "alone"),
-    [("5.13.19-2", False), ("5.14.0", True), ("6.18.44-fc", True), ("4.18.0-553.el8", False), ("odd", False)],
+    ("words", "release"),
+    [("5.13.19-2", (5, 13)), ("6.18.44-fc", (6, 18)), ("4.18.0-553.el8", (4, 18)), ("odd", (0, 0))],
 )
-def test_processes_are_counted_where_the_kernel_counts_those_of_the_sandbox_alone(release, alone):
-    """Elsewhere the limit would count all threads of the user."""
-    assert counts_processes_alone(release) is alone
+def test_the_release_of_a_kernel_says_what_it_counts(words, release):
+    """What limits processes in an old one would bind all of the user's, or of the machine."""
+    assert release_of(words) == release
 
 
 def test_functions_see_plain_values_and_their_errors_are_those_of_the_tests(coder):

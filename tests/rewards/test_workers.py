@@ -17,7 +17,7 @@ from proxima.config import PPOConfig, RewardSpec
 from proxima.core.errors import RewardFailure
 from proxima.core.types import Prompt
 from proxima.ppo_trainer import PPOTrainer
-from proxima.rewards import Samples, WorkerFailure, WorkerProcess, check_rewards
+from proxima.rewards import Samples, WorkerFailure, WorkerProcess, check_rewards, worker_child, worker_process
 from proxima.rewards.function_reward import FunctionReward, load_function
 from proxima.rewards.worker_pool import WorkerPool
 from proxima.rewards.worker_reward import WorkerReward, open_function
@@ -78,6 +78,24 @@ def act(text):
 
 def grade(prompts, completions):
     return [act(text) for text in completions]
+
+
+def bomb(most=400, hangs=False):
+    """Limits itself: only this process starts others, which sleep and end."""
+    for count in range(most):
+        try:
+            if os.fork() == 0:
+                time.sleep(2)
+                os._exit(0)
+        except OSError:
+            most = count
+            break
+    time.sleep(60 if hangs else 0)
+    return most
+
+
+def bombs(prompts, completions):
+    return [float(bomb(hangs=True)) if text == "bomb" else 1.0 for text in completions]
 
 
 class Counter:
@@ -219,6 +237,97 @@ def _worker_of(worker):
     while children := Path(f"/proc/{process}/task/{process}/children").read_text().split():
         process = int(children[0])
     return process
+
+
+# --- fork bombs ---
+
+SMALL = 20  # processes of a worker here, besides those whose ids a PID namespace gives out once
+KINDS_OF_WORKER = ["worker", "sandbox", "bubblewrap"]
+
+
+@pytest.fixture(params=KINDS_OF_WORKER)
+def kind_of_worker(request, monkeypatch):
+    """The options of a worker that may have few processes."""
+    if request.param == "bubblewrap" and not worker_process.bubblewrap():
+        pytest.skip("bubblewrap is not installed, or may not work here")
+    if request.param == "sandbox":
+        monkeypatch.setattr(worker_process, "bubblewrap", lambda: None)
+    monkeypatch.setattr(worker_process, "MOST_PROCESSES", SMALL)
+    monkeypatch.setattr(worker_process, "MOST_IN_SANDBOX", SMALL)
+    options = {"sandbox": request.param != "worker"}
+    with WorkerProcess(len, memory_mb=None, **options) as worker:
+        worker.start()
+    if not worker.protections["processes"]:
+        pytest.skip("nothing here limits the processes of a worker")
+    return options
+
+
+def test_a_worker_starts_no_more_processes_than_its_limit(grader, kind_of_worker):
+    with WorkerProcess("grader:bomb", memory_mb=None, **kind_of_worker) as worker:
+        assert worker.call(None, timeout=20) < worker_child.RESERVED_IDS + SMALL
+
+
+def test_a_fork_bomb_costs_its_own_sample(grader, kind_of_worker, tmp_path):
+    mark = f"bomb-{os.getpid()}"
+    (tmp_path / "grader.py").write_text(
+        GRADER.replace("time.sleep(2)", f"ctypes.CDLL(None).prctl(15, b'{mark}'); time.sleep(2)")
+    )
+    pool = WorkerPool("grader:bombs", workers=2, timeout=0.7, **kind_of_worker)
+    calls = [([["p"], [text]], {}) for text in ("warm", "up")]
+    assert pool.map(calls) == [[1.0]] * 2
+    began = time.monotonic()
+    bombed, fine = pool.map([([["p"], [text]], {}) for text in ("bomb", "fine")])
+    assert time.monotonic() - began < 0.7 + SLACK
+    assert bombed.kind == "timeout"
+    assert fine == [1.0]
+    assert named(mark) == []
+    pool.close()
+
+
+def named(mark):
+    """The processes of this name that are not gone."""
+    found = subprocess.run(["ps", "-ewwo", "comm,stat"], capture_output=True, text=True, check=True).stdout
+    return [line for line in found.splitlines() if mark in line and " Z" not in line]
+
+
+FULL_GROUP = """
+import sys
+from grader import bomb
+from proxima.rewards.worker_child import ProcessLimit, make_group, remove_group
+group = make_group(20)
+limit = ProcessLimit(20)
+limit.group = group
+if group:
+    limit.apply()
+    print(bomb(), group)
+"""
+
+
+@pytest.mark.skipif(not LINUX, reason="needs control groups")
+def test_a_control_group_limits_processes_where_one_can_be_made(grader, tmp_path):
+    """On a Linux without other limits; its group goes with the worker."""
+    path = os.pathsep.join([str(tmp_path), str(Path(proxima.__file__).parents[1])])
+    ran = subprocess.run(
+        [sys.executable, "-c", FULL_GROUP],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    ).stdout.split()
+    if not ran:
+        pytest.skip("no control group can be made here")
+    assert int(ran[0]) < 20
+    worker_child.remove_group(ran[1])
+    assert not Path(ran[1]).exists()
+
+
+@pytest.mark.skipif(not LINUX, reason="Linux alone has this limit")
+def test_trying_what_limits_processes_leaves_the_machine_as_it_was(grader):
+    before = Path(worker_child.PID_MAX).read_text()
+    for sandbox in (True, False):
+        with WorkerProcess("grader:act", memory_mb=None, sandbox=sandbox) as worker:
+            worker.start()
+            assert Path(worker_child.PID_MAX).read_text() == before
 
 
 # --- rewards ---
@@ -384,6 +493,24 @@ def test_a_ppo_step_leaves_hangs_out_and_stops_where_most_hang(make_config, grad
 
 # --- what is left behind ---
 
+KILLED = """
+import os, threading, time
+from proxima.rewards import worker_process
+
+if os.environ["WITHOUT"]:
+    worker_process.bubblewrap = lambda: None
+workers = [
+    worker_process.WorkerProcess("grader:act", memory_mb=None, OPTIONS
+    ) for _ in range(2)
+]
+for worker in workers:
+    worker.start()
+    call = {"args": (None, "leave and hang"), "kwargs": {"timeout": 1000}}
+    threading.Thread(target=worker.call, **call).start()
+print("started", flush=True)
+time.sleep(1000)
+"""
+
 
 @pytest.mark.parametrize("namespaces", [True, False])
 @pytest.mark.parametrize("act", ["leave", "leave and hang"])
@@ -397,28 +524,34 @@ def test_daemons_end_with_their_worker(grader, act, namespaces):
     wait_for(0, seconds=0.5)
 
 
-@pytest.mark.parametrize("namespaces", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *("namespaces=True", "namespaces=False", "sandbox=True", "sandbox=True, namespaces=False"),
+        "sandbox=True  # without bubblewrap",
+    ],
+)
 @pytest.mark.skipif(not LINUX, reason="needs a subreaper")
-def test_nothing_is_left_after_the_trainer_was_killed(grader, tmp_path, namespaces):
-    mark = f"proxima-{namespaces}-{os.getpid()}"
+def test_nothing_is_left_after_the_trainer_was_killed(grader, tmp_path, monkeypatch, options):
+    mark = f"proxima-{len(options)}-{os.getpid()}"
     (tmp_path / "grader.py").write_text(GRADER.replace("proxima-left-behind", mark))
-    (tmp_path / "trainer.py").write_text(
-        "import threading, time\n"
-        "from proxima.rewards.worker_process import WorkerProcess\n"
-        f"workers = [WorkerProcess('grader:act', memory_mb=None, namespaces={namespaces}) for _ in range(2)]\n"
-        "for worker in workers:\n"
-        "    worker.start()\n"
-        "    threading.Thread(target=worker.call, args=(None, 'leave and hang'), kwargs={'timeout': 1000}).start()\n"
-        "print('started', flush=True)\n"
-        "time.sleep(1000)\n"
-    )
-    source = str(Path(proxima.__file__).parents[1])
+    (tmp_path / "trainer.py").write_text(KILLED.replace("OPTIONS", options))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     trainer = subprocess.Popen(
-        [sys.executable, "trainer.py"], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": source}
+        [sys.executable, "trainer.py"],
+        stdout=subprocess.PIPE,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(proxima.__file__).parents[1]),
+            "TMPDIR": str(scratch),
+            "WITHOUT": "without" if "without" in options else "",
+        },
     )
     assert trainer.stdout is not None
     try:
         assert trainer.stdout.readline() == b"started\n"
+        assert len(list(scratch.iterdir())) == (2 if "sandbox" in options else 0)
         wait_for(2, mark)
     finally:
         trainer.kill()
@@ -426,3 +559,4 @@ def test_nothing_is_left_after_the_trainer_was_killed(grader, tmp_path, namespac
         trainer.stdout.close()
     wait_for(0, mark, SLACK)
     wait_for(0, f'"trainer": {trainer.pid}', SLACK)
+    assert list(scratch.iterdir()) == []

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from proxima.rewards.reward_samples import Samples, columns_of, tokens_of
     from proxima.rewards.reward_server import RewardServer, check_exposure, load_scorer
     from proxima.rewards.reward_sources import RewardSource, check_rewards, is_ready_made, open_reward
-    from proxima.rewards.verifiers import BestConstant, VerifierReward
+    from proxima.rewards.verifiers import CODE_MEMORY_MB, BestConstant, VerifierReward
     from proxima.rewards.worker_child import ATTRIBUTES, public_attributes
+    from proxima.rewards.worker_pool import MEMORY_MB
     from proxima.rewards.worker_process import WorkerFailure, WorkerProcess
     from proxima.rewards.worker_reward import WorkerReward, in_workers
 
