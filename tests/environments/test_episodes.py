@@ -540,6 +540,34 @@ def test_a_tool_that_hangs_is_read_as_an_error(make_config):
     assert results["failed_rewards"] == 0
 
 
+def test_the_calls_of_a_turn_share_its_seconds_and_the_next_turn_has_its_own(make_config):
+    trainer = make_trainer(
+        make_config,
+        environment=(),
+        tools=["tests.environments.games:hang"],
+        rewards=("ends_with_eos",),
+        step_seconds=1.0,
+        max_new_tokens=250,
+        max_episode_tokens=700,
+        max_turns=3,
+        top_k=0,
+        top_p=1.0,
+    )
+    tokenizer = trainer.tokenizer
+    runner = EpisodeRunner(trainer.generator.environment, ["x"], [0], None, [tokenizer.eos_token_id])
+
+    def answer(turn):
+        runner.finish_turn(0, [*tokenizer(turn)["input_ids"], tokenizer.eos_token_id])
+        (reply,) = runner.replies(True)
+        return tokenizer.decode(reply.ids)
+
+    text = answer(call_of("hang", seconds=60) * 3)
+    assert text.count("error: timeout: no answer within 1 s") == 1
+    assert text.count("error: timeout: not called, the 1 s of a turn are over") == 2
+    assert "awake" in answer(call_of("hang", seconds=0))
+    runner.close()
+
+
 # --- limits and faults
 
 

@@ -21,6 +21,7 @@ from proxima.rewards import Samples, WorkerFailure, WorkerProcess, check_rewards
 from proxima.rewards.function_reward import FunctionReward, load_function
 from proxima.rewards.worker_pool import WorkerPool
 from proxima.rewards.worker_reward import WorkerReward, open_function
+from proxima.rewards.worker_supply import WorkerSupply
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need Linux or macOS")
 LINUX = sys.platform == "linux"
@@ -361,6 +362,59 @@ def test_a_hang_ends_the_step_by_its_deadline(grader):
     assert time.monotonic() - began < 1.0 + SLACK
     assert outcome.failures == 1
     reward.pool.close()
+
+
+SLOW_IMPORT = 2.5
+SLOW_GRADER = f"""
+import time
+time.sleep({SLOW_IMPORT})
+def grade(prompts, completions):
+    time.sleep(60 if completions == ["hang"] else 0)
+    return [1.0]
+"""
+
+
+@pytest.fixture
+def slow_grader(tmp_path, monkeypatch):
+    """Its workers take longer to load than a step may last after a hang."""
+    (tmp_path / "slow_grader.py").write_text(SLOW_GRADER)
+    monkeypatch.chdir(tmp_path)
+    return "slow_grader:grade"
+
+
+@pytest.mark.parametrize("options", [{"workers": 1}, {"workers": 2, "memory_mb": 0}])
+def test_no_step_waits_for_an_import_after_a_hang(slow_grader, options):
+    """A spare takes the place of the one that was killed; without one, the other worker has the rest."""
+    pool = WorkerPool(slow_grader, timeout=0.3, **options)
+    calls = [([["p"], [text]], {}) for text in ("hang", "a", "b", "c")]
+    assert pool.map(calls[1:]) == [[1.0]] * 3
+    time.sleep(1)  # the processes load side by side; the last may need a little longer
+    began = time.monotonic()
+    hung, *others = pool.map(calls)
+    assert time.monotonic() - began < 0.3 + min(SLACK, SLOW_IMPORT - 0.5)
+    assert hung.kind == "timeout"
+    assert others == [[1.0]] * 3
+    pool.close()
+
+
+def test_samples_wait_for_an_import_rather_than_be_lost(slow_grader, tmp_path):
+    """Where more hang than there are processes."""
+    (tmp_path / "slow_grader.py").write_text(SLOW_GRADER.replace(str(SLOW_IMPORT), "0.7"))
+    pool = WorkerPool(slow_grader, timeout=0.2, memory_mb=0)
+    first, second = pool.map([([["p"], [text]], {}) for text in ("hang", "fine")])
+    assert first.kind == "timeout"
+    assert second == [1.0]
+    pool.close()
+
+
+def test_a_supply_that_is_closed_while_processes_load_leaves_none(slow_grader):
+    mark = '"memory_mb": 4321'
+    supply = WorkerSupply(lambda: WorkerProcess(slow_grader, memory_mb=4321))
+    supply.fill(2)
+    assert left_behind(mark) != []
+    supply.close()
+    assert left_behind(mark) == []
+    assert supply.take(lambda: False) is None
 
 
 def test_a_failed_sample_is_tried_again_as_often_as_configured(tmp_path, monkeypatch):

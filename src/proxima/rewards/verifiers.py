@@ -170,7 +170,9 @@ def math(
     """1 where the answer equals the reference as mathematics, by math-verify."""
     _need("math_verify", "math")
     pool = _pool("math_verify", workers, timeout, memory_mb, retries)
-    return VerifierReward("math", [column], pool(graders.grade_math), pool(graders.complain_math))
+    return VerifierReward(
+        "math", [column], pool(graders.grade_math), pool(graders.complain_math, spare=False)
+    )
 
 
 def code(
@@ -250,7 +252,11 @@ def gym(
         }
 
     return VerifierReward(
-        name, ["answer", "metadata"], pool(graders.grade_gym), pool(graders.complain_gym), reference_of=entry
+        name,
+        ["answer", "metadata"],
+        pool(graders.grade_gym),
+        pool(graders.complain_gym, spare=False),
+        reference_of=entry,
     )
 
 

@@ -33,7 +33,7 @@ JsonValue: TypeAlias = Any
 
 START_SECONDS = 120.0  # to import what the function needs
 END_SECONDS = 2.0  # to end everything, before the group is killed from here
-CANCEL_SECONDS = 0.5  # after which `cancel` is seen
+CANCEL_SECONDS = 0.1  # after which `cancel` is seen
 MOST_FILES = 65_536  # that this process may have open
 SCRATCH_MB = 64  # of files that a sandboxed worker may write
 MOST_PROCESSES = 1024  # of one worker, threads included

@@ -38,7 +38,7 @@ OPEN = {
     "memory": "memory without limit",
 }
 OF_FUNCTIONS = ("processes", "signals", "memory")
-"""What a function, an environment or a tool in a worker is kept from: you wrote it, and it may use the rest."""
+"""What a function, an environment or a tool is kept from: you wrote it, and it may use the rest."""
 REMEDY = (
     "install bubblewrap, or allow user namespaces (a container may need --security-opt seccomp=unconfined); "
     "or run in a container or an account of its own"
