@@ -625,6 +625,22 @@ def test_rewards_whose_sum_no_float32_holds_cost_their_episode(make_config, prom
     assert math.isfinite(results["policy_loss"])
 
 
+def test_several_faults_are_all_named_and_counted(make_config, prompts, caplog):
+    faults = ["raises", "returns None", "raises", ""]
+    rows = [Prompt(prompt, {"fault": fault}) for prompt, fault in zip(prompts, faults, strict=True)]
+    make_trainer(make_config, environment=Faulty, max_reward_failures=0.9).ppo_step(rows)
+    assert "failed for 3 of 4 samples: Faulty: 2 x KeyError: 'lost'; 1 x " in caplog.text
+
+
+def test_a_column_that_cannot_be_sent_to_a_process_is_refused_before_the_run(make_config, prompts):
+    environment = make_trainer(make_config, environment=Faulty, step_seconds=5.0).generator.environment
+    with pytest.raises(
+        ValueError, match=r"the environment runs in worker.*'fault' of prompt 3 cannot be sent"
+    ):
+        environment.check([Prompt("p", {"fault": {1, 2}})], 3)
+    environment.check([Prompt("p", {"fault": "", "unread": {1, 2}})], 3)
+
+
 @pytest.mark.parametrize("fault", ["kills itself", "hangs"])
 def test_a_process_that_dies_or_hangs_costs_one_episode(make_config, prompts, fault):
     rows = [Prompt(prompt, {"fault": fault if i == 2 else ""}) for i, prompt in enumerate(prompts)]

@@ -1,6 +1,7 @@
 """Worker processes: whatever a function does costs one sample, is named, ends in time and leaves nothing."""
 
 import contextlib
+import datetime
 import math
 import os
 import signal
@@ -19,6 +20,7 @@ from proxima.core.types import Prompt
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import Samples, WorkerFailure, WorkerProcess, check_rewards, worker_child, worker_process
 from proxima.rewards.function_reward import FunctionReward, load_function
+from proxima.rewards.reward_outcome import counted
 from proxima.rewards.worker_pool import WorkerPool
 from proxima.rewards.worker_reward import WorkerReward, open_function
 from proxima.rewards.worker_supply import WorkerSupply
@@ -347,6 +349,7 @@ def test_eight_hangs_on_two_workers_and_then_eight_right_answers(grader):
 def test_failures_cost_their_own_samples_only(grader):
     reward = opened(grader, workers=2, timeout=5.0, memory_mb=2048)
     outcome = reward(texts(["a", "crash", "b", "exit", "raise", "text", "c", "sys.exit"]))
+    assert "1 reply" in outcome.reason
     assert [not math.isnan(score) for score in outcome.sequence] == [1, 0, 1, 0, 0, 0, 1, 0]
     assert "1 crash" in outcome.reason
     assert "2 exit" in outcome.reason
@@ -517,6 +520,29 @@ def test_columns_and_per_token_rewards_reach_a_worker_and_come_back():
     outcome = reward(texts(["a", "b"], {"answer": 3, "timeout": 1, "method": "x"}))
     assert outcome.token == {0: [3.0, 3.0], 1: [3.0, 3.0]}
     reward.pool.close()
+
+
+def test_a_value_that_json_cannot_hold_is_refused_before_the_run_and_never_becomes_text(grader):
+    def later(prompts, completions, day):
+        return [1.0 for _ in day]
+
+    reward = opened(later, workers=1)
+    when = {"day": datetime.date(2020, 1, 2), "other": {1, 2}}
+    prompts = [Prompt("p", {"day": 1}), Prompt("q", when)]
+    with pytest.raises(ValueError, match=r"the column 'day' of prompt 8 cannot be sent there as JSON.*date"):
+        reward.check(prompts, 7)
+    assert opened(later)(texts(["a"], when)).sequence == [1.0]
+    with WorkerProcess("grader:act", memory_mb=None) as worker:
+        with pytest.raises(WorkerFailure, match=r"cannot be sent as JSON.*date"):
+            worker.call(None, when["day"], timeout=5)
+        assert worker.call(None, "fine", timeout=5) == 1.0
+
+
+def test_many_reasons_are_counted_in_one_line():
+    assert counted(["one"]) == "one"
+    assert counted(["a", "b", "a"]) == "2 x a; 1 x b"
+    assert counted([*"aabbccde"]) == "2 x a; 2 x b; 2 x c; 2 x others"
+    assert len(counted([letter * 1000 for letter in "abcdef"])) < 400
 
 
 def test_a_ppo_step_leaves_hangs_out_and_stops_where_most_hang(make_config, grader):

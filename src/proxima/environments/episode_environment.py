@@ -19,7 +19,14 @@ from proxima.environments.hosts import Host, LocalHost, TurnClock, WorkerHost
 from proxima.environments.observation_tokens import ObservationTokens
 from proxima.environments.step import Message
 from proxima.environments.tool_calls import CALL_MARKS, Schema, find_format
-from proxima.rewards import check_options, columns_of, keyword_options, load_function, reads_environments
+from proxima.rewards import (
+    check_options,
+    check_sendable,
+    columns_of,
+    keyword_options,
+    load_function,
+    reads_environments,
+)
 
 OWN_METHODS = ("reset", "step", "get_reward", "close", "render")
 """Public methods that are not tools."""
@@ -98,6 +105,8 @@ class Environment:
                     f"reset of the environment asks for {missing[0]!r}, but the columns of prompt {number} "
                     f"({prompt[:40]!r}) are: {have}; add the column to the data"
                 )
+            if self.config.step_seconds:
+                check_sendable(self.reset_arguments(prompt, 0), "the environment", number)
             if self.schemas and self.tokenizer.chat_template and not turns_of(prompt):
                 raise ValueError(
                     f"prompt {number} ({prompt[:40]!r}) is plain text, so that the chat template cannot tell "

@@ -155,7 +155,10 @@ class WorkerProcess:
 
     def _exchange(self, call: Record, deadline: float, timeout: float) -> JsonValue:
         self._calls += 1
-        request = json.dumps({"id": self._calls, **call}, default=str).encode() + b"\n"
+        try:
+            request = json.dumps({"id": self._calls, **call}).encode() + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            raise WorkerFailure("raised", f"its arguments cannot be sent as JSON: {error}") from None
         try:
             reply = self._read(self._transfer(request, deadline, timeout))
         except BaseException as error:  # Ctrl-C too: what it would answer is not for the next call
@@ -307,6 +310,19 @@ def _allow_open_files() -> None:
 def check_system() -> None:
     if os.name != "posix":
         raise ValueError("worker processes need Linux or macOS; here functions run inside the trainer only")
+
+
+def check_sendable(columns: RecordView, who: str, row: int) -> None:
+    """A ValueError that names the first column of a row which JSON cannot hold: as text it would be another
+    value than in the trainer."""
+    for name, value in columns.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{who} runs in worker processes, and the column {name!r} of prompt {row} cannot be sent "
+                f"there as JSON ({error}); write it as text, numbers or lists of them"
+            ) from None
 
 
 def pickled(target: Callable[..., object]) -> bytes | str:
