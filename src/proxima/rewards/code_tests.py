@@ -64,7 +64,7 @@ def _joined(tests: object) -> str:
 
 
 class ProgramEnded(Exception):  # noqa: N818
-    """The program did not end by itself, or could not be started."""
+    """A signal ended the program, or it could not be started."""
 
 
 def grade(completion: str, tests: object) -> float | str:
