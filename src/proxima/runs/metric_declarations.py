@@ -810,11 +810,11 @@ METRICS = [
         unit="responses",
         group="run",
         chart="Failed rewards",
-        meaning="Responses whose program (reward `code`) hung, crashed, ran out of memory or could not be "
-        "started. They score 0 and are trained on; those that only fail a test are not counted.",
+        meaning="Responses whose program (the reward named code) hung, crashed, ran out of memory or could "
+        "not be started. They score 0 and are trained on; those that only fail a test are not counted.",
         healthy="A few, and falling.",
         otherwise="Most of them: log.txt says how they ended. If `proxima doctor` has complaints about the "
-        "workers, the sandbox is what fails; otherwise raise `timeout` or `memory_mb`.",
+        "workers, the sandbox is what fails; otherwise raise the reward's timeout or memory_mb.",
     ),
     Metric(
         "validation/failed_rewards",
