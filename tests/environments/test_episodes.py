@@ -546,6 +546,34 @@ def test_a_tool_that_hangs_is_read_as_an_error(make_config):
     assert results["failed_rewards"] == 0
 
 
+def test_the_calls_of_a_turn_share_its_seconds_and_the_next_turn_has_its_own(make_config):
+    trainer = make_trainer(
+        make_config,
+        environment=(),
+        tools=["tests.environments.games:hang"],
+        rewards=("ends_with_eos",),
+        step_seconds=1.0,
+        max_new_tokens=250,
+        max_episode_tokens=700,
+        max_turns=3,
+        top_k=0,
+        top_p=1.0,
+    )
+    tokenizer = trainer.tokenizer
+    runner = EpisodeRunner(trainer.generator.environment, ["x"], [0], None, [tokenizer.eos_token_id])
+
+    def answer(turn):
+        runner.finish_turn(0, [*tokenizer(turn)["input_ids"], tokenizer.eos_token_id])
+        (reply,) = runner.replies(True)
+        return tokenizer.decode(reply.ids)
+
+    text = answer(call_of("hang", seconds=60) * 3)
+    assert text.count("error: timeout: no answer within 1 s") == 1
+    assert text.count("error: timeout: not called, the 1 s of a turn are over") == 2
+    assert "awake" in answer(call_of("hang", seconds=0))
+    runner.close()
+
+
 # --- limits and faults
 
 
@@ -601,6 +629,22 @@ def test_rewards_whose_sum_no_float32_holds_cost_their_episode(make_config, prom
     assert results["trained_rows"] == [0, 2, 3]
     assert "1 of 4 samples are left out: the weighted sum of rewards is larger than" in caplog.text
     assert math.isfinite(results["policy_loss"])
+
+
+def test_several_faults_are_all_named_and_counted(make_config, prompts, caplog):
+    faults = ["raises", "returns None", "raises", ""]
+    rows = [Prompt(prompt, {"fault": fault}) for prompt, fault in zip(prompts, faults, strict=True)]
+    make_trainer(make_config, environment=Faulty, max_reward_failures=0.9).ppo_step(rows)
+    assert "failed for 3 of 4 samples: Faulty: 2 x KeyError: 'lost'; 1 x " in caplog.text
+
+
+def test_a_column_that_cannot_be_sent_to_a_process_is_refused_before_the_run(make_config, prompts):
+    environment = make_trainer(make_config, environment=Faulty, step_seconds=5.0).generator.environment
+    with pytest.raises(
+        ValueError, match=r"the environment runs in worker.*'fault' of prompt 3 cannot be sent"
+    ):
+        environment.check([Prompt("p", {"fault": {1, 2}})], 3)
+    environment.check([Prompt("p", {"fault": "", "unread": {1, 2}})], 3)
 
 
 @pytest.mark.parametrize("fault", ["kills itself", "hangs"])

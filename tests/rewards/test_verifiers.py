@@ -22,7 +22,7 @@ from proxima.rewards.graders import chosen_letter
 from proxima.rewards.gym_generators import ALLOWED, EXCLUDED
 from proxima.rewards.reward_sources import is_ready_made
 from proxima.rewards.verifiers import open_verifier
-from proxima.rewards.worker_child import counts_processes_alone
+from proxima.rewards.worker_child import release_of
 from proxima.rewards.worker_process import WorkerProcess
 from proxima.runs import Run
 from tests.helpers import Crash, crash_at
@@ -193,7 +193,6 @@ FORGERIES = {
     "kills the tests": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\ndef f(x): return 1",
     "speaks for the tests": 'import os\nfor n in range(3, 64):\n    try: os.write(n, b\'{"id": 2, "value": 1.0}\\n\')\n'
     "    except OSError: pass\ndef f(x): return 1",
-    "hangs": "while True: pass",
     "eats memory": "x = bytearray(2**36)\n" + DOUBLE,
     "crashes": "import ctypes\nctypes.string_at(0)\n" + DOUBLE,
 }
@@ -222,6 +221,34 @@ def test_a_program_that_does_not_scores_an_honest_0(coder, name):
     began = time.monotonic()
     assert scores(coder, "tests", [TESTS], [FORGERIES[name]]) == [0.0]
     assert time.monotonic() - began < 5.0 + 5.0
+
+
+def test_programs_that_hang_or_crash_are_counted_and_named_and_those_that_only_fail_are_not():
+    coder = opened("code", timeout=1.5, workers=2)
+    forged = [FORGERIES[name] for name in ("crashes", "leaves", "prose")]
+    programs = [f"{DOUBLE}while True: pass", *forged, "def f(:", DOUBLE]
+    outcome = coder(Samples(rows("tests", [TESTS] * 6), programs, [[1]] * 6, [True] * 6))
+    assert outcome.sequence == [0.0] * 5 + [1.0]
+    assert outcome.failures == 0
+    assert set(outcome.failed_programs) == {0, 1}
+    assert outcome.failed_programs[0] == "timeout: no answer within 1.5 s"
+    assert outcome.failed_programs[1] == "crash: Segmentation fault"
+    reads = [{"input": "", "output": ""}]
+    outcome = coder(Samples(rows("tests", [reads]), ["import os\nos.abort()"], [[1]], [True]))
+    assert outcome.failed_programs == {0: "crash: Aborted"}
+
+
+def test_a_step_counts_the_programs_that_failed_and_the_log_says_how(make_config, monkeypatch, caplog):
+    """A sandbox that does not work looks like a bad policy otherwise."""
+    trainer = PPOTrainer(make_config(rewards=["code,timeout=20"]))
+    assert trainer.ppo_step(rows("tests", ["assert True"] * 2))["failed_programs"] == 0
+    ((_, coder),) = trainer.reward_computer.rewards
+    monkeypatch.setattr(coder, "_grade", lambda *given: "exit: it could not be started: no room")
+    results = trainer.ppo_step(rows("tests", ["assert True"] * 4))
+    assert results["failed_programs"] == 4
+    assert results["failed_rewards"] == 0
+    assert "reward code: 4 of 4 programs failed and score 0: 4 x exit: it could not be started" in caplog.text
+    assert "failed_programs" not in PPOTrainer(make_config(rewards=["choice"])).ppo_step(rows("answer", "AB"))
 
 
 def test_the_one_function_is_the_candidate_beside_constants_and_under_conditions(coder):
@@ -257,12 +284,12 @@ def test_a_program_that_prints_no_text_scores_0_and_a_grader_that_raises_nan(cod
 
 
 @pytest.mark.parametrize(
-    ("release", "alone"),
-    [("5.13.19-2", False), ("5.14.0", True), ("6.18.44-fc", True), ("4.18.0-553.el8", False), ("odd", False)],
+    ("words", "release"),
+    [("5.13.19-2", (5, 13)), ("6.18.44-fc", (6, 18)), ("4.18.0-553.el8", (4, 18)), ("odd", (0, 0))],
 )
-def test_processes_are_counted_where_the_kernel_counts_those_of_the_sandbox_alone(release, alone):
-    """Elsewhere the limit would count all threads of the user."""
-    assert counts_processes_alone(release) is alone
+def test_the_release_of_a_kernel_says_what_it_counts(words, release):
+    """What limits processes in an old one would bind all of the user's, or of the machine."""
+    assert release_of(words) == release
 
 
 def test_functions_see_plain_values_and_their_errors_are_those_of_the_tests(coder):

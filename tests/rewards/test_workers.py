@@ -1,6 +1,7 @@
 """Worker processes: whatever a function does costs one sample, is named, ends in time and leaves nothing."""
 
 import contextlib
+import datetime
 import math
 import os
 import signal
@@ -17,10 +18,12 @@ from proxima.config import PPOConfig, RewardSpec
 from proxima.core.errors import RewardFailure
 from proxima.core.types import Prompt
 from proxima.ppo_trainer import PPOTrainer
-from proxima.rewards import Samples, WorkerFailure, WorkerProcess, check_rewards
+from proxima.rewards import Samples, WorkerFailure, WorkerProcess, check_rewards, worker_child, worker_process
 from proxima.rewards.function_reward import FunctionReward, load_function
+from proxima.rewards.reward_outcome import counted
 from proxima.rewards.worker_pool import WorkerPool
 from proxima.rewards.worker_reward import WorkerReward, open_function
+from proxima.rewards.worker_supply import WorkerSupply
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need Linux or macOS")
 LINUX = sys.platform == "linux"
@@ -78,6 +81,24 @@ def act(text):
 
 def grade(prompts, completions):
     return [act(text) for text in completions]
+
+
+def bomb(most=400, hangs=False):
+    """Limits itself: only this process starts others, which sleep and end."""
+    for count in range(most):
+        try:
+            if os.fork() == 0:
+                time.sleep(2)
+                os._exit(0)
+        except OSError:
+            most = count
+            break
+    time.sleep(60 if hangs else 0)
+    return most
+
+
+def bombs(prompts, completions):
+    return [float(bomb(hangs=True)) if text == "bomb" else 1.0 for text in completions]
 
 
 class Counter:
@@ -221,6 +242,97 @@ def _worker_of(worker):
     return process
 
 
+# --- fork bombs ---
+
+SMALL = 20  # processes of a worker here, besides those whose ids a PID namespace gives out once
+KINDS_OF_WORKER = ["worker", "sandbox", "bubblewrap"]
+
+
+@pytest.fixture(params=KINDS_OF_WORKER)
+def kind_of_worker(request, monkeypatch):
+    """The options of a worker that may have few processes."""
+    if request.param == "bubblewrap" and not worker_process.bubblewrap():
+        pytest.skip("bubblewrap is not installed, or may not work here")
+    if request.param == "sandbox":
+        monkeypatch.setattr(worker_process, "bubblewrap", lambda: None)
+    monkeypatch.setattr(worker_process, "MOST_PROCESSES", SMALL)
+    monkeypatch.setattr(worker_process, "MOST_IN_SANDBOX", SMALL)
+    options = {"sandbox": request.param != "worker"}
+    with WorkerProcess(len, memory_mb=None, **options) as worker:
+        worker.start()
+    if not worker.protections["processes"]:
+        pytest.skip("nothing here limits the processes of a worker")
+    return options
+
+
+def test_a_worker_starts_no_more_processes_than_its_limit(grader, kind_of_worker):
+    with WorkerProcess("grader:bomb", memory_mb=None, **kind_of_worker) as worker:
+        assert worker.call(None, timeout=20) < worker_child.RESERVED_IDS + SMALL
+
+
+def test_a_fork_bomb_costs_its_own_sample(grader, kind_of_worker, tmp_path):
+    mark = f"bomb-{os.getpid()}"
+    (tmp_path / "grader.py").write_text(
+        GRADER.replace("time.sleep(2)", f"ctypes.CDLL(None).prctl(15, b'{mark}'); time.sleep(2)")
+    )
+    pool = WorkerPool("grader:bombs", workers=2, timeout=0.7, **kind_of_worker)
+    calls = [([["p"], [text]], {}) for text in ("warm", "up")]
+    assert pool.map(calls) == [[1.0]] * 2
+    began = time.monotonic()
+    bombed, fine = pool.map([([["p"], [text]], {}) for text in ("bomb", "fine")])
+    assert time.monotonic() - began < 0.7 + SLACK
+    assert bombed.kind == "timeout"
+    assert fine == [1.0]
+    assert named(mark) == []
+    pool.close()
+
+
+def named(mark):
+    """The processes of this name that are not gone."""
+    found = subprocess.run(["ps", "-ewwo", "comm,stat"], capture_output=True, text=True, check=True).stdout
+    return [line for line in found.splitlines() if mark in line and " Z" not in line]
+
+
+FULL_GROUP = """
+import sys
+from grader import bomb
+from proxima.rewards.worker_child import ProcessLimit, make_group, remove_group
+group = make_group(20)
+limit = ProcessLimit(20)
+limit.group = group
+if group:
+    limit.apply()
+    print(bomb(), group)
+"""
+
+
+@pytest.mark.skipif(not LINUX, reason="needs control groups")
+def test_a_control_group_limits_processes_where_one_can_be_made(grader, tmp_path):
+    """On a Linux without other limits; its group goes with the worker."""
+    path = os.pathsep.join([str(tmp_path), str(Path(proxima.__file__).parents[1])])
+    ran = subprocess.run(
+        [sys.executable, "-c", FULL_GROUP],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    ).stdout.split()
+    if not ran:
+        pytest.skip("no control group can be made here")
+    assert int(ran[0]) < 20
+    worker_child.remove_group(ran[1])
+    assert not Path(ran[1]).exists()
+
+
+@pytest.mark.skipif(not LINUX, reason="Linux alone has this limit")
+def test_trying_what_limits_processes_leaves_the_machine_as_it_was(grader):
+    before = Path(worker_child.PID_MAX).read_text()
+    for sandbox in (True, False):
+        with WorkerProcess("grader:act", memory_mb=None, sandbox=sandbox) as worker:
+            worker.start()
+            assert Path(worker_child.PID_MAX).read_text() == before
+
+
 # --- rewards ---
 
 
@@ -237,6 +349,7 @@ def test_eight_hangs_on_two_workers_and_then_eight_right_answers(grader):
 def test_failures_cost_their_own_samples_only(grader):
     reward = opened(grader, workers=2, timeout=5.0, memory_mb=2048)
     outcome = reward(texts(["a", "crash", "b", "exit", "raise", "text", "c", "sys.exit"]))
+    assert "1 reply" in outcome.reason
     assert [not math.isnan(score) for score in outcome.sequence] == [1, 0, 1, 0, 0, 0, 1, 0]
     assert "1 crash" in outcome.reason
     assert "2 exit" in outcome.reason
@@ -252,6 +365,59 @@ def test_a_hang_ends_the_step_by_its_deadline(grader):
     assert time.monotonic() - began < 1.0 + SLACK
     assert outcome.failures == 1
     reward.pool.close()
+
+
+SLOW_IMPORT = 2.5
+SLOW_GRADER = f"""
+import time
+time.sleep({SLOW_IMPORT})
+def grade(prompts, completions):
+    time.sleep(60 if completions == ["hang"] else 0)
+    return [1.0]
+"""
+
+
+@pytest.fixture
+def slow_grader(tmp_path, monkeypatch):
+    """Its workers take longer to load than a step may last after a hang."""
+    (tmp_path / "slow_grader.py").write_text(SLOW_GRADER)
+    monkeypatch.chdir(tmp_path)
+    return "slow_grader:grade"
+
+
+@pytest.mark.parametrize("options", [{"workers": 1}, {"workers": 2, "memory_mb": 0}])
+def test_no_step_waits_for_an_import_after_a_hang(slow_grader, options):
+    """A spare takes the place of the one that was killed; without one, the other worker has the rest."""
+    pool = WorkerPool(slow_grader, timeout=0.3, **options)
+    calls = [([["p"], [text]], {}) for text in ("hang", "a", "b", "c")]
+    assert pool.map(calls[1:]) == [[1.0]] * 3
+    time.sleep(1)  # the processes load side by side; the last may need a little longer
+    began = time.monotonic()
+    hung, *others = pool.map(calls)
+    assert time.monotonic() - began < 0.3 + min(SLACK, SLOW_IMPORT - 0.5)
+    assert hung.kind == "timeout"
+    assert others == [[1.0]] * 3
+    pool.close()
+
+
+def test_samples_wait_for_an_import_rather_than_be_lost(slow_grader, tmp_path):
+    """Where more hang than there are processes."""
+    (tmp_path / "slow_grader.py").write_text(SLOW_GRADER.replace(str(SLOW_IMPORT), "0.7"))
+    pool = WorkerPool(slow_grader, timeout=0.2, memory_mb=0)
+    first, second = pool.map([([["p"], [text]], {}) for text in ("hang", "fine")])
+    assert first.kind == "timeout"
+    assert second == [1.0]
+    pool.close()
+
+
+def test_a_supply_that_is_closed_while_processes_load_leaves_none(slow_grader):
+    mark = '"memory_mb": 4321'
+    supply = WorkerSupply(lambda: WorkerProcess(slow_grader, memory_mb=4321))
+    supply.fill(2)
+    assert left_behind(mark) != []
+    supply.close()
+    assert left_behind(mark) == []
+    assert supply.take(lambda: False) is None
 
 
 def test_a_failed_sample_is_tried_again_as_often_as_configured(tmp_path, monkeypatch):
@@ -356,6 +522,29 @@ def test_columns_and_per_token_rewards_reach_a_worker_and_come_back():
     reward.pool.close()
 
 
+def test_a_value_that_json_cannot_hold_is_refused_before_the_run_and_never_becomes_text(grader):
+    def later(prompts, completions, day):
+        return [1.0 for _ in day]
+
+    reward = opened(later, workers=1)
+    when = {"day": datetime.date(2020, 1, 2), "other": {1, 2}}
+    prompts = [Prompt("p", {"day": 1}), Prompt("q", when)]
+    with pytest.raises(ValueError, match=r"the column 'day' of prompt 8 cannot be sent there as JSON.*date"):
+        reward.check(prompts, 7)
+    assert opened(later)(texts(["a"], when)).sequence == [1.0]
+    with WorkerProcess("grader:act", memory_mb=None) as worker:
+        with pytest.raises(WorkerFailure, match=r"cannot be sent as JSON.*date"):
+            worker.call(None, when["day"], timeout=5)
+        assert worker.call(None, "fine", timeout=5) == 1.0
+
+
+def test_many_reasons_are_counted_in_one_line():
+    assert counted(["one"]) == "one"
+    assert counted(["a", "b", "a"]) == "2 x a; 1 x b"
+    assert counted([*"aabbccde"]) == "2 x a; 2 x b; 2 x c; 2 x others"
+    assert len(counted([letter * 1000 for letter in "abcdef"])) < 400
+
+
 def test_a_ppo_step_leaves_hangs_out_and_stops_where_most_hang(make_config, grader):
     def rarely(prompts, completions, completion_ids):
         import time
@@ -384,6 +573,24 @@ def test_a_ppo_step_leaves_hangs_out_and_stops_where_most_hang(make_config, grad
 
 # --- what is left behind ---
 
+KILLED = """
+import os, threading, time
+from proxima.rewards import worker_process
+
+if os.environ["WITHOUT"]:
+    worker_process.bubblewrap = lambda: None
+workers = [
+    worker_process.WorkerProcess("grader:act", memory_mb=None, OPTIONS
+    ) for _ in range(2)
+]
+for worker in workers:
+    worker.start()
+    call = {"args": (None, "leave and hang"), "kwargs": {"timeout": 1000}}
+    threading.Thread(target=worker.call, **call).start()
+print("started", flush=True)
+time.sleep(1000)
+"""
+
 
 @pytest.mark.parametrize("namespaces", [True, False])
 @pytest.mark.parametrize("act", ["leave", "leave and hang"])
@@ -397,28 +604,34 @@ def test_daemons_end_with_their_worker(grader, act, namespaces):
     wait_for(0, seconds=0.5)
 
 
-@pytest.mark.parametrize("namespaces", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *("namespaces=True", "namespaces=False", "sandbox=True", "sandbox=True, namespaces=False"),
+        "sandbox=True  # without bubblewrap",
+    ],
+)
 @pytest.mark.skipif(not LINUX, reason="needs a subreaper")
-def test_nothing_is_left_after_the_trainer_was_killed(grader, tmp_path, namespaces):
-    mark = f"proxima-{namespaces}-{os.getpid()}"
+def test_nothing_is_left_after_the_trainer_was_killed(grader, tmp_path, monkeypatch, options):
+    mark = f"proxima-{len(options)}-{os.getpid()}"
     (tmp_path / "grader.py").write_text(GRADER.replace("proxima-left-behind", mark))
-    (tmp_path / "trainer.py").write_text(
-        "import threading, time\n"
-        "from proxima.rewards.worker_process import WorkerProcess\n"
-        f"workers = [WorkerProcess('grader:act', memory_mb=None, namespaces={namespaces}) for _ in range(2)]\n"
-        "for worker in workers:\n"
-        "    worker.start()\n"
-        "    threading.Thread(target=worker.call, args=(None, 'leave and hang'), kwargs={'timeout': 1000}).start()\n"
-        "print('started', flush=True)\n"
-        "time.sleep(1000)\n"
-    )
-    source = str(Path(proxima.__file__).parents[1])
+    (tmp_path / "trainer.py").write_text(KILLED.replace("OPTIONS", options))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     trainer = subprocess.Popen(
-        [sys.executable, "trainer.py"], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": source}
+        [sys.executable, "trainer.py"],
+        stdout=subprocess.PIPE,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(proxima.__file__).parents[1]),
+            "TMPDIR": str(scratch),
+            "WITHOUT": "without" if "without" in options else "",
+        },
     )
     assert trainer.stdout is not None
     try:
         assert trainer.stdout.readline() == b"started\n"
+        assert len(list(scratch.iterdir())) == (2 if "sandbox" in options else 0)
         wait_for(2, mark)
     finally:
         trainer.kill()
@@ -426,3 +639,4 @@ def test_nothing_is_left_after_the_trainer_was_killed(grader, tmp_path, namespac
         trainer.stdout.close()
     wait_for(0, mark, SLACK)
     wait_for(0, f'"trainer": {trainer.pid}', SLACK)
+    assert list(scratch.iterdir()) == []

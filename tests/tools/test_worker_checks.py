@@ -64,26 +64,52 @@ def test_a_function_that_cannot_be_sent_is_measured_in_the_trainer(functions):
     assert "cannot be sent" in found.text
 
 
+EPISODES = {"environment": "a:Game", "max_turns": 2}
+BOMB = "a fork bomb, signals to your other processes"
+
+
 def test_what_is_open_on_this_machine_is_said_where_it_matters(monkeypatch):
-    assert check_protections(PPOConfig(rewards=["choice", "a:f"])) == []
+    for given in ({"rewards": ["choice", "a:f"]}, EPISODES):
+        assert check_protections(PPOConfig(**given)) == []
     (found,) = check_protections(PPOConfig(rewards=["code"]))
     with WorkerProcess(len, memory_mb=None, network=False, sandbox=True) as worker:
         worker.start()
-        closed = worker.protections["files"] and worker.protections["network"]
-    assert (found.level == "ok") == (closed and sys.platform == "linux")
+    assert (found.level == "ok") == (all(worker.protections.values()) and sys.platform == "linux")
     monkeypatch.setattr(worker_checks, "WorkerProcess", WithoutNamespaces)
     (found,) = check_protections(PPOConfig(rewards=["code"]))
     assert found.level == "warn"
-    assert (
-        "open on this machine: a fork bomb and signals to your other processes, the network, files that you can write"
-        in found.text
-    )
+    assert f"open on this machine: {BOMB}, the network, files that you can write" in found.text
     assert "bubblewrap" in found.advice
-    assert check_protections(PPOConfig(environment="a:Game", max_turns=2)) == []
-    for given in ({"rewards": ["a:f,workers=2"]}, {"environment": "a:Game", "step_seconds": 5.0}):
-        (found,) = check_protections(PPOConfig(**given))
-        assert found.level == "ok"
-        assert "open on this machine: a fork bomb and signals to your other processes" in found.text
+
+
+@pytest.mark.parametrize(
+    ("who", "given"),
+    [
+        ("rewards in workers", {"rewards": [{"source": "a:f", "options": {"workers": 2, "memory_mb": 0}}]}),
+        ("environments and tools", {**EPISODES, "step_seconds": 5.0, "step_memory_mb": 0}),
+    ],
+)
+def test_each_kind_of_worker_says_what_it_itself_is_kept_from(monkeypatch, who, given):
+    (found,) = check_protections(PPOConfig(**given))
+    assert found.level == "ok"
+    assert found.text.startswith(f"{who} are kept from: ")
+    assert "network" not in found.text
+    assert found.text.endswith("memory without limit")
+    with WorkerProcess(len, memory_mb=None) as worker:
+        worker.start()
+    assert ("a fork bomb" in found.text.partition("; open")[0]) == worker.protections["processes"]
+    monkeypatch.setattr(worker_checks, "WorkerProcess", WithoutNamespaces)
+    (found,) = check_protections(PPOConfig(**given))
+    assert found.text == f"{who} are kept from: nothing; open on this machine: {BOMB}, memory without limit"
+
+
+def test_one_finding_for_each_kind_of_worker():
+    config = PPOConfig(rewards=["code", "a:f,workers=2"], **EPISODES, step_seconds=5.0)
+    assert [found.text.partition(" are")[0] for found in check_protections(config)] == [
+        "programs of the policy",
+        "rewards in workers",
+        "environments and tools",
+    ]
 
 
 class WithoutNamespaces(WorkerProcess):

@@ -98,8 +98,8 @@ class PPOConfig(Settings):
     """Maximum number of tokens in an episode after its prompt, what it reads included; a longer one is cut.
     0 = `max_turns` * (`max_new_tokens` + 32)."""
     step_seconds: float = setting(0.0, at_least=0, at_most=86400, changes_results=False)
-    """Above 0, each episode's environment and tools run in a process of their own, which is killed where one
-    call takes longer than this; the episode is left out. 0 = in this process, without a limit."""
+    """Above 0, each episode's environment and tools run in a process of their own, which is killed where the
+    calls of a turn take longer than this; the episode is left out. 0 = in this process, without a limit."""
     step_memory_mb: int = setting(4096, at_least=0, changes_results=False)
     """Address space of such a process, in MiB; a call that needs more fails. 0 = no limit, which code that
     uses a GPU needs."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from proxima.core.ops import turn_ends
-from proxima.rewards import RewardOutcome, Samples
+from proxima.rewards import RewardOutcome, Samples, counted
 
 NAN = float("nan")
 
@@ -25,14 +25,14 @@ class EnvironmentReward:
         if tokens is None or tokens.episodes is None:
             return RewardOutcome.failed(len(samples), "its rewards come with episodes; texts alone have none")
         ends = turn_ends(tokens.mask).cpu()
-        sequence, token, reason = [], {}, ""
+        sequence, token = [], {}
         for row, episode in enumerate(tokens.episodes):
             sequence.append(NAN if episode.failure else 0.0)
-            reason = episode.failure or reason
             if not episode.failure:
                 rewards = [0.0] * len(samples.completion_ids[row])
                 places = ends[row].nonzero().flatten().tolist()
                 for place, reward in zip(places, episode.rewards, strict=True):
                     rewards[place] = reward
                 token[row] = rewards
-        return RewardOutcome(sequence, token, reason)
+        reasons = [episode.failure for episode in tokens.episodes if episode.failure]
+        return RewardOutcome(sequence, token, counted(reasons))

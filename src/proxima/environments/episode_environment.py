@@ -15,11 +15,18 @@ from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Prompt
 from proxima.data import ChatTemplate
-from proxima.environments.hosts import Host, LocalHost, WorkerHost
+from proxima.environments.hosts import Host, LocalHost, TurnClock, WorkerHost
 from proxima.environments.observation_tokens import ObservationTokens
 from proxima.environments.step import Message
 from proxima.environments.tool_calls import CALL_MARKS, Schema, find_format
-from proxima.rewards import check_options, columns_of, keyword_options, load_function, reads_environments
+from proxima.rewards import (
+    check_options,
+    check_sendable,
+    columns_of,
+    keyword_options,
+    load_function,
+    reads_environments,
+)
 
 OWN_METHODS = ("reset", "step", "get_reward", "close", "render")
 """Public methods that are not tools."""
@@ -98,6 +105,8 @@ class Environment:
                     f"reset of the environment asks for {missing[0]!r}, but the columns of prompt {number} "
                     f"({prompt[:40]!r}) are: {have}; add the column to the data"
                 )
+            if self.config.step_seconds:
+                check_sendable(self.reset_arguments(prompt, 0), "the environment", number)
             if self.schemas and self.tokenizer.chat_template and not turns_of(prompt):
                 raise ValueError(
                     f"prompt {number} ({prompt[:40]!r}) is plain text, so that the chat template cannot tell "
@@ -137,23 +146,23 @@ class Environment:
 
     # --- hosts ---
 
-    def new_host(self) -> Host | None:
+    def new_host(self, clock: TurnClock) -> Host | None:
         """For one episode; None where there are tools alone."""
         if self.kind is None or self.spec is None:
             return None
-        return self._host(self.spec, self.kind)
+        return self._host(self.spec, self.kind, clock)
 
-    def tool_hosts(self) -> dict[str, Host]:
+    def tool_hosts(self, clock: TurnClock) -> dict[str, Host]:
         """One for each function, for one episode."""
         specs = {spec.label: spec for spec in self.config.tools}
-        return {name: self._host(specs[name], function) for name, function in self.tools.items()}
+        return {name: self._host(specs[name], function, clock) for name, function in self.tools.items()}
 
-    def _host(self, spec: RewardSpec, target: Callable[..., object]) -> Host:
+    def _host(self, spec: RewardSpec, target: Callable[..., object], clock: TurnClock) -> Host:
         closes = inspect.isclass(target) and callable(getattr(target, "close", None))
         config = self.config
         if config.step_seconds:
             given = spec.source if isinstance(spec.source, str) else target
-            return WorkerHost(given, spec.options, config.step_seconds, config.step_memory_mb, closes)
+            return WorkerHost(given, spec.options, clock, config.step_memory_mb, closes)
         return LocalHost(target, spec.options, closes)
 
     def _reset_parameters(self) -> list[inspect.Parameter]:

@@ -20,7 +20,7 @@ from proxima.core.json_record import Record
 from proxima.data import Skip
 from proxima.environments.episode_environment import Environment
 from proxima.environments.episode_limits import max_response_tokens
-from proxima.environments.hosts import LONGEST_REASON, Host, HostFailure
+from proxima.environments.hosts import LONGEST_REASON, Host, HostFailure, TurnClock
 from proxima.environments.step import LONGEST, Answered, Message, read_observation, read_reward, read_step
 from proxima.environments.tool_calls import MalformedCall, read_calls
 from proxima.rewards import ATTRIBUTES
@@ -37,6 +37,7 @@ class _Running:
     prompt: str
     host: Host | None
     tools: dict[str, Host]
+    clock: TurnClock
     episode: Episode = field(default_factory=Episode)
     tokens: int = 0  # after the prompt
 
@@ -51,6 +52,11 @@ class _Running:
     def close(self) -> None:
         for host in self.hosts:
             host.close()
+
+
+def _running(environment: Environment, prompt: str) -> _Running:
+    clock = TurnClock(environment.config.step_seconds)
+    return _Running(prompt, environment.new_host(clock), environment.tool_hosts(clock), clock)
 
 
 class EpisodeRunner:
@@ -75,9 +81,7 @@ class EpisodeRunner:
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE) if config.step_seconds else None
         self._coming: set[Future[Reply]] = set()
         self._come: list[Reply] = []
-        self.running = [
-            _Running(prompt, environment.new_host(), environment.tool_hosts()) for prompt in prompts
-        ]
+        self.running = [_running(environment, prompt) for prompt in prompts]
         self.prompts = self._map(self._open, list(zip(self.running, seeds, strict=True)))
         """As they were opened."""
 
@@ -145,6 +149,7 @@ class EpisodeRunner:
         running = self.running[row]
         episode, config = running.episode, self.environment.config
         running.tokens += len(ids)
+        running.clock.restart()
         if episode.failure:
             return Reply(row, [], False)
         try:
@@ -222,6 +227,7 @@ class EpisodeRunner:
         """What `get_reward` returns at the end of an episode; or, where tools are methods and no reward
         function reads it, `reward`."""
         environment = self.environment
+        running.clock.restart()  # the last turn may have used up its own
         if running.host is None:
             return 0.0
         if callable(getattr(environment.kind, "get_reward", None)):

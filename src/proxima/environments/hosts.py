@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from proxima.core.json_record import RecordView
@@ -75,38 +76,60 @@ class LocalHost:
         self.made = None
 
 
+class TurnClock:
+    """How many seconds the calls of one turn may still take together, in whichever process they run."""
+
+    def __init__(self, seconds: float):
+        self.seconds = self.left = seconds
+
+    def restart(self) -> None:
+        self.left = self.seconds
+
+
 class WorkerHost:
-    """In a process of its own, with limits on its memory and on the seconds of each call."""
+    """In a process of its own, with limits on its memory and on the seconds of a turn."""
 
     def __init__(
         self,
         target: str | Callable[..., object],
         options: RecordView,
-        seconds: float,
+        clock: TurnClock,
         memory_mb: int,
         closes: bool = False,
     ):
         """
         Args:
+            clock: of the episode; an import takes none of its time.
             memory_mb: address space; 0 = no limit.
             closes: whether the object has a method `close`.
         """
         self.target, self.options, self.closes = target, options, closes
-        self.seconds, self.memory_mb = seconds, memory_mb
+        self.clock, self.memory_mb = clock, memory_mb
         self.worker: WorkerProcess | None = None
 
     def call(self, method: str | None, /, *args: object, **named: object) -> object:
+        limit, left = f"the {self.clock.seconds:g} s of a turn", self.clock.left
+        if left <= 0:  # the object is as it was, and can be called in the next turn
+            raise HostFailure(f"timeout: not called, {limit} are over", raised=True)
         try:
-            if self.worker is None or not self.worker.alive:
-                self.worker = WorkerProcess(
-                    self.target, memory_mb=self.memory_mb or None, made_with=self.options
-                )
-            return self.worker.request(method, args, named, self.seconds)
+            return self._call(method, args, named)
         except OSError as error:
             raise HostFailure(f"no process could be started: {error}", raised=False) from None
         except WorkerFailure as failure:
             words = failure.message if failure.kind == "raised" else f"{failure.kind}: {failure.message}"
+            if failure.kind == "timeout" and not failure.at_start and left < self.clock.seconds:
+                words = f"timeout: no answer within what was left of {limit}"
             raise HostFailure(words[:LONGEST_REASON], failure.kind == "raised") from None
+
+    def _call(self, method: str | None, args: Sequence[object], named: RecordView) -> object:
+        if self.worker is None or not self.worker.alive:
+            self.worker = WorkerProcess(self.target, memory_mb=self.memory_mb or None, made_with=self.options)
+        self.worker.start()
+        began = time.monotonic()
+        try:
+            return self.worker.request(method, args, named, self.clock.left)
+        finally:
+            self.clock.left -= time.monotonic() - began
 
     def cancel(self) -> None:
         if self.worker is not None:
@@ -115,6 +138,7 @@ class WorkerHost:
     def close(self) -> None:
         if self.worker is not None and self.worker.alive:
             if self.closes:
+                self.clock.restart()
                 with contextlib.suppress(HostFailure):
                     self.call("close")
             self.worker.close()

@@ -143,7 +143,7 @@ class PPOTrainer:
         self.step += 1
         metrics = {
             "step": self.step,
-            **score_metrics(scores.total, scores.by_name, scores.spread),
+            **score_metrics(scores.total, scores.by_name, scores.spread, scores.failed_programs),
             **rollout_metrics(rollout),
             **importance,
             "kl_coef": self.kl_coef,

@@ -41,6 +41,7 @@ from proxima.rewards import (
     TrainedReward,
     VerifierReward,
     call_with_retries,
+    counted,
     open_reward,
 )
 from proxima.runtime.distributed import Processes
@@ -56,6 +57,7 @@ class Scores:
     token: Tensor | None  # (B, R) those that are one number per response token; None if there are none
     by_name: dict[str, Tensor]  # (B,) each, before its weight; per-token rewards added up
     spread: Tensor | None = None  # (B,) of a reward model that is an ensemble; nan where it failed
+    failed_programs: Tensor | None = None  # (B,) 1 where a program came to no end; None where none are run
 
     @property
     def total(self) -> Tensor:
@@ -77,7 +79,8 @@ class Scores:
         token = None if self.token is None else self.token[rows]
         spread = None if self.spread is None else self.spread[rows]
         by_name = {name: each[rows] for name, each in self.by_name.items()}
-        return Scores(self.sequence[rows], token, by_name, spread)
+        programs = None if self.failed_programs is None else self.failed_programs[rows]
+        return Scores(self.sequence[rows], token, by_name, spread, programs)
 
 
 def join_scores(scores: Scores, shape: torch.Size, processes: Processes) -> Scores:
@@ -92,8 +95,11 @@ def join_scores(scores: Scores, shape: torch.Size, processes: Processes) -> Scor
         )
         token = processes.all_gather(pad_to(own, width), total)
     by_name = {name: processes.all_gather(each, total) for name, each in scores.by_name.items()}
-    spread = None if scores.spread is None else processes.all_gather(scores.spread, total)
-    return Scores(processes.all_gather(scores.sequence, total), token, by_name, spread)
+    spread, programs = (
+        None if each is None else processes.all_gather(each, total)
+        for each in (scores.spread, scores.failed_programs)
+    )
+    return Scores(processes.all_gather(scores.sequence, total), token, by_name, spread, programs)
 
 
 def _is_unit(recorded: object) -> bool:
@@ -261,6 +267,11 @@ class RewardComputer:
         return any(isinstance(each, TrainedReward) and each.model.heads > 1 for _, each in self.rewards)
 
     @property
+    def runs_programs(self) -> bool:
+        """Whether a reward runs the policy's programs: the same in every process too."""
+        return any(isinstance(each, VerifierReward) and each.runs_programs for _, each in self.rewards)
+
+    @property
     def classifiers(self) -> dict[str, ClassifierSource]:
         return {spec.label: source for spec, source in self.rewards if isinstance(source, ClassifierSource)}
 
@@ -301,7 +312,8 @@ class RewardComputer:
         if not len(samples):  # a process without a share
             nothing = torch.zeros(0, dtype=torch.float64)
             by_name = {spec.label: nothing for spec, _ in self.rewards}
-            return Scores(nothing, None, by_name, nothing if self.has_spread else None)
+            spread, programs = (nothing if has else None for has in (self.has_spread, self.runs_programs))
+            return Scores(nothing, None, by_name, spread, programs)
         self.check_columns(samples.prompts)
         outcomes = [
             (spec, self._in_unit(spec.label, self._attempt(spec.label, source, samples)))
@@ -320,17 +332,20 @@ class RewardComputer:
         sequence[self._too_large(sequence, token)] = torch.nan
         per_token = any(outcome.token for _, outcome in outcomes)
         spread = torch.full_like(sequence, torch.nan) if self.has_spread else None
+        programs = torch.zeros_like(sequence) if self.runs_programs else None
         for _, outcome in outcomes:
             if outcome.spread is not None:
                 spread = torch.tensor(outcome.spread, dtype=torch.float64)
-        return Scores(sequence, token if per_token else None, by_name, spread)
+            if programs is not None:
+                programs[list(outcome.failed_programs)] = 1
+        return Scores(sequence, token if per_token else None, by_name, spread, programs)
 
     def _failed_episodes(self, samples: Samples) -> list[int]:
         """Rows that are left out whatever their rewards say: what they hold is not what was meant."""
         episodes = (samples.tokens and samples.tokens.episodes) or []
         rows = [row for row, episode in enumerate(episodes) if episode.failure]
         if rows and self.config.tools and not self.config.environment:  # whose reward reports it itself
-            self.last_failure = f"tools: {episodes[rows[-1]].failure}"
+            self.last_failure = f"tools: {counted([episodes[row].failure for row in rows])}"
             log.warning("%d of %d episodes failed: %s", len(rows), len(samples), self.last_failure)
         return rows
 
@@ -360,5 +375,14 @@ class RewardComputer:
             self.last_failure = f"{name}: {outcome.reason}"
             log.warning(
                 "reward failed for %d of %d samples: %s", outcome.failures, len(samples), self.last_failure
+            )
+        if programs := outcome.failed_programs:
+            reasons = counted(list(programs.values()))
+            log.warning(
+                "reward %s: %d of %d programs failed and score 0: %s",
+                name,
+                len(programs),
+                len(samples),
+                reasons,
             )
         return outcome

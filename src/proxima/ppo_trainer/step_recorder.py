@@ -249,6 +249,7 @@ def token_tensors(tokens: Tokens) -> dict[str, Tensor]:
 def score_tensors(scores: Scores) -> dict[str, Tensor]:
     by_name = [host(each) for each in scores.by_name.values()]
     found = {"sequence": scores.sequence, "token": scores.token, "spread": scores.spread}
+    found["failed_programs"] = scores.failed_programs
     given = {name: host(tensor) for name, tensor in found.items() if tensor is not None}
     return _named("rewards", {**given, "by_name": torch.stack(by_name)})
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import ctypes
 import json
 import re
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,8 +63,19 @@ def _joined(tests: object) -> str:
     return tests
 
 
-def grade(completion: str, tests: object) -> float:
-    """1 or 0, in the current folder, which must be the program's own."""
+class ProgramEnded(Exception):  # noqa: N818
+    """A signal ended the program, or it could not be started."""
+
+
+def grade(completion: str, tests: object) -> float | str:
+    """1 or 0, in the current folder, which must be the program's own; or how the program was ended."""
+    try:
+        return _grade(completion, tests)
+    except ProgramEnded as ended:
+        return str(ended)
+
+
+def _grade(completion: str, tests: object) -> float:
     _hide()
     program = program_in(completion)
     Path("program.py").write_text(program, encoding="utf-8", errors="replace")
@@ -72,6 +85,8 @@ def grade(completion: str, tests: object) -> float:
     running = Program()
     try:
         runpy.run_path(TESTS, init_globals=running.functions(program))
+    except ProgramEnded:
+        raise
     except Exception:  # a failed assertion, or whatever the program made of it
         return 0.0
     finally:
@@ -91,12 +106,21 @@ def _prints(given: str, wanted: str) -> bool:
         ran = subprocess.run(
             [*PYTHON, "program.py"], input=given, capture_output=True, text=True, check=False
         )
-    except (UnicodeDecodeError, OSError):  # it prints no text, or has left no place for a process
+    except UnicodeDecodeError:
         return False
+    except OSError as error:
+        raise ProgramEnded(f"exit: it could not be started: {error}") from None
+    _check_end(ran.returncode)
     printed, expected = (
         [line.rstrip() for line in text.strip().splitlines()] for text in (ran.stdout, wanted)
     )
     return ran.returncode == 0 and printed == expected
+
+
+def _check_end(code: int) -> None:
+    """A ProgramEnded where a signal ended it; a program that leaves by itself has just failed."""
+    if code < 0:
+        raise ProgramEnded(f"crash: {signal.strsignal(-code) or f'signal {-code}'}")
 
 
 class Program:
@@ -136,12 +160,22 @@ class Program:
         if self.process is None:
             Path(TESTS).unlink()
             command = [*PYTHON, code_program.__file__, "program.py"]
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            try:
+                self.process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
+            except OSError as error:
+                raise ProgramEnded(f"exit: it could not be started: {error}") from None
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        reply = json.loads(self.process.stdout.readline())
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        if not line:
+            _check_end(self.process.wait())
+        reply = json.loads(line)
         if not isinstance(reply, dict):
             raise ValueError("not a reply")
         return reply

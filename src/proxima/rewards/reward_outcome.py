@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 
 from proxima.core.retries import RetryPolicy
@@ -12,6 +13,7 @@ from proxima.core.retries import RetryPolicy
 NAN = float("nan")
 LARGEST = 3.4e38  # float32, in which losses are computed, holds no larger number
 MAX_REASON = 300  # characters
+MOST_REASONS = 3  # that one line says
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,9 @@ class RewardOutcome:
 
     sequence: list[float]  # one reward per sequence: nan where it failed, 0 where rewards are per-token
     token: dict[int, list[float]]  # per-token rewards, by sequence
-    reason: str = ""  # why the last failed sequence failed
+    reason: str = ""  # why sequences failed
     spread: list[float] | None = None  # of an ensemble, how far its heads are apart, by sequence
+    failed_programs: dict[int, str] = field(default_factory=dict)  # those that score 0 for it, and why
 
     @classmethod
     def failed(cls, count: int, reason: str) -> RewardOutcome:
@@ -117,6 +120,20 @@ def in_one_line(error: BaseException) -> str:
     """An error as one short line, whatever a user's code wrote into it."""
     words = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     return words if len(words) <= MAX_REASON else f"{words[:MAX_REASON]} …"
+
+
+def counted(reasons: Sequence[str]) -> str:
+    """Different reasons in one line, the most frequent first: `3 x timeout: ...; 1 x KeyError: ...`."""
+    found = Counter(reasons).most_common()
+    if len(reasons) == 1:
+        return reasons[0]
+    length = MAX_REASON // max(1, min(len(found), MOST_REASONS))
+    told = [
+        f"{count} x {reason if len(reason) <= length else reason[:length] + ' …'}"
+        for reason, count in found[:MOST_REASONS]
+    ]
+    rest = sum(count for _, count in found[MOST_REASONS:])
+    return "; ".join([*told, *([f"{rest} x others"] if rest else [])])
 
 
 def _named(value: object) -> str:

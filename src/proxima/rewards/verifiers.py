@@ -69,6 +69,7 @@ class VerifierReward:
         """
         self.label, self.columns = label, columns
         self._grade, self._complain, self._failed = grade, complain, failed
+        self.runs_programs = not isnan(failed)
         self._constants, self._are_answers = constants, references_are_answers
         self._reference_of = reference_of or (lambda row: row[columns[0]])
         self._checked: set[str] = set()
@@ -100,14 +101,19 @@ class VerifierReward:
     def __call__(self, samples: Samples) -> RewardOutcome:
         references = [self._reference(prompt) for prompt in samples.prompts]
         replies = _run(self._grade, list(zip(samples.answers, references, strict=True)))
-        failures = [reply for reply in replies if isinstance(reply, WorkerFailure)]
         scores = [self._score(reply) for reply in replies]
-        return RewardOutcome(scores, {}, summarize(failures))
+        failed = {row: reply for row, reply in enumerate(replies) if isinstance(reply, (WorkerFailure, str))}
+        lost = [
+            each for row, each in failed.items() if isnan(scores[row]) and isinstance(each, WorkerFailure)
+        ]
+        programs = {row: _in_words(each) for row, each in failed.items() if not isnan(scores[row])}
+        return RewardOutcome(scores, {}, summarize(lost), failed_programs=programs)
 
     def _score(self, reply: JsonValue | WorkerFailure) -> float:
+        """A text says why a program came to no end."""
         if isinstance(reply, WorkerFailure):
             return NAN if reply.at_start or reply.kind == "raised" else self._failed
-        return float(reply)
+        return self._failed if isinstance(reply, str) else float(reply)
 
     def _reference(self, prompt: str) -> JsonValue:
         return self._reference_of(columns_of(prompt))
@@ -130,6 +136,10 @@ class VerifierReward:
         }
         best = max(known, key=lambda answer: fmean(known[answer]))
         return BestConstant(best, fmean(known[best]))
+
+
+def _in_words(failure: WorkerFailure | str) -> str:
+    return failure if isinstance(failure, str) else f"{failure.kind}: {failure.message}"
 
 
 def _run(work: WorkerPool | Callable[..., object], calls: Sequence[tuple[object, ...]]) -> list[Any]:
@@ -173,7 +183,9 @@ def math(
     """1 where the answer equals the reference as mathematics, by math-verify."""
     _need("math_verify", "math")
     pool = _pool("math_verify", workers, timeout, memory_mb, retries)
-    return VerifierReward("math", [column], pool(graders.grade_math), pool(graders.complain_math))
+    return VerifierReward(
+        "math", [column], pool(graders.grade_math), pool(graders.complain_math, spare=False)
+    )
 
 
 def code(
@@ -262,7 +274,11 @@ def gym(
         }
 
     return VerifierReward(
-        name, ["answer", "metadata"], pool(graders.grade_gym), pool(graders.complain_gym), reference_of=entry
+        name,
+        ["answer", "metadata"],
+        pool(graders.grade_gym),
+        pool(graders.complain_gym, spare=False),
+        reference_of=entry,
     )
 
 

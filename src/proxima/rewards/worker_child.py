@@ -6,9 +6,14 @@ It uses the standard library only and is run by its path, so that it starts in m
 JSON lines on standard input, replies leave on what standard output was at the start; everything that the
 function itself prints goes to standard error.
 
-Up to three processes. The outer one watches the trainer and ends everything when the trainer goes away. Where
-the kernel allows a PID namespace, the second is its first process: when it dies the kernel kills all others
-in it, however they were started. The last one runs the function.
+Up to three processes. The outer one watches the trainer, ends everything when the trainer goes away, and
+removes the scratch folder. Where the kernel allows a PID namespace, the second is its first process: when it
+dies the kernel kills all others in it, however they were started. The last one runs the function; with
+bubblewrap it is this file again, inside of it.
+
+How many processes a worker may have is limited by the first of these that works: the largest id of its PID
+namespace (Linux 6.14), RLIMIT_NPROC in a user namespace (Linux 5.14; it never binds the machine's root), a
+control group.
 """
 
 from __future__ import annotations
@@ -24,7 +29,8 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, BinaryIO, NoReturn
 
@@ -34,8 +40,11 @@ MAX_ATTRIBUTE = 200_000  # characters of one as JSON
 MAX_DEPTH = 50  # lists and dicts inside each other
 ATTRIBUTES = "public attributes"
 """In place of a method's name: asks for those of the object."""
-MAX_PROCESSES = 64  # of a sandbox in a user namespace
-COUNTED_ALONE = (5, 14)  # Linux from which on they are counted per namespace, not with all of the user's
+COUNTED_ALONE = (5, 14)  # Linux that counts processes per user namespace, not with all of the user's
+OWN_PID_MAX = (6, 14)  # Linux that has a largest process id per PID namespace
+PID_MAX = "/proc/sys/kernel/pid_max"
+RESERVED_IDS = 300  # process ids that are given out only once, before they begin again from here
+GROUP_SECONDS = 1.0  # for a control group to become empty once its processes are killed
 WATCH_SECONDS = 0.5  # between two looks at the trainer, beside the signals that say it is gone
 NOBODY = 65534
 SIGNAL_CODE = 128  # a process that died by signal n exits with this + n, as in a shell
@@ -44,6 +53,7 @@ CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x10000000, 0x
 CLONE_NEWIPC = 0x08000000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
+MNT_DETACH = 2
 MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE = 442, -100, 0x8000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 DEVICES = ("null", "zero", "random", "urandom")
@@ -67,35 +77,79 @@ def _prctl(option: int, value: int) -> None:
 # Isolation
 
 
-def isolate(limits: Limits) -> dict[str, bool]:
-    """Enter the namespaces that the limits ask for and the kernel allows; says which these are.
+def isolate(limits: Limits) -> tuple[dict[str, bool], ProcessLimit]:
+    """Enter the namespaces that the limits ask for and the kernel allows; says which these are, and what
+    limits the number of processes in them.
 
     A PID namespace takes effect in the next process that is forked.
     """
+    nothing = {"signals": False, "network": False}
     if sys.platform != "linux" or not limits["namespaces"]:
-        return {"processes": False, "network": False, "user": False}
-    sandbox = bool(limits.get("sandbox"))
+        return nothing, ProcessLimit(0)
+    bubble = bool(limits["bubble"])  # it has namespaces of its own for all but the ids of processes
+    sandbox = bool(limits["sandbox"]) and not bubble
     wanted = CLONE_NEWPID | CLONE_NEWNS | (CLONE_NEWIPC if sandbox else 0)
-    if not limits.get("network", True):
+    if not limits["network"] and not bubble:
         wanted |= CLONE_NEWNET
     user = sandbox or os.geteuid() != 0  # the policy's code never keeps a real root's rights
-    done = _works(lambda: _enter(wanted, user))
-    if done:
-        _enter(wanted, user)
-    return {"processes": done, "network": done and bool(wanted & CLONE_NEWNET), "user": done and user}
+    found = _trial(wanted, user)
+    limit = ProcessLimit(limits["processes"], bool(found & HAS_PID_MAX), bool(found & HAS_RLIMIT))
+    limit.find()
+    if not found & ENTERED:
+        return nothing, limit
+    _enter(wanted, user)
+    return {"signals": True, "network": bool(wanted & CLONE_NEWNET)}, limit
 
 
-def _works(attempt: Callable[[], None]) -> bool:
-    """Whether it succeeds in a copy of this process: half of it could not be undone."""
+ENTERED, HAS_PID_MAX, HAS_RLIMIT = 1, 2, 4
+
+
+def _trial(wanted: int, user: bool) -> int:
+    """What works, tried in a copy of this process: half of it could not be undone."""
     if child := os.fork():
-        return os.waitpid(child, 0)[1] == 0
+        return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+    found = 0
     try:
-        attempt()
+        _enter(wanted, user)
+        outside = _read(PID_MAX)
         if inner := os.fork():  # what a PID namespace takes effect in
-            os._exit(os.waitpid(inner, 0)[1] and 1)
-        os._exit(0)
-    except OSError:
-        os._exit(1)
+            found = max(os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]), 0)
+            if found & HAS_PID_MAX and _read(PID_MAX) != outside:  # it is the whole machine's
+                _write(PID_MAX, outside)
+                found -= HAS_PID_MAX
+        else:
+            found = _trial_inside()
+    finally:
+        os._exit(found)
+
+
+def _trial_inside() -> int:
+    import resource
+
+    found = ENTERED
+    _own_proc()
+    with contextlib.suppress(OSError, ValueError):
+        if _is_linux(OWN_PID_MAX):  # never tried before: it would change the whole machine's
+            _write(PID_MAX, str(int(_read(PID_MAX)) - 1))
+            found += HAS_PID_MAX
+    if _is_linux(COUNTED_ALONE):
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+        try:
+            if not os.fork():
+                os._exit(0)
+        except OSError:
+            found += HAS_RLIMIT
+    return found
+
+
+def _is_linux(least: tuple[int, int]) -> bool:
+    return release_of(os.uname().release) >= least
+
+
+def release_of(words: str) -> tuple[int, int]:
+    """The first two numbers of a kernel's release."""
+    found = re.match(r"(\d+)\.(\d+)", words)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _enter(wanted: int, user: bool) -> None:
@@ -107,12 +161,17 @@ def _enter(wanted: int, user: bool) -> None:
         _write("/proc/self/gid_map", f"{group or NOBODY} {group} 1")
 
 
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read().strip()
+
+
 def _write(path: str, text: str) -> None:
     with open(path, "w", encoding="ascii") as file:
         file.write(text)
 
 
-def _own_proc(read_only: bool) -> bool:
+def _own_proc(read_only: bool = False) -> bool:
     """Show this namespace's processes in /proc; some containers forbid it."""
     try:
         _mount(None, "/", None, MS_REC | MS_PRIVATE)
@@ -160,22 +219,108 @@ def _drop_rights() -> None:
     _libc("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
 
 
-def counts_processes_alone(release: str) -> bool:
-    """Whether a Linux of this release counts the processes of a user namespace by themselves."""
-    found = re.match(r"(\d+)\.(\d+)", release)
-    return found is not None and (int(found[1]), int(found[2])) >= COUNTED_ALONE
-
-
-def _limit_resources(limits: Limits, count_processes: bool) -> None:
+def _limit_memory(megabytes: int | None) -> None:
     import resource  # Windows, which runs no worker, has none
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if memory := limits.get("memory_mb"):
+    if megabytes:
         with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
-            resource.setrlimit(resource.RLIMIT_AS, (memory * 2**20, memory * 2**20))
-    if count_processes:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
+            resource.setrlimit(resource.RLIMIT_AS, (megabytes * 2**20, megabytes * 2**20))
+
+
+# How many processes
+
+
+class ProcessLimit:
+    """How many processes the worker may have; binds the one that calls `apply`, and all below it."""
+
+    def __init__(self, count: int, by_pid_max: bool = False, by_rlimit: bool = False):
+        self.count, self.by_pid_max, self.by_rlimit = count, by_pid_max, by_rlimit
+        self.group: str | None = None
+        self.above: int | None = None
+
+    def find(self) -> None:
+        """Make a control group where nothing else works."""
+        if not self.by_pid_max and not self.by_rlimit:
+            self.group = make_group(self.count)
+            if self.group:  # a handle from before namespaces in which files are read-only
+                self.above = os.open(os.path.dirname(self.group), os.O_RDONLY)
+
+    @property
+    def works(self) -> bool:
+        return self.by_pid_max or self.by_rlimit or self.group is not None
+
+    def apply(self) -> None:
+        """Where a /proc stands that may be written."""
+        if self.by_pid_max:
+            _write(PID_MAX, str(RESERVED_IDS + self.count))
+        elif self.by_rlimit:
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_NPROC, (self.count, self.count))
+        elif self.group:
+            _write(f"{self.group}/cgroup.procs", "0")
+
+    def end(self) -> None:
+        """Once the worker is gone."""
+        if self.group:
+            remove_group(self.group, self.above)
+
+
+def make_group(processes: int) -> str | None:
+    """A new control group with this limit, where this process may make one and enter it."""
+    for folder in _group_folders():
+        path = f"{folder}/proxima-worker-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            os.mkdir(path)
+            try:
+                _write(f"{path}/pids.max", str(processes))
+                if _may_enter(path):
+                    return path
+            except OSError:
+                pass
+            remove_group(path)
+    return None
+
+
+def _group_folders() -> Iterator[str]:
+    """Where one may be made: beside this process's own, or in it."""
+    try:
+        own = [line.split(":", 2)[1:] for line in _read("/proc/self/cgroup").splitlines()]
+        mounts = [line.split() for line in _read("/proc/self/mountinfo").splitlines()]
+    except OSError:
+        return
+    for mount in mounts:
+        root, point, (kind, _, options) = mount[3], mount[4], mount[mount.index("-") + 1 :]
+        for controllers, path in own:
+            inside = f"{point}/{path.removeprefix(root).lstrip('/')}".rstrip("/")
+            if kind == "cgroup2" and not controllers:
+                yield from [os.path.dirname(inside)] * (inside != point)
+                yield inside
+            elif kind == "cgroup" and "pids" in controllers.split(",") and "pids" in options.split(","):
+                yield inside
+
+
+def _may_enter(group: str) -> bool:
+    if child := os.fork():
+        return os.waitpid(child, 0)[1] == 0
+    try:
+        _write(f"{group}/cgroup.procs", "0")
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def remove_group(path: str, above: int | None = None) -> None:
+    with contextlib.suppress(OSError):
+        _write(f"{path}/cgroup.kill", "1")  # Linux 5.14
+    end = time.monotonic() + GROUP_SECONDS
+    while time.monotonic() < end:
+        try:
+            os.rmdir(path if above is None else os.path.basename(path), dir_fd=above)
+            return
+        except OSError:  # its processes are still ending
+            time.sleep(0.01)
 
 
 # Processes
@@ -420,36 +565,95 @@ def main() -> NoReturn:
     requests, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
-    if limits["sandbox"]:
+    sandbox = limits["sandbox"]
+    if sandbox:
         os.dup2(null, 2)
     os.dup2(2, 1)
-    sandbox = limits["sandbox"]
-    protections = {"files": False, **isolate(limits)}
+    if (known := limits.get("protections")) is not None:  # inside of bubblewrap
+        _watched(lambda: _work(limits, known, requests, replies), limits, requests, replies)
+    # in the namespaces that follow, files are read-only
+    above = os.open(os.path.dirname(sandbox), os.O_RDONLY) if sandbox else None
+    isolated, limit = isolate(limits)
+    bubble = limits["bubble"]
+    protections = {
+        "signals": isolated["signals"] or bool(bubble),
+        "processes": limit.works,
+        "network": isolated["network"] or (bool(bubble) and not limits["network"]),
+        "files": bool(bubble),
+    }
 
     def work() -> NoReturn:
-        if sandbox:
-            os.chdir(sandbox)
-        count = bool(sandbox) and protections["user"] and counts_processes_alone(os.uname().release)
-        _limit_resources(limits, count_processes=count)
-        serve(os.fdopen(requests, "rb"), replies, protections)
+        if not isolated["signals"]:
+            limit.apply()
+        if bubble:
+            _enter_bubble(limits, protections, requests, replies)
+        _work(limits, protections, requests, replies)
 
     def first() -> NoReturn:
-        has_proc = _own_proc(read_only=bool(sandbox))
-        if sandbox:
+        has_proc = _own_proc()
+        limit.apply()
+        if sandbox and not bubble:
+            has_proc = has_proc and _own_proc(read_only=True)
             protections["files"] = has_proc and _read_only(sandbox, limits["scratch_mb"])
             _drop_rights()
         first_process(work)
 
+    def clear() -> None:
+        limit.end()
+        if above is not None:
+            _remove(sandbox, above)
+
+    _watched(first if isolated["signals"] else work, limits, requests, replies, isolated["signals"], clear)
+
+
+def _remove(folder: str, above: int) -> None:
+    """Remove a folder, by a handle from before the namespaces of the one that it is in."""
+    import shutil
+
+    with contextlib.suppress(OSError):
+        _libc("umount2", folder.encode(), MNT_DETACH)
+    os.fchdir(above)
+    shutil.rmtree(os.path.basename(folder), ignore_errors=True)
+
+
+def _work(limits: Limits, protections: dict[str, bool], requests: int, replies: int) -> NoReturn:
+    if limits["sandbox"]:
+        os.chdir(limits["sandbox"])
+    _limit_memory(limits["memory_mb"])
+    serve(os.fdopen(requests, "rb"), replies, protections)
+
+
+def _enter_bubble(limits: Limits, protections: dict[str, bool], requests: int, replies: int) -> NoReturn:
+    """This file again, inside of bubblewrap."""
+    os.dup2(requests, 0)
+    os.dup2(replies, 1)
+    inside = json.dumps({**limits, "protections": protections, "trainer": None})
+    command = [*limits["bubble"], sys.executable, "-P", __file__, inside]
+    os.execvp(command[0], command)
+
+
+def _watched(
+    work: Callable[[], NoReturn],
+    limits: Limits,
+    requests: int,
+    replies: int,
+    has_namespace: bool = False,
+    clear: Callable[[], None] = lambda: None,
+) -> NoReturn:
+    """Run this in a process that ends with the trainer, and end all that it started."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    child = _fork(first if protections["processes"] else work)
+    child = _fork(work)
     os.close(replies)
-    if sandbox:
+    if limits["sandbox"]:
         _prctl(PR_SET_DUMPABLE, 0)  # under bubblewrap the policy's code sees this process, but not its pipes
     code = watch(child, requests, limits["trainer"])
-    if protections["processes"]:  # the kernel kills the whole namespace
+    if has_namespace:  # the kernel kills the whole namespace
         _kill(child)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, 0)
     else:
         kill_descendants()
+    clear()
     os._exit(code)
 
 

@@ -1,6 +1,8 @@
 """`WorkerPool`: a few worker processes that share calls. In: calls. Out: their values, or why one has none.
 
-A call that hangs, crashes or raises costs itself alone: its process is ended and another takes its place.
+A call that hangs, crashes or raises costs itself alone: its process is ended and a spare one, which is loaded
+already, takes its place. No call is given to a process that is not loaded, so that the others do not wait for
+an import while any process is there.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from typing import TypeAlias
 
 from proxima.core.json_record import Record
 from proxima.rewards.reward_options import check_limits
-from proxima.rewards.reward_outcome import in_one_line
 from proxima.rewards.worker_process import (
     JsonValue,
     WorkerFailure,
@@ -20,6 +21,7 @@ from proxima.rewards.worker_process import (
     check_system,
     pickled,
 )
+from proxima.rewards.worker_supply import WorkerSupply
 
 TIMEOUT = 10.0
 MEMORY_MB = 4096
@@ -41,17 +43,20 @@ class WorkerPool:
         network: bool = True,
         sandbox: bool = False,
         imports: Sequence[str] = (),
+        spare: bool = True,
     ):
         """
         Args:
             target: what every call is made to, as `WorkerProcess` takes it.
             workers: processes.
             timeout: seconds for one call.
-            memory_mb: most address space of one process, in MiB; 0 = no limit.
+            memory_mb: most address space of one process, in MiB; 0 = no limit, and no spare: where a model
+                on a GPU is what needs it, that would be a second copy.
             retries: further attempts of a call that failed.
             network: False = none, where the kernel allows.
             imports: modules, as `WorkerProcess` takes them.
             sandbox: for code of the policy: as `WorkerProcess` has it, and a new process for every call.
+            spare: whether to keep one more than are used at once.
         """
         check_limits(
             "a reward", timeout, workers=(workers, 1), memory_mb=(memory_mb, 0), retries=(retries, 0)
@@ -59,16 +64,10 @@ class WorkerPool:
         check_system()
         if callable(target):
             pickled(target)  # reports now what cannot be sent
-        self._target = target
-        self.timeout, self.retries = timeout, retries
-        self._limits: Record = {
-            "memory_mb": memory_mb or None,
-            "network": network,
-            "sandbox": sandbox,
-            "imports": imports,
-        }
-        self._has_started = False
-        self._workers: list[WorkerProcess | None] = [None] * workers
+        self._count, self._spares = workers, int(spare and memory_mb > 0)
+        self.timeout, self.retries, self._is_used_once = timeout, retries, sandbox
+        limits: Record = {"network": network, "sandbox": sandbox, "imports": imports}
+        self._supply = WorkerSupply(lambda: WorkerProcess(target, memory_mb=memory_mb or None, **limits))
 
     def map(self, calls: Sequence[Call]) -> list[JsonValue | WorkerFailure]:
         """The value of each call, or its failure."""
@@ -76,24 +75,22 @@ class WorkerPool:
         waiting = deque((number, self.retries) for number in range(len(calls)))
         stopped = threading.Event()
 
-        def drain(slot: int) -> None:
-            while True:
-                try:
-                    number, left = waiting.popleft()
-                except IndexError:
-                    return
-                results[number] = reply = self._reply(slot, calls[number])
+        def drain() -> None:
+            while (got := self._next(waiting)) is not None:
+                worker, number, left = got
+                results[number] = reply = self._reply(worker, calls[number])
                 if not isinstance(reply, WorkerFailure):
                     continue
                 if left and not stopped.is_set():
                     waiting.append((number, left - 1))
-                if reply.at_start and not self._has_started:  # the others would not start either
+                if reply.at_start and not self._supply.has_loaded:  # the others would not start either
                     results[:] = [reply] * len(calls)
                     waiting.clear()
 
-        slots = range(min(len(self._workers), len(calls)))
-        threads = [threading.Thread(target=drain, args=(slot,), daemon=True) for slot in slots]
+        count = min(self._count, len(calls))
+        threads = [threading.Thread(target=drain, daemon=True) for _ in range(count)]
         try:
+            self._supply.fill(count + self._spares if calls else 0)
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -101,46 +98,40 @@ class WorkerPool:
         except BaseException:  # Ctrl-C
             stopped.set()
             waiting.clear()
-            given_up, self._workers = self._workers, [None] * len(self._workers)  # no use to later calls
-            for worker in given_up:
-                if worker is not None:
-                    worker.cancel()
+            self._supply.cancel()
             raise
         return results
 
-    def _reply(self, slot: int, call: Call) -> JsonValue | WorkerFailure:
+    def _next(self, waiting: deque[tuple[int, int]]) -> tuple[WorkerProcess | WorkerFailure, int, int] | None:
+        """A loaded process and a call for it: its number, and how often it may be tried again."""
+        worker: WorkerProcess | WorkerFailure | None
         try:
-            return self._call(slot, call)
+            worker = self._supply.take(lambda: bool(waiting))
+        except WorkerFailure as failure:
+            worker = failure
+        if worker is None:
+            return None
+        try:
+            return worker, *waiting.popleft()
+        except IndexError:  # another has taken it
+            if isinstance(worker, WorkerProcess):
+                self._supply.give_back(worker)
+            return None
+
+    def _reply(self, worker: WorkerProcess | WorkerFailure, call: Call) -> JsonValue | WorkerFailure:
+        if isinstance(worker, WorkerFailure):
+            return worker
+        try:
+            return worker.request(None, *call, self.timeout)
         except WorkerFailure as failure:
             return failure
-        except Exception as error:  # no process could be made
-            return WorkerFailure("exit", in_one_line(error), at_start=True)
-
-    def _call(self, slot: int, call: Call) -> JsonValue:
-        worker = self._workers[slot]
-        if worker is None or not worker.alive:
-            worker = self._workers[slot] = self._start()
-        try:
-            worker.start()
-            self._has_started = True
-            return worker.request(None, *call, self.timeout)
-        except WorkerFailure:
-            if (
-                not worker.alive and not self._limits["sandbox"]
-            ):  # the next one loads what it needs while others work
-                self._workers[slot] = self._start()
-            raise
         finally:
-            if self._limits["sandbox"]:
+            if self._is_used_once:
                 worker.close()
-
-    def _start(self) -> WorkerProcess:
-        return WorkerProcess(self._target, **self._limits)
+            self._supply.give_back(worker)
 
     def close(self) -> None:
-        for worker in self._workers:
-            if worker is not None:
-                worker.close()
+        self._supply.close()
 
 
 def summarize(failures: Sequence[WorkerFailure]) -> str:

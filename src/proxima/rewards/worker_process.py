@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from proxima.core.json_record import Record, RecordView
 from proxima.rewards import worker_child
@@ -33,9 +33,11 @@ JsonValue: TypeAlias = Any
 
 START_SECONDS = 120.0  # to import what the function needs
 END_SECONDS = 2.0  # to end everything, before the group is killed from here
-CANCEL_SECONDS = 0.5  # after which `cancel` is seen
+CANCEL_SECONDS = 0.1  # after which `cancel` is seen
 MOST_FILES = 65_536  # that this process may have open
 SCRATCH_MB = 64  # of files that a sandboxed worker may write
+MOST_PROCESSES = 1024  # of one worker, threads included
+MOST_IN_SANDBOX = 64
 PLAIN_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
 """What a sandboxed worker sees of the environment, in which keys may stand."""
 
@@ -94,7 +96,6 @@ class WorkerProcess:
         self._calls, self._cancelled = 0, False
         scratch = tempfile.mkdtemp(prefix="proxima-worker-") if sandbox else ""
         bubble = bubblewrap() if sandbox and namespaces else None
-        self._bubble = {"processes": True, "network": not network, "files": True} if bubble else None
         self._process = _launch(memory_mb, network, scratch, namespaces, bubble)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -119,11 +120,10 @@ class WorkerProcess:
         if self._setup is not None:
             setup, self._setup = self._setup, None
             try:
-                closed = self._exchange(setup, time.monotonic() + timeout, timeout)
+                self.protections = self._exchange(setup, time.monotonic() + timeout, timeout)
             except WorkerFailure as failure:
                 self.close()
                 raise WorkerFailure(failure.kind, failure.message, at_start=True) from None
-            self.protections = closed if self._bubble is None else self._bubble
 
     def call(self, method: str | None, /, *args: JsonValue, timeout: float, **kwargs: JsonValue) -> JsonValue:
         """What the target, or this method of the object that it makes, returns.
@@ -155,7 +155,10 @@ class WorkerProcess:
 
     def _exchange(self, call: Record, deadline: float, timeout: float) -> JsonValue:
         self._calls += 1
-        request = json.dumps({"id": self._calls, **call}, default=str).encode() + b"\n"
+        try:
+            request = json.dumps({"id": self._calls, **call}).encode() + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            raise WorkerFailure("raised", f"its arguments cannot be sent as JSON: {error}") from None
         try:
             reply = self._read(self._transfer(request, deadline, timeout))
         except BaseException as error:  # Ctrl-C too: what it would answer is not for the next call
@@ -226,28 +229,26 @@ class WorkerProcess:
         return WorkerFailure("exit", f"its process ended with exit code {code}")
 
 
+class Bubblewrap(NamedTuple):
+    """Bubblewrap as it works here."""
+
+    path: str
+    nests: bool  # in namespaces of the worker, which limit its processes
+
+
 def _launch(
-    memory_mb: int | None, network: bool, scratch: str, namespaces: bool, bubble: str | None
+    memory_mb: int | None, network: bool, scratch: str, namespaces: bool, bubble: Bubblewrap | None
 ) -> subprocess.Popen[bytes]:
     """The child.
 
     Args:
         scratch: the folder of a sandboxed one; empty for any other.
-        bubble: path of bubblewrap, where it makes the sandbox.
+        bubble: makes the sandbox.
     """
-    limits = {
-        "memory_mb": memory_mb,
-        "network": network,
-        "sandbox": scratch,
-        "scratch_mb": SCRATCH_MB,
-        "namespaces": namespaces and not bubble,
-        "trainer": None if bubble else os.getpid(),
-    }
+    command = _bubble_command(bubble.path, scratch, network) if bubble else []
+    nests = namespaces if bubble is None else bubble.nests
     return subprocess.Popen(
-        [
-            *(_bubble_command(bubble, scratch, network) if bubble else []),
-            *(sys.executable, "-P", worker_child.__file__, json.dumps(limits)),
-        ],
+        _child(command, nests, memory_mb=memory_mb, network=network, sandbox=scratch, trainer=os.getpid()),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -255,14 +256,31 @@ def _launch(
     )
 
 
+def _child(bubble: Sequence[str], namespaces: bool, **limits: JsonValue) -> list[str]:
+    limits |= {
+        "bubble": bubble,
+        "namespaces": namespaces,
+        "scratch_mb": SCRATCH_MB,
+        "processes": MOST_IN_SANDBOX if limits["sandbox"] else MOST_PROCESSES,
+    }
+    return [sys.executable, "-P", worker_child.__file__, json.dumps(limits)]
+
+
 @cache
-def bubblewrap() -> str | None:
-    """The path of bubblewrap, where it is installed and the kernel lets it work."""
+def bubblewrap() -> Bubblewrap | None:
+    """Where it is installed and the kernel lets it work."""
     path = shutil.which("bwrap")
     if path is None:
         return None
-    tried = subprocess.run([*_bubble_command(path, "/tmp", False), "true"], capture_output=True, check=False)
-    return path if tried.returncode == 0 else None
+    command = [*_bubble_command(path, "/tmp", False), "true"]
+    if not _succeeds(command):
+        return None
+    inside = _child(command, True, memory_mb=None, network=False, sandbox="", trainer=None)
+    return Bubblewrap(path, nests=_succeeds(inside))
+
+
+def _succeeds(command: Sequence[str]) -> bool:
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
 
 
 def _bubble_command(path: str, scratch: str, network: bool) -> list[str]:
@@ -292,6 +310,19 @@ def _allow_open_files() -> None:
 def check_system() -> None:
     if os.name != "posix":
         raise ValueError("worker processes need Linux or macOS; here functions run inside the trainer only")
+
+
+def check_sendable(columns: RecordView, who: str, row: int) -> None:
+    """A ValueError that names the first column of a row which JSON cannot hold: as text it would be another
+    value than in the trainer."""
+    for name, value in columns.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{who} runs in worker processes, and the column {name!r} of prompt {row} cannot be sent "
+                f"there as JSON ({error}); write it as text, numbers or lists of them"
+            ) from None
 
 
 def pickled(target: Callable[..., object]) -> bytes | str:

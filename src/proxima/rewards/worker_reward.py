@@ -13,9 +13,9 @@ from proxima.rewards.episode_function import EpisodeFunction, reads_environments
 from proxima.rewards.function_reward import FunctionReward, parameters_of
 from proxima.rewards.reward_options import check_options, keyword_options
 from proxima.rewards.reward_outcome import NAN, RewardOutcome, read_rewards
-from proxima.rewards.reward_samples import Samples
+from proxima.rewards.reward_samples import Samples, columns_of
 from proxima.rewards.worker_pool import WorkerPool, summarize
-from proxima.rewards.worker_process import JsonValue, WorkerFailure
+from proxima.rewards.worker_process import JsonValue, WorkerFailure, check_sendable
 
 WORKERS = "workers"  # the option that asks for them; 0 or none = the function runs in the trainer
 WORKER_OPTIONS = (WORKERS, "timeout", "memory_mb", "retries")
@@ -29,6 +29,18 @@ class WorkerReward(FunctionReward):
     def __init__(self, spec: RewardSpec, function: Callable[..., object], pool: WorkerPool):
         super().__init__(spec, function)
         self.pool = pool
+
+    def check(self, prompts: Sequence[str], first: int = 0) -> None:
+        """Columns go to the processes as JSON."""
+        super().check(prompts, first)
+        named = {*self.needed, *self.optional}
+        for number, prompt in enumerate(prompts, first):
+            sent = {
+                name: value
+                for name, value in columns_of(prompt).items()
+                if name in named or (self.takes_any and name not in self.reserved)
+            }
+            check_sendable(sent, f"the reward {self.label!r}", number)
 
     def __call__(self, samples: Samples) -> RewardOutcome:
         alone = [samples.part(i, i + 1) for i in range(len(samples))]
@@ -79,8 +91,12 @@ def in_workers(spec: RewardSpec, source: FunctionReward) -> WorkerReward:
 
 def read_replies(replies: Sequence[JsonValue | WorkerFailure], lengths: Sequence[int]) -> RewardOutcome:
     """The rewards in what the calls returned, a list of one entry each; nan for those that failed."""
-    failures = [reply for reply in replies if isinstance(reply, WorkerFailure)]
     parts = [_read(reply, length) for reply, length in zip(replies, lengths, strict=True)]
+    failures = [
+        reply if isinstance(reply, WorkerFailure) else WorkerFailure("reply", part.reason)
+        for reply, part in zip(replies, parts, strict=True)
+        if part.failures
+    ]
     joined = RewardOutcome.join(parts)
     return replace(joined, reason=summarize(failures)) if failures else joined
 

@@ -805,6 +805,18 @@ METRICS = [
         "`max_reward_failures` the run stops and saves its weights.",
     ),
     Metric(
+        "failed_programs",
+        title="Failed programs",
+        unit="responses",
+        group="run",
+        chart="Failed rewards",
+        meaning="Responses whose program (the reward named code) hung, crashed, ran out of memory or could "
+        "not be started. They score 0 and are trained on; those that only fail a test are not counted.",
+        healthy="A few, and falling.",
+        otherwise="Most of them: log.txt says how they ended. If `proxima doctor` has complaints about the "
+        "workers, the sandbox is what fails; otherwise raise the reward's timeout or memory_mb.",
+    ),
+    Metric(
         "validation/failed_rewards",
         title="Held-out failed rewards",
         unit="responses",

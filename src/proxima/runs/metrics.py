@@ -72,15 +72,21 @@ def sampling_gap(pairs: TokenPairs) -> Tensor | float:
 
 
 def score_metrics(
-    scores: Tensor, by_name: dict[str, Tensor], spread: Tensor | None = None
+    scores: Tensor,
+    by_name: dict[str, Tensor],
+    spread: Tensor | None = None,
+    failed_programs: Tensor | None = None,
 ) -> dict[str, float]:
-    """Scores (B,), nan where failed; spread (B,) of an ensemble's heads, nan there too."""
+    """Scores (B,), nan where failed; spread (B,) of an ensemble's heads, nan there too; (B,) 1 where a
+    program came to no end."""
     valid = scores[~scores.isnan()]
     numbers = {f"reward/{name}": float(each.nanmean()) for name, each in by_name.items()}
     deviation = float(valid.std(correction=0)) if len(valid) else float("nan")
     failed = len(scores) - len(valid)
     if spread is not None:
         numbers["reward_spread"] = float(spread.nanmean())
+    if failed_programs is not None:
+        numbers["failed_programs"] = float(failed_programs.sum())
     return {"avg_reward": float(valid.mean()), "reward_std": deviation, "failed_rewards": failed, **numbers}
 
 

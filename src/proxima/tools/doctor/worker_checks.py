@@ -14,6 +14,8 @@ from proxima.config import PPOConfig, RewardSpec
 from proxima.core.json_record import RecordView
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import (
+    CODE_MEMORY_MB,
+    MEMORY_MB,
     FunctionReward,
     RewardOutcome,
     Samples,
@@ -29,11 +31,14 @@ from proxima.tools.doctor.reward_calls import call_reward
 EASY = 0.5  # a constant answer that scores this much is what PPO finds first
 PROBE_SECONDS = 30.0
 OPEN = {
-    "processes": "a fork bomb and signals to your other processes",
+    "processes": "a fork bomb",
+    "signals": "signals to your other processes",
     "network": "the network",
     "files": "files that you can write",
     "memory": "memory without limit",
 }
+OF_FUNCTIONS = ("processes", "signals", "memory")
+"""What a function, an environment or a tool is kept from: you wrote it, and it may use the rest."""
 REMEDY = (
     "install bubblewrap, or allow user namespaces (a container may need --security-opt seccomp=unconfined); "
     "or run in a container or an account of its own"
@@ -41,25 +46,44 @@ REMEDY = (
 
 
 def check_protections(config: PPOConfig) -> list[Finding]:
-    """What code in a worker process can reach on this machine; nothing where no reward uses any."""
-    runs_programs = any(spec.source == "code" for spec in config.rewards)
-    in_process = not config.step_seconds or not config.has_episodes
-    if not runs_programs and in_process and not any(spec.options.get("workers") for spec in config.rewards):
-        return []
+    """For each kind of worker that the settings ask for: what code in it can reach on this machine."""
+    found = []
+    programs = [spec for spec in config.rewards if spec.source == "code"]
+    if programs:
+        found.append(_kept_from("programs of the policy", _memory_of(programs, CODE_MEMORY_MB), sandbox=True))
+    functions = [spec for spec in config.rewards if spec.options.get("workers") and spec not in programs]
+    if functions:
+        found.append(_kept_from("rewards in workers", _memory_of(functions, MEMORY_MB)))
+    if config.has_episodes and config.step_seconds:
+        found.append(_kept_from("environments and tools", config.step_memory_mb))
+    return found
+
+
+def _memory_of(specs: Sequence[RewardSpec], default: int) -> int:
+    """The loosest of their limits; 0 = none."""
+    limits = [int(spec.options.get("memory_mb", default)) for spec in specs]
+    return 0 if 0 in limits else max(limits)
+
+
+def _kept_from(who: str, memory_mb: int, sandbox: bool = False) -> Finding:
+    """A worker of this kind is started, and says what it was given."""
     name = "worker protections"
     try:
-        with WorkerProcess(os.getpid, memory_mb=512, network=False, sandbox=True) as worker:
+        with WorkerProcess(
+            os.getpid, memory_mb=memory_mb or None, network=not sandbox, sandbox=sandbox
+        ) as worker:
             worker.start(PROBE_SECONDS)
-            closed = {**worker.protections, "memory": sys.platform == "linux"}
+            closed = {**worker.protections, "memory": sys.platform == "linux" and memory_mb > 0}
     except (WorkerFailure, ValueError, OSError) as error:
-        return [warn(name, f"no worker process could be started: {error}", "rewards in workers will fail")]
-    left = [words for kind, words in OPEN.items() if not closed[kind]]
-    shut = [words for kind, words in OPEN.items() if closed[kind]]
-    text = f"programs of the policy are kept from: {', '.join(shut) or 'nothing'}"
+        return warn(name, f"no worker process could be started: {error}", f"{who} will fail")
+    asked = {kind: words for kind, words in OPEN.items() if sandbox or kind in OF_FUNCTIONS}
+    left = [words for kind, words in asked.items() if not closed[kind]]
+    shut = [words for kind, words in asked.items() if closed[kind]]
+    text = f"{who} are kept from: {', '.join(shut) or 'nothing'}"
     if not left:
-        return [ok(name, text)]
+        return ok(name, text)
     text += f"; open on this machine: {', '.join(left)}"
-    return [warn(name, text, REMEDY) if runs_programs else ok(name, text)]
+    return warn(name, text, REMEDY) if sandbox else ok(name, text)
 
 
 def cost_findings(trainer: PPOTrainer, samples: Samples, with_worker: bool) -> list[Finding]:

@@ -246,7 +246,9 @@ class RecordedRewards(RewardComputer):
         super().__init__(models, tokenizer, config)
         own = bundle.group("rewards")
         by_name = dict(zip(map(str, bundle.facts["reward_names"]), own["by_name"], strict=True))
-        self.recorded = Scores(own["sequence"], own.get("token"), by_name, own.get("spread"))
+        self.recorded = Scores(
+            own["sequence"], own.get("token"), by_name, own.get("spread"), own.get("failed_programs")
+        )
 
     def score_pairs(self, pairs: TokenPairs) -> Scores:
         return self.recorded
