@@ -31,8 +31,9 @@ SAME = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.03, torch.bfl
 """Largest relative difference between two ways to compute the same logits."""
 CHECKED = 16  # tokens by which the fast path is compared with the network itself
 ROUNDED = {torch.float16: 0.25, torch.bfloat16: 0.25}
-"""Largest relative difference of the fast path's logits in half precision, where a mixture may also choose
-other experts; in other precisions, as in `SAME`."""
+"""Largest relative difference of the fast path's logits in half precision; in others, as in `SAME`."""
+OTHER_EXPERTS = 0.5
+"""The same for a mixture in any precision: where shares are near each other, rounding chooses other experts."""
 REFUSED = {torch.float16: 0.5, torch.bfloat16: 0.5}
 """In half precision a network is refused only for differences that rounding cannot explain."""
 
@@ -71,7 +72,8 @@ def fast_path_problem(network: PreTrainedModel, decoder: Decoder) -> str:
     hidden = decoder.plain_hidden(ids)
     has_head = network.base_model is not network
     gap = _gap(network_logits(network, hidden) if has_head else hidden, _plain_logits(network, ids))
-    limit = ROUNDED.get(network.dtype, _same(network))
+    is_mixture = any(block.experts is not None for block in decoder.blocks)
+    limit = OTHER_EXPERTS if is_mixture else ROUNDED.get(network.dtype, _same(network))
     return "" if gap <= limit else f"off by {gap:.2g} of their size"
 
 

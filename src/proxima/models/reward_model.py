@@ -151,13 +151,15 @@ class ClassifierReward:
     @torch.no_grad()
     def hidden(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Hidden states (B, D) that a decoder's head reads, nan for a row that is empty or too long."""
-        assert self.decoder is not None
-        return self._of_fitting(rows, lambda fitting: self.decoder.hidden(*self._padded(fitting)))
+        decoder = self.decoder
+        assert decoder is not None
+        return self._of_fitting(rows, lambda fitting: decoder.hidden(*self._padded(fitting)))
 
     @property
     def weight(self) -> Tensor | None:
         """The weight (D,) of a decoder's head."""
-        return None if self.decoder is None else self.decoder.head.weight[0]
+        head = self.decoder and self.decoder.head
+        return None if head is None else head.weight[0]
 
     def _of_fitting(
         self, rows: Sequence[Sequence[int]], compute: Callable[[list[list[int]]], Tensor]

@@ -16,8 +16,7 @@ import torch
 from proxima.core.types import Tokens
 from proxima.models import ScoreUnit
 from proxima.ppo_trainer.reward_computer import RewardComputer
-from proxima.rewards import Samples
-from proxima.rewards.endings import MOST_SAMPLES
+from proxima.rewards import ENDING_SAMPLES, Samples
 
 if TYPE_CHECKING:
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer
@@ -34,7 +33,7 @@ def settle_endings(trainer: PPOTrainer, prompts: Sequence[str]) -> None:
     sources = [source for computer in computers for source in computer.classifiers.values()]
     if all(source.ending is not None for source in sources):
         return
-    rollouts = reference_rollouts(trainer, prompts, MOST_SAMPLES)
+    rollouts = reference_rollouts(trainer, prompts, ENDING_SAMPLES)
     samples = Samples.finished([Samples.of_tokens(tokens) for tokens in rollouts])
     for computer in computers:
         computer.settle(samples)

@@ -30,7 +30,7 @@ TRAINING_ARGUMENTS = "training_args.bin"  # written by `Trainer.save_model` of t
 MAX_ARGUMENTS = 2**20  # bytes of it that are read
 PAIR = ("chosen", "rejected")
 MIN_SAMPLES = 8  # that a comparison needs
-MOST_SAMPLES = 64  # that it reads
+ENDING_SAMPLES = 64  # that it reads
 STANDARD_ERRORS = 2.6  # a mean so far from 0 is chance in 1 of 100 cases
 CHANCE = 0.005  # one-sided, of two endings: 1 of 100 untrained models seems trained
 CLEAR = 1.5  # times the variance; below that the score reads much the same at either token
@@ -160,7 +160,7 @@ def compare_endings(read: Read, samples: Samples) -> Ending:
     Args:
         read: readings of samples under an ending, each sample taken as finished.
     """
-    samples = samples.part(0, MOST_SAMPLES)
+    samples = samples.part(0, ENDING_SAMPLES)
     pairs = preference_pairs(samples)
     found = None if pairs is None else _by_preferences(read, *pairs)
     if found is None and len(samples) >= MIN_SAMPLES:

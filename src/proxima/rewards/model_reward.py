@@ -24,9 +24,9 @@ from proxima.core.types import Tokens
 from proxima.models import ClassifierReward, EngineSettings, RewardModel, doubted, reward_warning, saved_unit
 from proxima.rewards.endings import (
     CHOICES,
+    ENDING_SAMPLES,
     HOW,
     MIN_SAMPLES,
-    MOST_SAMPLES,
     Ending,
     Readings,
     compare_endings,
@@ -197,7 +197,7 @@ class ClassifierSource:
     def choose_ending(self, samples: Samples) -> None:
         """Choose how texts end by these samples and those before, unless it is known; once chosen, it stays.
 
-        Samples that are too few, or do not tell, are kept for a later call, up to `MOST_SAMPLES`.
+        Samples that are too few, or do not tell, are kept for a later call, up to `ENDING_SAMPLES`.
         """
         if self.ending is not None:
             return
@@ -208,8 +208,8 @@ class ClassifierSource:
         if len(self._seen) < self._needed:
             return
         found = compare_endings(self._read, self._seen)
-        if found.is_guess and len(self._seen) < MOST_SAMPLES:
-            self._needed = min(2 * len(self._seen), MOST_SAMPLES)
+        if found.is_guess and len(self._seen) < ENDING_SAMPLES:
+            self._needed = min(2 * len(self._seen), ENDING_SAMPLES)
             return
         self.ending, self._seen = found, Samples.finished([])
 
