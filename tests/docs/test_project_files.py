@@ -39,7 +39,7 @@ NOT_UNDER_OTHER_ROUNDING = {
     ),
     "for their time: their passes are those of runtime/test_engine.py and models, in other settings": (
         "base_setup/test_gguf.py base_setup/test_nf4_loading.py environments/test_episodes.py "
-        "ppo_trainer/test_methods.py ppo_trainer/test_reward_units.py rewards/test_foreign_rewards.py "
+        "ppo_trainer/test_reward_units.py rewards/test_foreign_rewards.py "
         "runtime/test_experts.py runtime/test_rollouts.py"
     ),
 }

@@ -33,7 +33,7 @@ CHECKED = 16  # tokens by which the fast path is compared with the network itsel
 ROUNDED = {torch.float16: 0.25, torch.bfloat16: 0.25}
 """Largest relative difference of the fast path's logits in half precision; in others, as in `SAME`."""
 OTHER_EXPERTS = 0.5
-"""The same for a mixture in any precision: where shares are near each other, rounding chooses other experts."""
+"""The same for a mixture in any precision: where shares are near, rounding chooses other experts."""
 REFUSED = {torch.float16: 0.5, torch.bfloat16: 0.5}
 """In half precision a network is refused only for differences that rounding cannot explain."""
 
