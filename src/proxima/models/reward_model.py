@@ -158,7 +158,7 @@ class ClassifierReward:
     @property
     def weight(self) -> Tensor | None:
         """The weight (D,) of a decoder's head."""
-        head = self.decoder and self.decoder.head
+        head = None if self.decoder is None else self.decoder.head
         return None if head is None else head.weight[0]
 
     def _of_fitting(
