@@ -218,7 +218,7 @@ class TrainingRun:
 
     @property
     def held_out_prompts(self) -> Sequence[str]:
-        """The validation prompts; none where there are none."""
+        """The validation prompts, if any."""
         held_out = self.evaluator.validate
         return held_out.prompts if isinstance(held_out, HeldOut) else ()
 
