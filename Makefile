@@ -35,15 +35,18 @@ NUMERIC := $(addprefix tests/, $(addprefix core/test_, encoding.py nf4.py oracle
 	advantage reward_kl training models experience_buffer evaluator/test_evaluator.py evaluator/test_finished_runs.py \
 	evaluator/test_judges.py evaluator/test_statistics.py finetuning runtime/test_engine.py \
 	$(addprefix ppo_trainer/test_, bad_input.py learning.py peers.py replace.py step.py token_records.py))
+# of these one kind of rounding each, for the time they take
+NUMERIC_DEFAULT := $(addprefix tests/, ppo_trainer/test_credit_settings.py ppo_trainer/test_observed_tokens.py $(addprefix runtime/test_, adapter_dropout.py engine_families.py engine_quantized.py))
+NUMERIC_AVX2 := $(addprefix tests/, $(addprefix ppo_trainer/test_, fourbit.py methods.py) rewards/test_rewards.py runtime/test_engine_abilities.py)
 
 test-rounding: $(VENV)/.installed  ## the numeric tests as other CPUs round: without vector instructions; with AVX2 and MKL's portable products, on two threads
 	$(MAKE) --no-print-directory --jobs=2 rounding-default rounding-avx2
 
 rounding-default: $(VENV)/.installed
-	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NUMERIC)
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NUMERIC) $(NUMERIC_DEFAULT)
 
 rounding-avx2: $(VENV)/.installed
-	ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2 GOMP_SPINCOUNT=0 $(BIN)/python -m pytest $(NUMERIC)
+	ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2 GOMP_SPINCOUNT=0 $(BIN)/python -m pytest $(NUMERIC) $(NUMERIC_AVX2)
 
 docs: $(VENV)/.installed  ## the pages as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
@@ -18,6 +19,31 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[1].split())
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+TOLERANCE = re.compile(r"LOGPROB_ROUNDING|\brounding\(|assert_close\(|approx\(|allclose\(|\b[ar]tol=")
+NOT_UNDER_OTHER_ROUNDING = {
+    "they run where a GPU, an engine, TRL, a browser or several processes are": (
+        "gpu/* engines/* peer/* pages/test_replay_browser.py pages/test_studio_browser.py "
+        "runtime/test_processes.py tools/test_migrate_trl.py"
+    ),
+    "they compare plain floats of Python, which round alike everywhere, or bytes and seconds": (
+        "base_setup/test_learning_rates.py base_setup/test_micro_batches.py config/test_options.py "
+        "docs/test_study_active_labels.py docs/test_tldr_real.py pages/* ppo_trainer/test_resume.py "
+        "rewards/test_verifiers.py runs/test_guards.py tools/test_bench.py tools/test_doctor.py "
+        "tools/test_migrate.py tools/test_scaling.py world/test_world.py"
+    ),
+    "they compare a run with its own records, or a few scores of it": (
+        "cli/test_cli.py cli/test_refresh.py docs/test_instructions.py evaluator/test_best_of_n.py "
+        "rewards/test_reward_http.py tools/test_canary.py tools/test_peer_tools.py"
+    ),
+    "for their time: their passes are those of runtime/test_engine.py and models, in other settings": (
+        "base_setup/test_gguf.py base_setup/test_nf4_loading.py environments/test_episodes.py "
+        "ppo_trainer/test_reward_units.py rewards/test_foreign_rewards.py "
+        "runtime/test_experts.py runtime/test_rollouts.py"
+    ),
+}
+"""Test files with tolerances that `make test-rounding` leaves out, by the reason."""
 
 
 def jobs(path):
@@ -48,12 +74,42 @@ def test_the_workflows_run_what_ci_runs_on_the_first_and_the_last_python():
     tests = jobs(ROOT / ".github" / "workflows" / "tests.yml")
     lines = re.findall(r"^(?:timed|three_at_a_time) (.*)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     here = set(" ".join(lines).split())
-    vllm = {"test-engines"}  # its environment is larger than a runner's disk
+    vllm = {"test-engines"}  # its lock names torch's CPU wheels, which are not on PyPI
     assert set().union(*map(made, tests.values())) == here - vllm
     versions = tests["test"]["strategy"]["matrix"]["python"]
     assert len(versions) == 3
     assert {PYTHONS[0], PYTHONS[-1]} < set(versions) < set(PYTHONS)
     assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
+
+
+def rounded_files():
+    """What `make test-rounding` runs, relative to tests/."""
+    lists = re.findall(r"^(?:NUMERIC\w*) := (.*)$", made_variables(), re.MULTILINE)
+    named = [ROOT / path for line in lists for path in line.split()]
+    assert all(path.exists() for path in named), named
+    files = [file for path in named for file in ([path] if path.is_file() else path.rglob("test_*.py"))]
+    assert len(files) == len(set(files))
+    return {file.relative_to(ROOT / "tests").as_posix() for file in files}
+
+
+def made_variables():
+    command = ["make", "--print-data-base", "--question", "clean"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+
+
+def test_tests_with_tolerances_run_under_other_rounding_or_say_why_not():
+    files = {
+        file.relative_to(ROOT / "tests").as_posix(): file for file in (ROOT / "tests").rglob("test_*.py")
+    }
+    compared = {name for name, file in files.items() if TOLERANCE.search(file.read_text())}
+    compared.discard("docs/test_project_files.py")
+    patterns = " ".join(NOT_UNDER_OTHER_ROUNDING.values()).split()
+    left_out = {name for name in compared if any(fnmatch(name, pattern) for pattern in patterns)}
+    rounded = rounded_files()
+    assert compared - left_out <= rounded, compared - left_out - rounded
+    assert not left_out & rounded
+    idle = [pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in compared)]
+    assert not idle, f"{idle} have no tolerances, or are gone"
 
 
 def test_the_pins_are_audited_every_week_and_before_a_release():

@@ -340,13 +340,28 @@ def test_functions_and_servers_are_called_only_where_the_command_line_names_them
         )
     main(["export", run, str(tmp_path / "out")])
     main(["report", run])
-    assert f"--data HELD_OUT {flags}" in repeat_commands(Run(run)).replace("'", "")
+    told = repeat_commands(Run(run))
+    assert f"--data HELD_OUT {flags}" in told.replace("'", "")
+    assert told.index("# only if you trust whoever made the run") < told.index("proxima train")
     assert not (tmp_path / "mark").exists()
     given = ["--rewards", "ends_with_eos"] + (
         ["--judges", "evil_rewards:score"] if "judges" in settings else []
     )
     main(["eval", run, "--data", "prompts.txt", *given])
     assert (tmp_path / "mark").exists() == ("judges" in settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"), [({"trust_remote_code": True}, True), ({"rewards": "ends_with_eos"}, False)]
+)
+def test_the_commands_of_a_report_are_for_those_who_trust_the_run_where_they_run_its_code(
+    stranger, settings, warned
+):
+    told = repeat_commands(Run(stranger(**settings))).splitlines()
+    caution = [line for line in told if line.startswith("# only if you trust whoever made the run")]
+    assert bool(caution) == warned == any("--trust-remote-code" in line for line in told)
+    if warned:
+        assert told.index(caution[0]) < [line.startswith("proxima") for line in told].index(True)
 
 
 def test_a_settings_file_alone_does_not_turn_remote_code_on(stranger, tmp_path, capsys):

@@ -13,7 +13,7 @@ from proxima.config import PRESETS
 from proxima.ppo_trainer import PPOTrainer
 
 PROMPTS = [f"r/x number {i} TL;DR:" for i in range(24)]
-SEEDS = range(2)
+SEEDS = range(3)
 STEPS, LENGTH = 12, 6
 
 
@@ -51,7 +51,8 @@ def learn(
 
 def test_the_policy_learns_to_write_letters_and_kl_rises_only_as_the_coefficient_allows(make_config):
     """Of ten seeds the gain was 0.53 to 0.86, its mean 0.71; with PPO's sign flipped it is below 0 for
-    every seed. With the penalty it was at most 0.08, and KL at most 7.4, against 18 to 34 without."""
+    every seed. With the penalty it was at most 0.08, and KL at most 7.4, against 18 to 34 without. The mean
+    of three seeds has a standard error of 0.06 or less, so 0.4 is five of them below what was seen."""
     free = [learn(make_config, seed, kl_coef=0.0) for seed in SEEDS]
     held = [learn(make_config, seed, kl_coef=0.3) for seed in SEEDS]
     free_gain, free_kl = map(statistics.mean, zip(*free, strict=True))
@@ -64,10 +65,10 @@ def test_the_policy_learns_to_write_letters_and_kl_rises_only_as_the_coefficient
 @pytest.mark.long  # seconds each; `make test-long` has them
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_learns(make_config, name):
-    """With as many responses per step, and the learning rates of this task. Of three seeds the gain was 0.75 to 0.89, also for SAO, whose policy
-    trains in 8 of 18 steps."""
+    """With as many responses per step, and the learning rates of this task. Of three seeds the gain was 0.75
+    to 0.89, also for SAO, whose policy trains in 8 of 18 steps: 0.4 is half of it."""
     values = {key: value for key, value in PRESETS[name].items() if not key.endswith("learning_rate")}
     more = {"value_learning_rate": 1e-4} if "adv_estimator" in values else {}
     prompts = PROMPTS[: len(PROMPTS) // values.get("num_generations", 1)]
-    found = [learn(make_config, seed, 0.0, prompts, 18, **{**more, **values}) for seed in (0, 1)]
+    found = [learn(make_config, seed, 0.0, prompts, 18, **{**more, **values}) for seed in SEEDS]
     assert statistics.mean(gain for gain, _ in found) > 0.4

@@ -24,15 +24,17 @@ from transformers import (
     BertForSequenceClassification,
 )
 
+from proxima.base_setup import EMBEDDED
 from proxima.base_setup.tokenizer_setup import load_tokenizer, same_tokenizer
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.types import Prompt
 from proxima.evaluator.finished_run import evaluate_run
 from proxima.evaluator.held_out import answer
+from proxima.finetuning import read_preferences
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import Samples
 from proxima.rewards import model_reward as model
-from proxima.rewards.endings import Ending, compare_endings
+from proxima.rewards.endings import HOW, Ending, Readings, compare_endings
 from proxima.rewards.http_reward import EndpointReward
 from proxima.rewards.model_reward import ClassifierSource
 from proxima.rewards.reward_samples import tokens_of
@@ -423,45 +425,183 @@ def test_a_chat_template_writes_the_end_itself(tiny_folders, tmp_path, tiny):
 # --- nothing is recorded: scores are compared ---
 
 
-def made_up(spreads, count=16, columns=()):
-    """Samples, and a model whose scores spread by so much under each ending; `chosen` scores above
-    `rejected` with EOS only."""
+def made_up(shares, count=32, columns=()):
+    """Samples, and a model whose last hidden states vary along its head's weight by so much under each ending,
+    and by 1 along each of 31 other directions; `chosen` scores above `rejected` with EOS only."""
     prompts = [Prompt(f"p{i}", dict.fromkeys(columns, f"answer {i}") | {"number": i}) for i in range(count)]
     samples = Samples(prompts, ["c"] * count, [[1]] * count, [False] * count)
+    states = torch.randn(2, count, 32, generator=torch.Generator().manual_seed(5))
 
-    def score(given, how):
-        base = torch.tensor([float(prompt.columns["number"]) for prompt in given.prompts]) * spreads[how]
-        return base + (given.completions == ["good"] * len(given)) * (1.0 if how == "append" else -1.0)
+    def read(given, how):
+        rows = [int(prompt.columns["number"]) for prompt in given.prompts]
+        hidden = states[HOW.index(how)][rows] * torch.tensor([shares[how] ** 0.5, *[1.0] * 31])
+        good = (given.completions == ["good"] * len(given)) * (1.0 if how == "append" else -1.0)
+        return Readings(hidden[:, 0] + good, hidden, torch.eye(32)[0])
 
-    return score, samples
+    return read, samples
 
 
 @pytest.mark.parametrize(
-    ("spreads", "count", "how", "guess"),
+    ("shares", "count", "how", "guess"),
     [
-        ({"append": 2.0, "leave": 1.0}, 16, "append", False),
-        ({"append": 1.0, "leave": 2.0}, 16, "leave", False),
-        ({"append": 1.0, "leave": 1.1}, 16, "append", True),  # too close to call
-        ({"append": 1.0, "leave": 2.0}, 4, "append", True),  # too few
-        ({"append": float("nan"), "leave": 2.0}, 16, "append", True),
+        ({"append": 40.0, "leave": 1.0}, 32, "append", False),
+        ({"append": 1.0, "leave": 40.0}, 32, "leave", False),
+        ({"append": 1.0, "leave": 1.0}, 32, "append", True),  # no direction of its own at either
+        ({"append": 0.05, "leave": 1.0}, 32, "append", True),  # a wider spread alone says nothing
+        ({"append": 40.0, "leave": 40.0}, 32, "append", True),  # separated at both
+        ({"append": 1.0, "leave": 40.0}, 4, "append", True),  # too few
+        ({"append": float("nan"), "leave": 40.0}, 32, "append", True),
+        ({"append": 0.0, "leave": 0.0}, 32, "append", True),
     ],
 )
-def test_without_a_record_the_ending_whose_scores_spread_wider_is_taken(spreads, count, how, guess):
-    ending = compare_endings(*made_up(spreads, count))
+def test_without_a_record_the_ending_at_which_the_score_separates_samples_is_taken(shares, count, how, guess):
+    ending = compare_endings(*made_up(shares, count))
     assert (ending.how, ending.is_guess) == (how, guess)
 
 
+def test_a_network_whose_hidden_states_are_unknown_is_a_guess():
+    read, samples = made_up({"append": 1.0, "leave": 40.0})
+    assert compare_endings(lambda given, how: Readings(read(given, how).scores), samples).is_guess
+
+
 def test_preferences_that_prompts_carry_decide_before_any_spread():
-    score, samples = made_up({"append": 1.0, "leave": 2.0})
+    read, samples = made_up({"append": 1.0, "leave": 40.0})
     for chosen, how in (("good", "append"), ("bad", "leave")):
         pair = {"chosen": chosen, "rejected": "bad" if chosen == "good" else "good"}
         prompts = [Prompt(prompt, prompt.columns | pair) for prompt in samples.prompts]
-        ending = compare_endings(score, replace(samples, prompts=prompts))
+        ending = compare_endings(read, replace(samples, prompts=prompts))
         assert ending.how == how
-        assert "16 held-out preferences" in ending.why
+        assert "32 held-out preferences" in ending.why
 
 
-def test_the_choice_is_made_once_and_said(make_config, other, caplog):
+def test_preferences_in_an_order_by_chance_decide_nothing():
+    _, samples = made_up({"append": 1.0, "leave": 1.0})
+    prompts = [
+        Prompt(prompt, prompt.columns | {"chosen": "a", "rejected": "b"}) for prompt in samples.prompts
+    ]
+    noise = torch.randn(2, 2, len(samples), generator=torch.Generator().manual_seed(9))
+
+    def read(given, how):
+        return Readings(noise[HOW.index(how), int(given.completions[0] == "a")])
+
+    assert compare_endings(read, replace(samples, prompts=prompts)).is_guess
+
+
+class Judge:
+    """The shipped language model as a classifier, trained on texts that end with EOS, or that do not."""
+
+    def __init__(self, how, seed):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.network = AutoModelForSequenceClassification.from_pretrained(EMBEDDED, num_labels=1)
+        self.tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+        self.pairs, self.held_out = (
+            list(read_preferences(EMBEDDED / f"preferences_{part}.jsonl.gz")) for part in ("train", "eval")
+        )
+        if how is not None:
+            self.train(how, random.Random(seed))
+
+    def hidden(self, texts, how):
+        end = [self.tokenizer.eos_token_id] if how == "append" else []
+        rows = [torch.tensor(self.tokenizer(text)["input_ids"] + end) for text in texts]
+        ids, sizes = nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor([*map(len, rows)])
+        mask = torch.arange(ids.shape[1]) < sizes.unsqueeze(1)
+        states = self.network.base_model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        return states[torch.arange(len(rows)), sizes - 1]
+
+    def train(self, how, chosen):
+        optimizer = torch.optim.Adam(self.network.parameters(), lr=3e-4)
+        for _ in range(30):
+            pairs = chosen.sample(self.pairs, 16)
+            texts = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
+            better, worse = self.network.score(self.hidden(texts, how)).chunk(2)
+            optimizer.zero_grad()
+            nn.functional.softplus(worse - better).mean().backward()
+            optimizer.step()
+
+    @torch.no_grad()
+    def read(self, samples, how):
+        hidden, weight = self.hidden(samples.completions, how), self.network.score.weight[0]
+        return Readings(hidden @ weight, hidden, weight)
+
+    def ending(self):
+        texts = [pair.chosen if i % 2 else pair.rejected for i, pair in enumerate(self.held_out[:64])]
+        return compare_endings(self.read, Samples([""] * 64, texts, [[]] * 64, [True] * 64))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
+def test_a_classifier_trained_with_eos_or_without_is_recognised_by_how_it_reads(seed):
+    for how in HOW:
+        ending = Judge(how, seed).ending()
+        assert (ending.how, ending.is_guess) == (how, False), ending
+
+
+def test_a_classifier_that_was_never_trained_is_a_guess():
+    for seed in range(8):
+        assert Judge(None, seed).ending().is_guess
+
+
+def decided(read, samples):
+    return Ending("leave", f"{len(samples)} compared")
+
+
+def undecided(read, samples):
+    return Ending("append", f"{len(samples)} compared", is_guess=True)
+
+
+def test_few_samples_settle_nothing_and_are_kept_until_there_are_enough(
+    other, caplog, tiny, monkeypatch, make_config
+):
+    source = ClassifierSource(other, PPOConfig(), CPU, load_tokenizer(tiny))
+    monkeypatch.setattr(model, "compare_endings", decided)
+    few = Samples.of_texts(["Why?"] * 5, ["Because."] * 5, source.classifier.tokenizer)
+    with caplog.at_level(logging.INFO, "proxima.rewards.model_reward"):
+        first = source(few).sequence
+        assert source.ending is None
+        assert source.ending_now.is_guess
+        assert source.state() is None
+        then = source(few).sequence
+        source(few)
+    assert source.ending == Ending("leave", "10 compared")
+    assert first != then  # with EOS, then without
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_samples_that_do_not_tell_are_joined_by_more(other, tiny, monkeypatch):
+    source = ClassifierSource(other, PPOConfig(), CPU, load_tokenizer(tiny))
+    compared = []
+    monkeypatch.setattr(model, "compare_endings", lambda *a: compared.append(len(a[1])) or undecided(*a))
+    one = Samples.of_texts(["Why?"] * 8, ["Because."] * 8, source.classifier.tokenizer)
+    for _ in range(12):
+        source(one)
+    assert compared == [8, 16, 32, 64]
+    assert source.ending == Ending("append", "64 compared", is_guess=True)  # from then on it stays a guess
+    again = ClassifierSource(other, PPOConfig(), CPU, load_tokenizer(tiny))
+    again.restore(json.loads(json.dumps(source.state())))
+    assert again.ending == source.ending
+
+
+def test_training_settles_before_the_first_step_on_held_out_prompts(make_config, other, monkeypatch):
+    settings = {"batch_size": 2, "ppo_epochs": 1}
+    for held_out, judges, asked in (
+        (["held out", "out"], (other,), {"held out", "out"}),
+        (None, (), {"a", "b"}),
+    ):
+        seen = []
+        monkeypatch.setattr(
+            model, "compare_endings", lambda *a, seen=seen: seen.append(a[1]) or undecided(*a)
+        )
+        trainer = PPOTrainer(make_config(**settings, rewards=other, judges=judges))
+        trainer.train(["a", "b"], 1, held_out)
+        assert [len(samples) for samples in seen] == [64] * (1 + len(judges))
+        assert all(set(samples.prompts) == asked for samples in seen)
+        [source] = trainer.reward_computer.classifiers.values()
+        assert source.ending.is_guess
+
+
+def test_the_choice_is_made_once_and_said(make_config, other, caplog, monkeypatch):
+    monkeypatch.setattr(model, "compare_endings", decided)
     trainer, tokens = rollout(make_config, rewards=other)
     [source] = trainer.reward_computer.classifiers.values()
     assert source.ending is None
@@ -484,7 +624,7 @@ def test_all_processes_end_texts_as_the_main_process_chose(make_config, other):
             return {"source": other, "how": "leave", "why": "the first one said so"}
 
     trainer.models.processes = Second(rank=1, world_size=2)
-    trainer.reward_computer.settle(tokens)
+    trainer.reward_computer.settle(Samples.of_tokens(tokens))
     assert source.ending == Ending("leave", "the first one said so")
 
 
@@ -520,7 +660,7 @@ def test_eval_keeps_the_choice_of_the_run(make_config, other, tmp_path, monkeypa
     monkeypatch.setattr(
         ClassifierSource,
         "__call__",
-        lambda self, s: (seen.append(self.choose_ending(s).how), real(self, s))[1],
+        lambda self, s: (real(self, s), seen.append(self.ending_now.how))[0],
     )
     evaluate_run(results.run_folder, ["x", "y"])
     assert set(seen) == {"leave"}
@@ -581,6 +721,22 @@ def test_a_served_classifier_scores_as_in_the_run(make_config, serve, request, w
     assert_close(torch.tensor(client(samples).sequence), trainer.reward_computer.score_tokens(tokens).total)
     assert [flag for body in requests for flag in body["ended"]] == samples.ended
     assert ("completion_ids" in requests[0]) == send_ids
+
+
+def test_the_server_says_how_texts_end_and_settles_on_enough_samples(other, monkeypatch):
+    monkeypatch.setattr(model, "compare_endings", decided)
+    said = []
+    score = load_scorer(PPOConfig(rewards=(other,)), said.append)
+    request = {"prompts": ["Why?"] * 4, "completions": [" Because."] * 4}
+    score(request)
+    assert len(said) == 1
+    assert "a guess until more samples" in said[0]
+    score(request)
+    score(request)
+    assert said[1:] == ["no EOS is added: 8 compared; start with eos=leave to keep this"]
+    told = []
+    load_scorer(PPOConfig(rewards=(RewardSpec(other, options={"eos": "append"}),)), told.append)
+    assert told == ["EOS ends a finished response: the option says so"]
 
 
 def test_a_served_reward_model_of_this_package_sees_eos_without_ids_too(make_config, serve, tmp_path, tiny):

@@ -263,6 +263,7 @@ def test_only_large_networks_on_a_gpu_are_compiled(
         "Decoder",
         lambda network, compiled: asked.append(compiled) or SimpleNamespace(graphed_passes=SimpleNamespace()),
     )
+    monkeypatch.setattr(backbone, "fast_path_problem", lambda network, decoder: "")
     monkeypatch.setattr(Backbone, "device", torch.device(device))
     monkeypatch.setattr(functions, "COMPILED_FROM", compiled_from)
     made = Backbone(AutoModelForCausalLM.from_pretrained(tiny))

@@ -1,9 +1,12 @@
 """Every family that the fast engine declares equals transformers on a tiny random network: logits, gradients
 of adapters and of all weights, decoded tokens."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaForCausalLM
 
@@ -277,3 +280,39 @@ def test_only_networks_like_llama_use_the_kernels():
     suits = {case: Backbone(make_network(case)).decoder.suits_kernels for case in CASES}
     expected = {"llama", "llama 3", "mistral without a window", "phi3", "qwen2", "qwen3", "qwen3 stretched"}
     assert {case for case, suited in suits.items() if suited} == expected
+
+
+WRONG = {
+    "norms of other weights": ("gemma", {"norm_offset": 0.0}),
+    "logits not divided": ("granite", {"logit_divisor_field": None}),
+    "attention scaled otherwise": ("llama", {"attention_scale": lambda config, size: 1.0}),
+    "norms of queries and keys left out": ("qwen3", {"head_norms": ("none", "none")}),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_family_declared_wrongly_takes_the_reference_path_and_says_so(wrong, monkeypatch, caplog):
+    case, change = WRONG[wrong]
+    monkeypatch.setitem(FAMILIES, case, replace(FAMILIES[case], **change))
+    network = make_network(case)
+    for norm in (module for name, module in network.named_modules() if name.endswith("norm")):
+        nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(3))
+    backbone, ids = Backbone(network), torch.arange(20)[None]
+    with caplog.at_level("WARNING"):
+        assert backbone.decoder is None
+        assert backbone.decoder is None
+    [record] = [each for each in caplog.records if each.name == "proxima.models.backbone"]
+    assert f"its logits of {network.config.model_type} are not the network's own" in record.getMessage()
+    assert not backbone.known
+    with torch.no_grad():
+        hidden = backbone.hidden(ids, pack_mask(ids >= 0), None)
+        torch.testing.assert_close(backbone.head(hidden, None), network(ids).logits[0, -1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", CASES)
+def test_the_comparison_with_the_network_tolerates_its_precision_and_draws_nothing(case, dtype, caplog):
+    backbone = Backbone(make_network(case).to(dtype))
+    before = torch.get_rng_state()
+    assert backbone.decoder is not None, caplog.text
+    assert torch.equal(torch.get_rng_state(), before)

@@ -626,6 +626,33 @@ def test_a_length_adaptive_lambda_that_is_0_for_short_answers_is_said():
         assert check_reach(PPOConfig(**fine)).level == "ok"
 
 
+@pytest.mark.parametrize(
+    ("settings", "level", "shown"),
+    [
+        ({}, "warn", "0.0079 of a final score enter the advantage 79 tokens"),  # 8 turns of 10
+        ({"max_episode_tokens": 40}, "ok", "0.091 of a final score enters the advantage 39 tokens"),
+        ({"max_episode_tokens": 400}, "warn", "79 tokens earlier"),  # what is read is not discounted
+        (
+            {"discount": "turn", "max_new_tokens": 4000},
+            "ok",
+            "0.65 of a final score enters the advantage 7 turns",
+        ),
+        (
+            {"discount": "turn", "max_turns": 101},
+            "warn",
+            "0.0022 of a final score enter the advantage 100 turns",
+        ),
+    ],
+)
+def test_in_an_episode_the_reach_is_counted_over_all_its_tokens_or_its_turns(settings, level, shown):
+    found = check_reach(PPOConfig(environment=("game:Game",), **settings))
+    assert found.level == level
+    assert shown in found.text
+    if level == "warn":
+        remedy = "lower max_turns" if settings.get("discount") else "set discount to turn"
+        assert found.advice.endswith(f"or {remedy}")
+
+
 def test_groups_are_counted_in_responses_and_need_no_reach():
     groups = {"adv_estimator": "rloo", "num_generations": 6, "whiten_advantages": False}
     config = PPOConfig(batch_size=4, minibatch_size=9, max_new_tokens=4000, **groups)

@@ -59,7 +59,7 @@ class ServeReward(Command):
             micro_batch_size=self.micro_batch_size,
             trust_remote_code=self.trust_remote_code,
         )
-        server = RewardServer(self.reward.label, lambda: load_scorer(config), token)
+        server = RewardServer(self.reward.label, lambda: load_scorer(config, self._say), token)
         try:
             server.serve(self.host, self.port, self._say)
         except KeyboardInterrupt:

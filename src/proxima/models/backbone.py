@@ -6,6 +6,7 @@ path, which is `transformers`' own forward pass.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from transformers import PreTrainedModel
 
 from proxima.core.linear4bit import is_quantized
 from proxima.models.passes import Passes
-from proxima.models.probe import probe
+from proxima.models.probe import fast_path_problem, probe
 from proxima.runtime import FAST_PATH
 from proxima.runtime.distributed import Lockstep, decoder_layers, shard_network
 from proxima.runtime.engine import (
@@ -37,6 +38,8 @@ from proxima.runtime.engine import (
     supports,
     worth_compiling,
 )
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -70,6 +73,7 @@ class Backbone:
         self._active: str | None = None
         self.settings = EngineSettings()
         self._known: bool | None = None
+        self._agrees = False
         self._passes: Passes | None = None
         self.adapts_head = False
         """Whether an adapter changes what comes after the layers, such as the output embeddings."""
@@ -169,7 +173,8 @@ class Backbone:
         """The fast path, made at first use; None where it does not support this network or this device, or
         where the base itself has dropout and trains.
 
-        It reads full weights, so a sharded network cannot use it.
+        It reads full weights, so a sharded network cannot use it. When it is made, a few tokens are compared
+        with the network's own forward pass: where they differ, the network counts as unknown.
         """
         if (
             not self.settings.fast
@@ -179,15 +184,32 @@ class Backbone:
         ):
             return None
         if self._supported is None:
-            self._supported = supports(self.network)
+            self._supported = self.known and supports(self.network)
         if not self._supported:
             return None
         if self._decoder is None:
-            wanted = self.settings.compiled and self.device.type == "cuda"
-            self._decoder = Decoder(self.network, wanted and worth_compiling(self.network.num_parameters()))
-            self._decoder.checkpointing = self.settings.checkpointing
-            self._decoder.graphed_passes.by_size = self.settings.by_size
+            self._decoder = self._make_decoder()
         return self._decoder
+
+    def _make_decoder(self) -> Decoder | None:
+        wanted = self.settings.compiled and self.device.type == "cuda"
+        decoder = Decoder(self.network, wanted and worth_compiling(self.network.num_parameters()))
+        decoder.checkpointing = self.settings.checkpointing
+        decoder.graphed_passes.by_size = self.settings.by_size
+        if self._agrees:  # adapters change no declaration of a family
+            return decoder
+        with self.using(None):
+            problem = fast_path_problem(self.network, decoder)
+        self._agrees = not problem
+        if self._agrees:
+            return decoder
+        log.warning(
+            "the fast path is not used: its logits of %s are not the network's own (%s); please report this",
+            self.network.config.model_type,
+            problem,
+        )
+        self._known, self._supported, self._passes = False, False, None
+        return None
 
     @property
     def generation(self) -> Generation | None:

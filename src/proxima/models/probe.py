@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from proxima.models.passes import Decoding, Passes, accepted_arguments, logits_or_hidden, owner_of
 from proxima.runtime import is_out_of_memory
+from proxima.runtime.engine import Decoder, network_logits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,6 +29,11 @@ SHORT = 5  # tokens of the second one
 DECODED = 2  # of these the tokens that are decoded one at a time
 SAME = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 """Largest relative difference between two ways to compute the same logits."""
+CHECKED = 16  # tokens by which the fast path is compared with the network itself
+ROUNDED = {torch.float16: 0.25, torch.bfloat16: 0.25}
+"""Largest relative difference of the fast path's logits in half precision; in others, as in `SAME`."""
+OTHER_EXPERTS = 0.5
+"""The same for a mixture in any precision: where shares are near, rounding chooses other experts."""
 REFUSED = {torch.float16: 0.5, torch.bfloat16: 0.5}
 """In half precision a network is refused only for differences that rounding cannot explain."""
 
@@ -56,6 +62,19 @@ def probe(network: PreTrainedModel) -> Passes:
     if passes.owner is None:
         return passes
     return replace(passes, decoding=_decoding(passes, rows, expected, noise))
+
+
+@torch.no_grad()
+def fast_path_problem(network: PreTrainedModel, decoder: Decoder) -> str:
+    """How far the decoder is from the network's own forward pass, beyond what rounding explains; empty where
+    it is not. No adapter may be active."""
+    ids = probe_ids(network, CHECKED)
+    hidden = decoder.plain_hidden(ids)
+    has_head = network.base_model is not network
+    gap = _gap(network_logits(network, hidden) if has_head else hidden, _plain_logits(network, ids))
+    is_mixture = any(block.experts is not None for block in decoder.blocks)
+    limit = OTHER_EXPERTS if is_mixture else ROUNDED.get(network.dtype, _same(network))
+    return "" if gap <= limit else f"off by {gap:.2g} of their size"
 
 
 def probe_ids(network: PreTrainedModel, count: int) -> Tensor:

@@ -4,7 +4,7 @@ ensemble's mean minus its doubt."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,9 +79,13 @@ class RewardModel(BaseModel):
         )
         return self.member_scores(self.backbone.hidden(tokens.input_ids, layout, self.adapter))
 
+    def hidden(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """What the head reads (B, D) of sequences (B, T), padded on either side."""
+        return self.backbone.hidden(ids, pack_mask(mask), self.adapter)
+
     def scores(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Scores (B,) of sequences (B, T), padded on either side."""
-        return self.member_scores(self.backbone.hidden(ids, pack_mask(mask), self.adapter)).mean(1)
+        """Scores (B,) of these."""
+        return self.member_scores(self.hidden(ids, mask)).mean(1)
 
 
 def doubted(members: Tensor, doubt_coef: float) -> tuple[Tensor, Tensor]:
@@ -142,12 +146,33 @@ class ClassifierReward:
     @torch.no_grad()
     def scores(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Scores (B,) of rows of ids, nan for one that is empty or too long."""
+        return self._of_fitting(rows, self._forward)
+
+    @torch.no_grad()
+    def hidden(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Hidden states (B, D) that a decoder's head reads, nan for a row that is empty or too long."""
+        decoder = self.decoder
+        assert decoder is not None
+        return self._of_fitting(rows, lambda fitting: decoder.hidden(*self._padded(fitting)))
+
+    @property
+    def weight(self) -> Tensor | None:
+        """The weight (D,) of a decoder's head."""
+        head = None if self.decoder is None else self.decoder.head
+        return None if head is None else head.weight[0]
+
+    def _of_fitting(
+        self, rows: Sequence[Sequence[int]], compute: Callable[[list[list[int]]], Tensor]
+    ) -> Tensor:
+        """What is computed of the rows that can be read, with nan for the others."""
         cut = [self.cut(list(row)) for row in rows]
         fits = [i for i, row in enumerate(cut) if row and (self.limit is None or len(row) <= self.limit)]
-        scores = torch.full((len(cut),), float("nan"))
-        if fits:
-            scores[fits] = self._forward([cut[i] for i in fits]).float().cpu()
-        return scores
+        if not fits:
+            return torch.full((len(cut),), float("nan"))
+        read = compute([cut[i] for i in fits]).float().cpu()
+        found = read.new_full((len(cut), *read.shape[1:]), float("nan"))
+        found[fits] = read
+        return found
 
     def cut(self, row: list[int]) -> list[int]:
         """The last `max_length` tokens; a leading BOS is kept."""
@@ -156,12 +181,16 @@ class ClassifierReward:
         first = row[:1] if row[0] == self.tokenizer.bos_token_id else []
         return [*first, *row[len(row) - self.max_length + len(first) :]]
 
-    def _forward(self, rows: list[list[int]]) -> Tensor:
+    def _padded(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Ids and mask (B, T), padded on the right."""
         sizes = torch.tensor([[len(row)] for row in rows])
-        mask = torch.arange(max(map(len, rows))) < sizes  # (B, T), padded on the right
+        mask = torch.arange(max(map(len, rows))) < sizes
         ids = torch.full(mask.shape, self.tokenizer.pad_token_id)
         ids[mask] = torch.tensor([token for row in rows for token in row])
-        ids, mask = ids.to(self.network.device), mask.to(self.network.device)
+        return ids.to(self.network.device), mask.to(self.network.device)
+
+    def _forward(self, rows: list[list[int]]) -> Tensor:
+        ids, mask = self._padded(rows)
         if self.decoder is None:
             return self.network(input_ids=ids, attention_mask=mask.long()).logits[:, self.label]
         return self.decoder.scores(ids, mask)

@@ -203,7 +203,8 @@ class RewardComputer:
     def score_tokens(self, tokens: Tokens) -> Scores:
         """The same of a rollout that is not pairs yet; several processes score their own rows, and all get
         all scores."""
-        self.settle(tokens)
+        if self.models.processes.is_distributed:
+            self.settle(Samples.of_tokens(tokens))
         own, self.last_failure = own_share(tokens, self.models.processes), ""
         scores = self.score(Samples.of_tokens(own))
         if not self.models.processes.is_distributed:
@@ -275,15 +276,13 @@ class RewardComputer:
     def classifiers(self) -> dict[str, ClassifierSource]:
         return {spec.label: source for spec, source in self.rewards if isinstance(source, ClassifierSource)}
 
-    def settle(self, tokens: Tokens) -> None:
-        """Several processes end texts alike: the main process chooses how, where nothing says it."""
-        if not self.models.processes.is_distributed:
-            return
+    def settle(self, samples: Samples) -> None:
+        """Choose how texts end for classifiers, where nothing says it: the main process does, for all."""
+        processes = self.models.processes
         for source in self.classifiers.values():
             if source.ending is None:
-                source.restore(
-                    self.models.processes.on_main(partial(source.chosen_state, Samples.of_tokens(tokens)))
-                )
+                source.settles = not processes.is_distributed
+                source.restore(processes.on_main(partial(source.chosen_state, samples)))
 
     def endings(self) -> Record:
         """How texts end for each classifier, as plain values."""

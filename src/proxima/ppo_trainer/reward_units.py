@@ -1,5 +1,5 @@
-"""Before the first step of a run: the unit of reward models that bring none. In: training prompts. Out: mean
-and deviation of their scores of the reference's answers, which the run keeps from then on.
+"""Before the first step of a run, from the reference's answers: how texts end for classifiers that do not say
+it, and the unit of reward models that bring none. The run keeps both from then on.
 
 A value model that starts from such a reward model's head starts in its unit too.
 """
@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from proxima.core.types import Tokens
 from proxima.models import ScoreUnit
-from proxima.ppo_trainer.reward_computer import RewardComputer, Scores
+from proxima.ppo_trainer.reward_computer import RewardComputer
+from proxima.rewards import ENDING_SAMPLES, Samples
 
 if TYPE_CHECKING:
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer
@@ -25,6 +27,18 @@ SAMPLES = 128  # answers that a unit is measured on
 FIRST_STEP = -2  # whose noise they are sampled with; -1 is that of evaluations
 
 
+def settle_endings(trainer: PPOTrainer, prompts: Sequence[str]) -> None:
+    """Choose how texts end for each classifier that does not say it, before anything is scored with it."""
+    computers = [trainer.reward_computer, *trainer.judges.scoring.values()]
+    sources = [source for computer in computers for source in computer.classifiers.values()]
+    if all(source.ending is not None for source in sources):
+        return
+    rollouts = reference_rollouts(trainer, prompts, ENDING_SAMPLES)
+    samples = Samples.finished([Samples.of_tokens(tokens) for tokens in rollouts])
+    for computer in computers:
+        computer.settle(samples)
+
+
 def measure_units(trainer: PPOTrainer, prompts: Sequence[str]) -> None:
     """Sample the reference on the first prompts, and give every reward model that lacks it a unit."""
     computer = trainer.reward_computer
@@ -32,7 +46,7 @@ def measure_units(trainer: PPOTrainer, prompts: Sequence[str]) -> None:
     if not names:
         return
     with _alone(computer, names):
-        parts = [_score(trainer, prompts, batch) for batch in range(-(-SAMPLES // _size(trainer, prompts)))]
+        parts = [computer.score_tokens(tokens) for tokens in reference_rollouts(trainer, prompts, SAMPLES)]
     scores = {name: torch.cat([part.by_name[name] for part in parts])[:SAMPLES] for name in names}
     units = trainer.models.processes.on_main(lambda: {name: _unit(name, scores[name]) for name in names})
     for name, unit in units.items():
@@ -57,18 +71,15 @@ def _unit(name: str, scores: torch.Tensor) -> list[float]:
     return [found.mean, found.deviation]
 
 
-def _size(trainer: PPOTrainer, prompts: Sequence[str]) -> int:
-    return min(len(prompts), trainer.config.batch_size, SAMPLES)
-
-
-def _score(trainer: PPOTrainer, prompts: Sequence[str], batch: int) -> Scores:
-    """Scores of one batch of answers; where there are few prompts, the next batch has other noise."""
-    size = _size(trainer, prompts)
+def reference_rollouts(trainer: PPOTrainer, prompts: Sequence[str], answers: int) -> Iterator[Tokens]:
+    """Answers of the reference, at least so many, in batches; where there are few prompts, the same ones get
+    other noise."""
+    size = min(len(prompts), trainer.config.batch_size, answers)
     per_round = len(prompts) // size
-    start = size * (batch % per_round)
-    chosen = [prompts[i] for i in range(start, start + size)]
-    tokens = trainer.generator.sample(chosen, FIRST_STEP - batch // per_round, reference=True)
-    return trainer.reward_computer.score_tokens(tokens)
+    for batch in range(-(-answers // size)):
+        start = size * (batch % per_round)
+        chosen = [prompts[i] for i in range(start, start + size)]
+        yield trainer.generator.sample(chosen, FIRST_STEP - batch // per_round, reference=True)
 
 
 @torch.no_grad()

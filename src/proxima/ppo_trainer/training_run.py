@@ -24,7 +24,7 @@ from proxima.core.terminal_text import visible
 from proxima.evaluator import Evaluator, HeldOut, answer
 from proxima.ppo_trainer.batch_plan import BatchPlan
 from proxima.ppo_trainer.prompt_groups import repeat_prompts
-from proxima.ppo_trainer.reward_units import measure_units
+from proxima.ppo_trainer.reward_units import measure_units, settle_endings
 from proxima.ppo_trainer.shared_run import AnyRun
 from proxima.ppo_trainer.step_recordings import Recordings
 from proxima.ppo_trainer.stop_signals import StopSignals
@@ -144,6 +144,7 @@ class TrainingRun:
             self.trainer.first_step = self.trainer.step
             self.trainer.total_steps = self.trainer.step + steps
             self.take_metrics(self.run.begin())
+            settle_endings(self.trainer, self.held_out_prompts or self.plan.prompts)
             measure_units(self.trainer, self.plan.prompts)
             self.note_best_constants()
             return
@@ -153,6 +154,7 @@ class TrainingRun:
             lambda: check_resumable(checkpoint, self.config, self.plan, total, force)
         )
         self.restore(checkpoint)
+        settle_endings(self.trainer, self.held_out_prompts or self.plan.prompts)
         self.take_metrics(self.run.begin(checkpoint.step, state["warnings"]))
         self.run.checkpoints.forget_after(checkpoint)
         self.trainer.total_steps = total
@@ -213,6 +215,12 @@ class TrainingRun:
     def validates(self) -> bool:
         """Whether there are validation prompts."""
         return self.evaluator.validate is not None
+
+    @property
+    def held_out_prompts(self) -> Sequence[str]:
+        """The validation prompts, if any."""
+        held_out = self.evaluator.validate
+        return held_out.prompts if isinstance(held_out, HeldOut) else ()
 
     def take_evaluation(self, performance: Record, convergence: Mapping[str, object]) -> None:
         self.results.evaluation = {**performance, **convergence}

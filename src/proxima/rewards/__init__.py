@@ -11,6 +11,7 @@ from proxima.core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from proxima.rewards.chat_reward import ChatReward, open_endpoint
     from proxima.rewards.coroutines import run_async
+    from proxima.rewards.endings import ENDING_SAMPLES
     from proxima.rewards.episode_function import reads_environments
     from proxima.rewards.function_reward import FunctionReward, load_function
     from proxima.rewards.http_reward import EndpointReward, UnusableReply

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from proxima.core.tokenizer import Tokenizer
 from proxima.models import REPORT_FILE
@@ -30,7 +30,12 @@ TRAINING_ARGUMENTS = "training_args.bin"  # written by `Trainer.save_model` of t
 MAX_ARGUMENTS = 2**20  # bytes of it that are read
 PAIR = ("chosen", "rejected")
 MIN_SAMPLES = 8  # that a comparison needs
-CLEAR_RATIO = 1.2  # of two standard deviations, from which on the wider one is chosen
+ENDING_SAMPLES = 64  # that it reads
+STANDARD_ERRORS = 2.6  # a mean so far from 0 is chance in 1 of 100 cases
+CHANCE = 0.005  # one-sided, of two endings: 1 of 100 untrained models seems trained
+CLEAR = 1.5  # times the variance; below that the score reads much the same at either token
+DIRECTIONS = 2000
+RESAMPLED = 400
 TURN = "Proxima asks what follows an answer."
 
 
@@ -129,41 +134,111 @@ def _turn_ends_with_eos(tokenizer: Tokenizer) -> bool:
     return written.partition(TURN)[2].lstrip().startswith(tokenizer.eos_token)
 
 
-Score = Callable[[Samples, str], Tensor]
+@dataclass(frozen=True)
+class Readings:
+    """What a classifier reads of samples at the end of their texts: nan where one failed."""
+
+    scores: Tensor  # (B,)
+    hidden: Tensor | None = None  # (B, D) that the head reads; None where it is not one linear layer
+    weight: Tensor | None = None  # (D,) of the head
 
 
-def compare_endings(score: Score, samples: Samples) -> Ending:
-    """The ending under which the model separates samples better, for a checkpoint that does not say.
+Read = Callable[[Samples, str], Readings]
 
-    Where prompts carry `chosen` and `rejected` responses: the ending that makes these preferences likelier,
-    by the mean of log sigmoid(r(chosen) - r(rejected)). Otherwise the one with the larger spread of scores:
-    training separates scores at the token that is read, and at any other token they stay closer together.
-    Where neither decides, EOS is a guess: most trainers of reward models append it.
+
+def compare_endings(read: Read, samples: Samples) -> Ending:
+    """The ending that the model was trained on, by how it reads samples; for a checkpoint that does not say.
+
+    Where prompts carry `chosen` and `rejected` responses: the ending under which it orders them better.
+    Otherwise the one at which more of the last hidden states' variance lies along the head's weight: training
+    separates texts along it at the token that is read, whereas for an untrained head, or at a token that it
+    was not trained at, it is a direction like any other. The spread of scores does not show this: texts end
+    with different words, so it is large without EOS even in a model that was never trained.
+
+    Where neither is beyond chance, EOS is a guess: most trainers of reward models append it.
 
     Args:
-        score: scores (B,) of samples under an ending, each sample taken as finished; nan where one failed.
+        read: readings of samples under an ending, each sample taken as finished.
     """
+    samples = samples.part(0, ENDING_SAMPLES)
     pairs = preference_pairs(samples)
-    if pairs is not None:
-        chosen, rejected = pairs
-        fit = {}
-        for how in HOW:
-            margins = score(chosen, how) - score(rejected, how)
-            fit[how] = _finite(logsigmoid(margins)).mean().item()
-        best = max(HOW, key=lambda how: fit[how])
-        if fit["append"] != fit["leave"] and not any(map(math.isnan, fit.values())):
-            shown = f"log-likelihood {fit['append']:.3f} with EOS, {fit['leave']:.3f} without"
-            return Ending(best, f"it makes {len(chosen)} held-out preferences likelier ({shown})")
-    spread = {how: _finite(score(samples, how)) for how in HOW}
-    if min(map(len, spread.values())) >= MIN_SAMPLES:
-        wide = {how: scores.std(correction=0).item() for how, scores in spread.items()}
-        best = max(HOW, key=lambda how: wide[how])
-        if wide[best] > CLEAR_RATIO * min(wide.values()):
-            shown = f"standard deviation {wide['append']:.3g} with EOS, {wide['leave']:.3g} without"
-            return Ending(best, f"scores of {len(samples)} samples have the larger spread ({shown})")
-    return Ending(
+    found = None if pairs is None else _by_preferences(read, *pairs)
+    if found is None and len(samples) >= MIN_SAMPLES:
+        found = _by_variance(read, samples)
+    return found or Ending(
         "append", "a guess, nothing says how it was trained; set eos=append or eos=leave", is_guess=True
     )
+
+
+def _by_preferences(read: Read, chosen: Samples, rejected: Samples) -> Ending | None:
+    """By margins r(chosen) - r(rejected), each ending's in units of their own root mean square, since their
+    scale says nothing. The better ending has to order pairs beyond chance, and better than the other."""
+    margins = torch.stack([read(chosen, how).scores - read(rejected, how).scores for how in HOW]).double()
+    margins = margins[:, margins.isfinite().all(0)]  # (2, pairs)
+    if margins.shape[1] < MIN_SAMPLES:
+        return None
+    units = margins / margins.square().mean(1, keepdim=True).sqrt()
+    best = int(units.mean(1).argmax())
+    if min(_in_errors(units[best]), _in_errors(units[best] - units[1 - best])) < STANDARD_ERRORS:
+        return None
+    right = [f"{share:.0%}" for share in (margins > 0).double().mean(1).tolist()]
+    shown = f"{right[0]} right with EOS, {right[1]} without"
+    return Ending(HOW[best], f"it orders {margins.shape[1]} held-out preferences better ({shown})")
+
+
+def _in_errors(numbers: Tensor) -> float:
+    """Their mean in standard errors; nan where they are not numbers."""
+    return (numbers.mean() / (numbers.std() / math.sqrt(len(numbers)))).item()
+
+
+def _by_variance(read: Read, samples: Samples) -> Ending | None:
+    """By the share of the hidden states' variance that lies along the head's weight."""
+    readings = [read(samples, how) for how in HOW]
+    if any(each.hidden is None or each.weight is None for each in readings):
+        return None
+    rows = torch.stack([each.scores.isfinite() for each in readings]).all(0)
+    if int(rows.sum()) < MIN_SAMPLES:
+        return None
+    states = [each.hidden[rows].double().cpu() for each in readings if each.hidden is not None]
+    weight = next(each.weight for each in readings if each.weight is not None).double().cpu()
+    generator = torch.Generator().manual_seed(0)  # of its own: a run draws no other random numbers for it
+    resampled = torch.randint(len(states[0]), (RESAMPLED, len(states[0])), generator=generator)
+    every = torch.arange(len(states[0])).unsqueeze(0)
+    shares = torch.cat([variance_share(each, weight, every) for each in states]).tolist()
+    best = shares.index(max(shares))
+    if min(shares) <= 0 or chance_of(states[best], weight, generator) > CHANCE:
+        return None
+    ratios = variance_share(states[best], weight, resampled) / variance_share(
+        states[1 - best], weight, resampled
+    )
+    if not ratios.isfinite().all() or ratios.quantile(CHANCE) <= 1 or shares[best] < CLEAR * min(shares):
+        return None
+    shown = [f"{share * len(weight):.3g}" for share in shares]
+    return Ending(
+        HOW[best],
+        f"its score separates {len(states[0])} samples better (variance along it, against that of a usual "
+        f"direction: {shown[0]} with EOS, {shown[1]} without)",
+    )
+
+
+def variance_share(states: Tensor, weight: Tensor, rows: Tensor) -> Tensor:
+    """Of hidden states (N, D): the share of their variance along a weight (D,), for each choice of rows
+    (R, N); 1 / D along a direction like any other."""
+    centred = states - states.mean(0)
+    along = (centred @ (weight / weight.norm()))[rows]
+    counts = torch.nn.functional.one_hot(rows, len(states)).sum(1).double() / rows.shape[1]  # (R, N)
+    products = centred @ centred.T  # their diagonal: squared norms
+    whole = counts @ products.diagonal() - (counts @ products * counts).sum(1)
+    return along.var(1, correction=0) / whole
+
+
+def chance_of(states: Tensor, weight: Tensor, generator: torch.Generator) -> float:
+    """The share of random directions along which hidden states (N, D) vary as much as along the weight."""
+    centred = states - states.mean(0)
+    directions = torch.randn(len(weight), DIRECTIONS, generator=generator, dtype=states.dtype)
+    along = (centred @ (directions / directions.norm(dim=0))).square().sum(0)
+    own = (centred @ (weight / weight.norm())).square().sum()
+    return (along >= own).double().mean().item()
 
 
 def preference_pairs(samples: Samples) -> tuple[Samples, Samples] | None:
@@ -179,7 +254,3 @@ def preference_pairs(samples: Samples) -> tuple[Samples, Samples] | None:
 
     chosen, rejected = map(side, PAIR)
     return chosen, rejected
-
-
-def _finite(numbers: Tensor) -> Tensor:
-    return numbers[numbers.isfinite()]

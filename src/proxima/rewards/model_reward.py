@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,17 @@ from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens
 from proxima.models import ClassifierReward, EngineSettings, RewardModel, doubted, reward_warning, saved_unit
-from proxima.rewards.endings import CHOICES, HOW, Ending, compare_endings, recorded_ending, unread_pad
+from proxima.rewards.endings import (
+    CHOICES,
+    ENDING_SAMPLES,
+    HOW,
+    MIN_SAMPLES,
+    Ending,
+    Readings,
+    compare_endings,
+    recorded_ending,
+    unread_pad,
+)
 from proxima.rewards.reward_outcome import RewardOutcome, read_rewards
 from proxima.rewards.reward_samples import Samples, tokens_of
 
@@ -32,6 +42,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DOUBT_COEF = 1.0  # of an ensemble where the option is not given
+EARLY = Ending(
+    "append", "a guess until more samples were compared; set eos=append or eos=leave", is_guess=True
+)
 SAMPLED = Ending("append", "its tokenizer is the policy's, and a sampled EOS is part of the response")
 
 
@@ -152,8 +165,14 @@ class ClassifierSource:
             policy_tokenizer is None or same_tokenizer(policy_tokenizer, tokenizer)
         )
         self.ending = self._known_ending(saved, tokenizer, policy_tokenizer)
+        self.settles = True
+        """Whether it chooses its ending itself where nothing says it; among several processes the main one
+        chooses."""
+        self._seen = Samples.finished([])
+        """What was scored while it did not tell the ending."""
+        self._needed = MIN_SAMPLES
         self._unread = unread_pad(saved, tokenizer)
-        self._ending_logged = False
+        self._logged: Ending | None = None
 
     def check(self, prompts: Sequence[str], first: int = 0) -> None:
         """It needs no column."""
@@ -170,34 +189,55 @@ class ClassifierSource:
             return SAMPLED
         return recorded
 
-    def choose_ending(self, samples: Samples) -> Ending:
-        """How texts end: as known, or chosen by these samples. The choice is kept, and logged once."""
-        if self.ending is None and self.reads_ids and samples.tokens is not None:
-            self.ending = SAMPLED
-        if self.ending is None:
-            self.ending = compare_endings(self._score_finished, samples)
-        if not self._ending_logged:
-            level = logging.WARNING if self.ending.is_guess else logging.INFO
-            log.log(
-                level,
-                "reward %s reads %s; %s",
-                self.source,
-                "the sampled ids" if self.reads_ids else "the text",
-                self.ending,
-            )
-            self._ending_logged = True
-        return self.ending
+    @property
+    def ending_now(self) -> Ending:
+        """The ending, or until there are samples enough to choose it by, a guess."""
+        return self.ending or EARLY
 
-    def chosen_state(self, samples: Samples) -> dict[str, str] | None:
+    def choose_ending(self, samples: Samples) -> None:
+        """Choose how texts end by these samples and those before, unless it is known; once chosen, it stays.
+
+        Samples that are too few, or do not tell, are kept for a later call, up to `ENDING_SAMPLES`.
+        """
+        if self.ending is not None:
+            return
+        if self.reads_ids and samples.tokens is not None:
+            self.ending = SAMPLED
+            return
+        self._seen = Samples.finished([self._seen, samples])
+        if len(self._seen) < self._needed:
+            return
+        found = compare_endings(self._read, self._seen)
+        if found.is_guess and len(self._seen) < ENDING_SAMPLES:
+            self._needed = min(2 * len(self._seen), ENDING_SAMPLES)
+            return
+        self.ending, self._seen = found, Samples.finished([])
+
+    def _log_ending(self) -> None:
+        """Once, and again when a choice takes the place of a guess."""
+        ending = self.ending_now
+        if ending == self._logged:
+            return
+        level = logging.WARNING if ending.is_guess else logging.INFO
+        read = "the sampled ids" if self.reads_ids else "the text"
+        log.log(level, "reward %s reads %s; %s", self.source, read, ending)
+        self._logged = ending
+
+    def chosen_state(self, samples: Samples) -> dict[str, str | bool] | None:
         """The state after `choose_ending`."""
         self.choose_ending(samples)
         return self.state()
 
-    def state(self) -> dict[str, str] | None:
+    def state(self) -> dict[str, str | bool] | None:
         """The chosen ending, as JSON; None before there is one."""
         if self.ending is None:
             return None
-        return {"source": self.source, "how": self.ending.how, "why": self.ending.why}
+        return {
+            "source": self.source,
+            "how": self.ending.how,
+            "why": self.ending.why,
+            "is_guess": self.ending.is_guess,
+        }
 
     def restore(self, state: object) -> None:
         """Use the ending that a run chose for this same model, unless the user gave the option."""
@@ -207,10 +247,13 @@ class ClassifierSource:
             and state.get("source") == self.source
             and state.get("how") in HOW
         ):
-            self.ending = Ending(state["how"], str(state.get("why")))
+            self.ending = Ending(state["how"], str(state.get("why")), bool(state.get("is_guess")))
 
     def __call__(self, samples: Samples) -> RewardOutcome:
-        ending = self.choose_ending(samples)
+        if self.settles:
+            self.choose_ending(samples)
+        self._log_ending()
+        ending = self.ending_now
         if self.reads_ids and samples.tokens is not None:
             rows = self._id_rows(samples.tokens, ending.how)
         else:
@@ -219,13 +262,20 @@ class ClassifierSource:
         why = f"a text is empty or longer than the {self.classifier.limit} tokens that the model reads"
         return RewardOutcome(outcome.sequence, {}, why if outcome.failures else "")
 
-    def _score_finished(self, samples: Samples, how: str) -> Tensor:
-        return self._score(self._text_rows(replace(samples, ended=[True] * len(samples)), how))
+    def _read(self, samples: Samples, how: str) -> Readings:
+        """What it reads of samples that are taken as finished."""
+        rows = self._text_rows(replace(samples, ended=[True] * len(samples)), how)
+        weight = self.classifier.weight
+        if weight is None:
+            return Readings(self._score(rows))
+        hidden, weight = self._in_parts(self.classifier.hidden, rows), weight.float().cpu()
+        return Readings(hidden @ weight, hidden, weight)
 
     def _score(self, rows: list[list[int]]) -> Tensor:
-        return torch.cat(
-            [self.classifier.scores(rows[i : i + self.size]) for i in range(0, len(rows), self.size)]
-        )
+        return self._in_parts(self.classifier.scores, rows)
+
+    def _in_parts(self, compute: Callable[[list[list[int]]], Tensor], rows: list[list[int]]) -> Tensor:
+        return torch.cat([compute(rows[i : i + self.size]) for i in range(0, len(rows), self.size)])
 
     def _id_rows(self, tokens: Tokens, how: str) -> list[list[int]]:
         """The ids of prompt and response as they were sampled."""

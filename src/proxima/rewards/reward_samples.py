@@ -45,6 +45,13 @@ class Samples:
         rows = tokenizer(completions, add_special_tokens=False)["input_ids"] if completions else []
         return cls(list(prompts), completions, rows, [True] * len(completions))
 
+    @classmethod
+    def finished(cls, parts: Sequence[Samples]) -> Samples:
+        """The texts of several, each taken as finished."""
+        prompts = [prompt for part in parts for prompt in part.prompts]
+        completions = [completion for part in parts for completion in part.completions]
+        return cls(prompts, completions, [[]] * len(prompts), [True] * len(prompts))
+
     def __len__(self) -> int:
         return len(self.prompts)
 

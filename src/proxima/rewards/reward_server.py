@@ -25,6 +25,7 @@ from proxima.config import PPOConfig, trained_quantize
 from proxima.core.terminal_text import is_encodable
 from proxima.core.tokenizer import Tokenizer
 from proxima.models import Backbone
+from proxima.rewards.endings import Ending
 from proxima.rewards.http_reward import is_loopback
 from proxima.rewards.model_reward import ClassifierSource, TrainedReward
 from proxima.rewards.reward_options import check_options, keyword_options
@@ -149,16 +150,20 @@ def check_exposure(host: str, token: str) -> None:
         )
 
 
-def load_scorer(config: PPOConfig) -> Scorer:
+def load_scorer(config: PPOConfig, announce: Callable[[str], None] = print) -> Scorer:
     """Loads the config's one reward, without the other roles: a reward model of this package or a
-    classifier."""
+    classifier.
+
+    Args:
+        announce: told how texts end for a classifier, and why, whenever that changes.
+    """
     [spec] = config.rewards
     source, device = str(spec.source), pick_device(config.device)
     if not has_head(source):
         classifier = ClassifierSource(
             source, config, device, **check_options(spec, keyword_options(ClassifierSource))
         )
-        return lambda batch: classifier(_sampled(batch, classifier.classifier.tokenizer)).sequence
+        return ServedClassifier(classifier, announce)
     options = check_options(spec, keyword_options(TrainedReward))
     config = replace(config, quantize=trained_quantize(Path(source)) or "none")
     tokenizer = load_tokenizer(config.model_name, config.trust_remote_code)
@@ -175,6 +180,30 @@ def load_scorer(config: PPOConfig) -> Scorer:
         return trained(_samples(batch, tokenizer)).sequence
 
     return lambda batch: score_what_fits(score, batch, tokenizer, model.backbone.context_length)
+
+
+class ServedClassifier:
+    """Scores requests with a classifier, and says how texts end for it."""
+
+    def __init__(self, classifier: ClassifierSource, announce: Callable[[str], None]):
+        self.classifier, self.announce = classifier, announce
+        self.said: Ending | None = None
+        self.is_known = classifier.ending is not None
+        if self.is_known:
+            self._say()
+
+    def _say(self) -> None:
+        ending = self.classifier.ending_now
+        if ending == self.said:
+            return
+        self.said = ending
+        hint = "" if self.is_known or ending.is_guess else f"; start with eos={ending.how} to keep this"
+        self.announce(f"{ending}{hint}")
+
+    def __call__(self, batch: Batch) -> list[float]:
+        scores = self.classifier(_sampled(batch, self.classifier.classifier.tokenizer)).sequence
+        self._say()
+        return scores
 
 
 def score_what_fits(score: Scorer, batch: Batch, tokenizer: Tokenizer, context: int | None) -> list[float]:

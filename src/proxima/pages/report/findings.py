@@ -54,7 +54,7 @@ FLAT = 1e-6  # standard deviation of the rewards
 GAMING = ("length", "repetition", "copying", "opening", "variety", "spread")
 TEXTUAL = ("repetition", "copying", "opening")
 LEVELLED = "The reward has stopped rising, so more steps at these settings are unlikely to help."
-MOST_SAMPLES = 10_000  # of best-of-n that a KL is compared with
+ENDING_SAMPLES = 10_000  # of best-of-n that a KL is compared with
 
 
 @dataclass(frozen=True)
@@ -188,11 +188,11 @@ def cost(points: Sequence[Point], optimised: Optimisation) -> RunFinding:
 
 def _as_best_of(nats: float) -> str:
     """The n whose best-of-n has at most this KL, log n - (n - 1) / n, in words."""
-    n = next((n for n in range(1, MOST_SAMPLES) if math.log(n) - (n - 1) / n >= nats), None)
+    n = next((n for n in range(1, ENDING_SAMPLES) if math.log(n) - (n - 1) / n >= nats), None)
     return (
         f"about as far as best-of-n with n = {n:,}"
         if n
-        else f"farther than best-of-n with n = {MOST_SAMPLES:,}"
+        else f"farther than best-of-n with n = {ENDING_SAMPLES:,}"
     )
 
 

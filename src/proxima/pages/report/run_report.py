@@ -29,6 +29,7 @@ from proxima.pages.report.run_facts import Story, read_data, tell
 from proxima.pages.report.short_numbers import short
 from proxima.runs import Run, title_of, unit_of
 
+CAUTION = "# only if you trust whoever made the run: these run code, or call servers, that its settings name"
 STATES = {
     "training": "This run is still training: the report shows it as it is now.",
     "stopped": "This run stopped early (interrupted, killed or failed).",
@@ -204,8 +205,11 @@ def repeat_commands(run: Run) -> str:
         words += ["--data", "PROMPTS"]
         lines.append("# trained from Python: replace PROMPTS by the prompts that were used there")
     trust = ["--trust-remote-code"] if run.config.get("trust_remote_code") is True else []
+    named = _named(run)
+    if named or trust:
+        lines.append(CAUTION)
     lines.append(shlex.join([*words, *trust]))
-    again = ["proxima", "eval", str(run.path), "--data", "HELD_OUT", *_named(run), *trust]
+    again = ["proxima", "eval", str(run.path), "--data", "HELD_OUT", *named, *trust]
     lines.append(f"{shlex.join(again)}   # compared with the reference")
     return shareable("\n".join(lines))
 

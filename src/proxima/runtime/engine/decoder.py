@@ -30,7 +30,7 @@ from proxima.runtime.engine.layer_functions import (
     with_gate_kernel,
 )
 from proxima.runtime.engine.layer_weights import Block, Loras, read_block, read_loras, trains_base_weights
-from proxima.runtime.engine.layout import Layout
+from proxima.runtime.engine.layout import Layout, pack_mask
 from proxima.runtime.engine.lora_products import load_lora, product
 from proxima.runtime.engine.packed_attention import packed_attention
 from proxima.runtime.engine.quantized_weights import Scratch
@@ -125,6 +125,13 @@ class Decoder:
         self.load(adapter)
         loras, routing = self.loras(adapter, dropout), Routing(recorded)
         return self.run(ids.flatten()[layout.source], layout, loras, read=layout.read, routing=routing)
+
+    def plain_hidden(self, ids: Tensor) -> Tensor:
+        """Normalised last hidden states (T, hidden) of one sequence (T,), without adapters, graphs or
+        compiled functions."""
+        self.load(None)
+        layout = pack_mask(torch.ones_like(ids, dtype=torch.bool).unsqueeze(0))
+        return self.run(ids, layout, self.loras(None), functions=Functions())
 
     def run(
         self,

@@ -162,12 +162,11 @@ def check_padding(
 
 def check_ending(spec: RewardSpec, source: ClassifierSource) -> Finding:
     """How a classifier reads the end of a finished response; known once a step has run."""
-    assert source.ending is not None
+    ending = source.ending_now
     text = (
-        f"it reads {'the sampled ids' if source.reads_ids else 'the text, with its own tokenizer'}; "
-        f"{source.ending}"
+        f"it reads {'the sampled ids' if source.reads_ids else 'the text, with its own tokenizer'}; {ending}"
     )
-    if source.ending.is_guess:
+    if ending.is_guess:
         return warn(
             f"ending {spec.label}",
             text,

@@ -57,24 +57,35 @@ def check_learning_rates(config: PPOConfig, parameters: int) -> Finding:
 
 
 def check_reach(config: PPOConfig) -> Finding:
-    """How much of a score on the last token reaches the first one: (gamma * lam) ** tokens between; with
+    """How much of a score on the last action reaches the first one: (gamma * lam) ** actions between; with
     `lam_alpha`, up to which length lambda is 0."""
     name = "reach of the score"
-    between = config.max_new_tokens - 1
     if not config.has_critic:
         return ok(name, f"all of it: {config.adv_estimator} does not discount")
     if config.lam_alpha:
         return _check_adaptive_lam(name, config)
+    actions, kind, shorter = _longest_response(config)
+    between = actions - 1
     reach = (config.gamma * config.lam) ** between
     if reach >= LEAST_REACH:
-        return ok(name, f"{reach:.2g} of a final score enters the advantage {between} tokens earlier")
+        return ok(name, f"{reach:.2g} of a final score enters the advantage {between} {kind} earlier")
     lam = math.ceil(1000 * LEAST_REACH ** (1 / between)) / 1000
     return warn(
         name,
         f"gamma ({config.gamma:g}) x lam ({config.lam:g}) lets {reach:.2g} of a final score enter the "
-        f"advantage {between} tokens earlier: the first tokens of a long response hardly learn from it",
-        f"set gamma to 1 and lam to {lam:g} or more, or lower max_new_tokens",
+        f"advantage {between} {kind} earlier: the first {kind} of a long response hardly learn from it",
+        f"set gamma to 1 and lam to {lam:g} or more, or {shorter}",
     )
+
+
+def _longest_response(config: PPOConfig) -> tuple[int, str, str]:
+    """The most actions of a response, at which gamma and lam act, what they are, and how to have fewer."""
+    if config.discount == "turn":
+        return config.max_turns, "turns", "lower max_turns"
+    if not config.has_episodes:
+        return config.max_new_tokens, "tokens", "lower max_new_tokens"
+    tokens = config.max_turns * config.max_new_tokens  # what is read between turns is not discounted
+    return min(tokens, config.max_episode_tokens or tokens), "tokens", "set discount to turn"
 
 
 def _check_adaptive_lam(name: str, config: PPOConfig) -> Finding:
