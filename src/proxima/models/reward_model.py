@@ -47,7 +47,9 @@ def saved_units(folder: str | Path) -> list[ScoreUnit]:
     one for all heads in a folder of an earlier version; empty where it records none."""
     try:
         unit = json.loads(read_file(Path(folder) / REPORT_FILE))["unit"]
-        return [ScoreUnit(float(each["mean"]), float(each["deviation"])) for each in unit.get("heads", [unit])]
+        return [
+            ScoreUnit(float(each["mean"]), float(each["deviation"])) for each in unit.get("heads", [unit])
+        ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
 
