@@ -85,6 +85,22 @@ def ensemble(tiny_folders):
     return str(RewardTrainer(config).train(pairs).folder)
 
 
+@pytest.fixture(scope="session")
+def judge(tiny_folders, tmp_path_factory):
+    """The folder of a classifier with an arbitrary scale and origin."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("unit") / "judge"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        network = AutoModelForSequenceClassification.from_pretrained(tiny_folders["qwen3"], num_labels=1)
+        torch.nn.init.normal_(network.score.weight, std=2.0)
+    network.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_folders["qwen3"]).save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.fixture
 def tiny(tiny_folders):
     return tiny_folders["qwen3"]

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from proxima.runtime.distributed.process_group import Processes
 from tests import processes_runs
@@ -550,15 +549,9 @@ def test_a_guard_that_goes_back_takes_all_processes_with_it(folder, forked, one_
 
 
 @pytest.mark.long
-def test_reward_models_have_one_unit_for_all_processes(folder, forked, one_process, tiny):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        network = AutoModelForSequenceClassification.from_pretrained(tiny, num_labels=1)
-        torch.nn.init.normal_(network.score.weight, std=2.0)
-    network.save_pretrained(folder / "judge")
-    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder / "judge")
-    one_process("--run-name", "one", "--rewards", "./judge")
-    done = forked(torchrun(2, *train("--run-name", "two", "--rewards", "./judge")), folder)
+def test_reward_models_have_one_unit_for_all_processes(folder, forked, one_process, judge):
+    one_process("--run-name", "one", "--rewards", judge)
+    done = forked(torchrun(2, *train("--run-name", "two", "--rewards", judge)), folder)
     assert done.returncode == 0, done.stderr
     left, right = (
         json.loads((folder / "runs" / name / "results.json").read_text())["units"] for name in ("one", "two")
