@@ -144,7 +144,7 @@ def test_a_message_names_the_numbers():
 # --- in a run ---
 
 
-def test_a_policy_that_waits_for_ever_is_one_warning(make_config, monkeypatch):
+def test_a_policy_that_waits_forever_is_one_warning(make_config, monkeypatch):
     monkeypatch.setattr(guards, "PATIENCE", 2)
     config = make_config(
         batch_size=2, max_new_tokens=4, critic_warmup_until=0.999, on_guard="stop", run_name="waits"

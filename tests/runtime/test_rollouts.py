@@ -517,7 +517,7 @@ def test_several_responses_per_prompt(serve, on_servers, prompts):
 
 
 @pytest.mark.long
-def test_units_doubt_and_a_kl_budget_go_on_bit_for_bit_with_servers(serve, on_servers, judge, ensemble):
+def test_units_doubt_and_a_kl_budget_resume_bit_exactly_with_servers(serve, on_servers, judge, ensemble):
     """A classifier whose unit is measured on the server's samples of the reference, and an ensemble."""
     prompts = [f"prompt {i}" for i in range(6)]
     chosen = {

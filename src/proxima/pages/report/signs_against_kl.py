@@ -30,7 +30,7 @@ def signs_against_kl(metrics: Metrics) -> list[Record]:
 
 
 def _measured(name: str, metrics: Metrics) -> str:
-    """The held-out metric where there is one, else that of training."""
+    """The held-out metric if there is one, else that of training."""
     return next(each for each in WATCHED[name] if each in metrics)
 
 
