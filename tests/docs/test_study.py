@@ -125,7 +125,8 @@ def test_one_command_studies_the_instructions(tmp_path, monkeypatch, capsys):
         judged = json.loads((folder / run.JUDGED).read_text())
         assert 0 <= judged["gold"] <= 1
         assert judged["seconds"] > 0
-        assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows] == [0, 1, 2]
 
 
 def test_a_method_that_needs_a_reward_model_is_refused_on_the_instructions(capsys):
