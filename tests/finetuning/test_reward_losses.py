@@ -276,9 +276,12 @@ def test_the_heads_of_an_ensemble_have_their_own_examples_and_the_mean_has_unit_
     assert torch.allclose(trainers[0].models.value.head.weight, heads.weight.mean(0, keepdim=True))
     outcome = trainers[1].ppo_step(["prompt 1", "prompt 2"])
     assert outcome["reward_spread"] > 0
-    specs = [RewardSpec(folder, weight, name) for weight, name in ((2.0, "one"), (-0.5, "two"))]
-    both = PPOTrainer(PPOConfig(tiny, max_new_tokens=5, rewards=specs)).reward_computer
-    assert torch.allclose(both.score_tokens(tokens).spread, 2.5 * sure.spread)
+    computer = trainers[0].reward_computer
+    [(_, source)] = kept = computer.rewards
+    for weights_, factor in (((2.0,), 2.0), ((2.0, -0.5), 2.5)):  # each as it lowers or raises the score
+        computer.rewards = [(RewardSpec(folder, weight, str(weight)), source) for weight in weights_]
+        assert torch.allclose(computer.score_tokens(tokens).spread, factor * sure.spread)
+    computer.rewards = kept
     # any process whose reward model failed takes part in gathering the spreads like the others
     computer = trainers[0].reward_computer
     monkeypatch.setattr(computer.models.reward, "token_members", lambda tokens: 1 / 0)
