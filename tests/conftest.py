@@ -9,6 +9,7 @@ import gc
 import os
 import sqlite3
 from functools import partial
+from pathlib import Path
 
 import proxima  # noqa: F401 (before torch: it shortens the waits of OpenMP's threads)
 
@@ -67,6 +68,37 @@ def tiny_folders(tmp_path_factory):
 
     home = tmp_path_factory.mktemp("models")
     return {name: str(make_tiny_model(home / name, name)) for name in ARCHITECTURES}
+
+
+@pytest.fixture(scope="session")
+def ensemble(tiny_folders):
+    """The folder of a trained reward model with several heads."""
+    from proxima.config import RewardConfig
+    from proxima.finetuning import Preference, RewardTrainer
+
+    home = Path(tiny_folders["qwen3"]).parent
+    pairs = [Preference(f"prompt {i}", " yes" + "!" * (i % 3), " no" + "!" * (i % 4)) for i in range(24)]
+    config = RewardConfig(
+        tiny_folders["qwen3"], ensemble=3, learning_rate=1e-2, epochs=1, batch_size=4, run_dir=str(home),
+        run_name="ensemble",
+    )  # fmt: skip
+    return str(RewardTrainer(config).train(pairs).folder)
+
+
+@pytest.fixture(scope="session")
+def judge(tiny_folders, tmp_path_factory):
+    """The folder of a classifier with an arbitrary scale and origin."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("unit") / "judge"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        network = AutoModelForSequenceClassification.from_pretrained(tiny_folders["qwen3"], num_labels=1)
+        torch.nn.init.normal_(network.score.weight, std=2.0)
+    network.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_folders["qwen3"]).save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture

@@ -1,9 +1,12 @@
 """Small tools for tests of the whole pipeline."""
 
+from dataclasses import replace
+
 import torch
 
 from proxima.ppo_trainer import PPOTrainer
 from proxima.ppo_trainer.model_trainer import ADAM_EPS
+from proxima.training import add_importance_weights
 
 LOGPROB_ROUNDING = (
     16 * 64 * 2.0**-24
@@ -43,6 +46,24 @@ def shake(trainer: PPOTrainer, size: float = 0.05, seed: int = 1) -> PPOTrainer:
     for role in (trainer.models.policy, trainer.models.value):
         for parameter in role.parameters() if role else ():
             parameter.data += size * torch.randn(parameter.shape, generator=generator).to(parameter.device)
+    return trainer
+
+
+def on_another_engine(trainer: PPOTrainer) -> PPOTrainer:
+    """As if another engine had sampled: log-probabilities are off by up to 0.2, by token, so that some
+    importance weights are cut."""
+
+    def weigh(rollout):
+        tokens = rollout.tokens
+        off = 0.1 * (tokens.response_ids % 5 - 2)
+        tokens = replace(tokens, sampled_logprobs=rollout.column("logprob_policy") - off)
+        config = trainer.config
+        band = (config.importance_mode, config.importance_low, config.importance_clip)
+        moved = type(rollout)(replace(rollout.storage, tokens=tokens))
+        moved, cut = add_importance_weights(moved, *band, is_old=False)
+        return moved, {"policy_lag": 0, "engine_retries": 0, "importance_truncated": cut}
+
+    trainer.generator.add_importance_weights = weigh
     return trainer
 
 

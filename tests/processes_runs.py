@@ -57,7 +57,7 @@ class SomeFail:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    # settings of the config; `prompts` is the number per step
+    # settings of the config; `prompts` is the number per step, `doubt` the doubt_coef of a trained ensemble
     "lora": {},
     "lora-sharded": {"shard_base": True},
     "full": {"lora_r": 0},
@@ -68,6 +68,8 @@ CASES: dict[str, dict[str, Any]] = {
     "kl-stop": {"kl_stop": 2e-3, "learning_rate": 1e-2},
     "adaptive": {"kl_controller": "adaptive", "kl_target": 0.5, "kl_horizon": 20, "normalize_rewards": True},
     "budget": {"kl_controller": "budget", "kl_target": 0.5, "rewards": (each_token, count_e)},
+    "ensemble": {"doubt": 2.0},
+    "ensemble-sharded": {"doubt": 0.5, "kl_controller": "budget", "kl_target": 0.5, "shard_base": True},
     "failures": {"rewards": (some_fail,), "max_reward_failures": 0.9, "normalize_rewards": True},
     "token-rewards": {"rewards": (each_token, count_e)},
     "trunk": {"value_model": "policy"},
@@ -109,6 +111,14 @@ CASES: dict[str, dict[str, Any]] = {
         "kl_loss_coef": 0.1,
         "kl_loss": "k2",
     },
+    "reinforce-plain": {
+        "adv_estimator": "reinforce_plus_plus",
+        "num_generations": 2,
+        "prompts": 3,
+        "value_learning_rate": 1e-4,
+    },
+    "mask": {"importance_mode": "mask", "importance_low": 0.9, "importance_clip": 1.15},
+    "sequence-mask": {"importance_mode": "sequence_mask", "importance_low": 0.99, "importance_clip": 1.01},
     "bootstrap": {"cut_responses": "bootstrap", "lam_alpha": 1.5, "value_epochs": 2, "objective": "dis"},
     "bootstrap-sharded": {
         "cut_responses": "bootstrap",
@@ -149,9 +159,10 @@ CASES: dict[str, dict[str, Any]] = {
 def run_case(models: Path, name: str) -> dict[str, Any]:
     import torch
 
-    from proxima.config import PPOConfig
+    from proxima.config import PPOConfig, RewardSpec
     from proxima.ppo_trainer import PPOTrainer
     from proxima.runs.glossary import is_defined
+    from tests.helpers import on_another_engine
 
     settings = {
         "rewards": (count_e,),
@@ -163,7 +174,11 @@ def run_case(models: Path, name: str) -> dict[str, Any]:
         **CASES[name],
     }
     count, model = settings.pop("prompts", 7), settings.pop("model", "qwen3")
+    if doubt := settings.pop("doubt", None):
+        settings["rewards"] = RewardSpec(str(models / "ensemble"), options={"doubt_coef": doubt})
     trainer = PPOTrainer(PPOConfig(str(models / model), **settings))
+    if trainer.config.importance_mode != "truncate":
+        on_another_engine(trainer)
     processes = trainer.models.processes
     assert processes.world_size == int(os.environ.get("WORLD_SIZE", "1"))
     steps = []

@@ -13,7 +13,7 @@ from proxima.cli import main
 from proxima.cli.continued_reward import Joined
 from proxima.config import PPOConfig
 from proxima.finetuning.held_out_prompts import prompt_key
-from proxima.models import saved_unit
+from proxima.models import saved_units
 from proxima.pages.label import Store
 from proxima.ppo_trainer import PPOTrainer
 
@@ -147,7 +147,7 @@ def test_a_reward_model_goes_on_with_the_old_pairs_and_the_new(home, tiny_folder
     train(tiny_folders, *words, "--run-name", "two")
     prompts = seen[0]
     assert prompts == [f"p{i}" for i in range(100, 116)] + [f"p{i}" for i in range(20)]
-    saved = load_file("runs/one/head.safetensors")["weight"] * saved_unit("runs/one").deviation
+    saved = load_file("runs/one/head.safetensors")["weight"] * saved_units("runs/one")[0].deviation
     assert torch.allclose(heads[0], saved, rtol=1e-5)  # out of its unit: as it was trained
     one, two = (json.loads(Path(f"runs/{name}/data.json").read_text()) for name in ("one", "two"))
     assert len(one["held_out"]) == len(two["held_out"]) - 1 == 1

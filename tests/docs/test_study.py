@@ -7,8 +7,10 @@ from argparse import Namespace
 from statistics import fmean
 
 import pytest
+from gguf_cases import small_network, write_small
 
-from examples.study import run
+from examples.instructions.prompts import write
+from examples.study import on_instructions, run
 from examples.study.methods import METHODS, RESPONSES, VARIANTS, settings_of
 from proxima.config import PRESETS, PPOConfig
 
@@ -60,8 +62,9 @@ def test_what_is_finished_is_not_run_again_and_what_failed_is_named(finished, mo
 
     monkeypatch.setattr(run.subprocess, "run", fail)
     given = Namespace(
-        folder=finished, jobs=2, seeds=[0, 1], methods=["ppo_2022", "rloo"], steps=1, preferences=1
-    )
+        folder=finished, jobs=2, seeds=[0, 1], methods=["ppo_2022", "rloo"], steps=1, preferences=1,
+        task="embedded", model_name="",
+    )  # fmt: skip
     run.run_all(given)
     assert started == []
     (finished / "seed-1" / "rloo" / run.JUDGED).unlink()
@@ -79,3 +82,54 @@ def test_a_table_of_no_study_is_refused_in_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit):
         run.main(["--table", "--folder", str(tmp_path / "nothing")])
     assert "there is no study in" in capsys.readouterr().err
+
+
+# --- the instructions ---
+
+
+@pytest.mark.parametrize("method", [*METHODS, *VARIANTS])
+def test_every_method_runs_on_the_instructions_with_as_many_responses(method):
+    config = PPOConfig(**{**on_instructions.settings_of(method), "model_name": "smollm2"})
+    assert config.batch_size * config.num_generations == on_instructions.COMMON["batch_size"]
+    assert (config.gamma, config.max_new_tokens) == (1.0, 48)
+
+
+def test_one_command_studies_the_instructions(tmp_path, monkeypatch, capsys):
+    """A method with a value model and one without, on a tiny model; started again it trains nothing."""
+    model = write_small(tmp_path / "tiny.gguf", small_network("llama", max_position_embeddings=512))
+    small = {**on_instructions.COMMON, "batch_size": 4, "minibatch_size": 4, "max_new_tokens": 8}
+    monkeypatch.setattr(on_instructions, "COMMON", small)
+    monkeypatch.setattr(on_instructions, "write", lambda path: write(path, train=6, held_out=4))
+    monkeypatch.chdir(tmp_path)
+    started, real = [], subprocess.run
+
+    def here(command, **more):
+        if "examples.study.run" not in command:
+            return real(command, **more)
+        started.append(command[-1])
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            run.main(command[3:])
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(run.subprocess, "run", here)
+    words = ["--task", "instructions", "--model-name", str(model), "--seeds", "0", "--steps", "2"]
+    words += ["--methods", "ppo_2022", "rloo", "--folder", str(tmp_path / "study")]
+    for _ in range(2):
+        run.main(words)
+    assert started == ["ppo_2022", "rloo"]
+    shown = capsys.readouterr().out
+    assert "| method | seeds | success | worst seed |" in shown
+    for method in ("ppo_2022", "rloo"):
+        folder = tmp_path / "study" / "seed-0" / method
+        judged = json.loads((folder / run.JUDGED).read_text())
+        assert 0 <= judged["gold"] <= 1
+        assert judged["seconds"] > 0
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows] == [0, 1, 2]
+
+
+def test_a_method_that_needs_a_reward_model_is_refused_on_the_instructions(capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--task", "instructions", "--methods", "value_from_reward"])
+    assert "needs a reward model, and the instructions have none" in capsys.readouterr().err

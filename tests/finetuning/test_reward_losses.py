@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from proxima.config import RewardConfig
+from proxima.data import Demonstration
 from proxima.finetuning import Preference, Rating, RatingTrainer, RewardTrainer
 from proxima.finetuning.reward_defaults import with_defaults
 from proxima.finetuning.reward_losses import mean_by_answer, preference_loss, score_penalty
@@ -275,6 +276,12 @@ def test_the_heads_of_an_ensemble_have_their_own_examples_and_the_mean_has_unit_
     assert torch.allclose(trainers[0].models.value.head.weight, heads.weight.mean(0, keepdim=True))
     outcome = trainers[1].ppo_step(["prompt 1", "prompt 2"])
     assert outcome["reward_spread"] > 0
+    computer = trainers[0].reward_computer
+    [(_, source)] = kept = computer.rewards
+    for weights_, factor in (((2.0,), 2.0), ((2.0, -0.5), 2.5)):  # each as it lowers or raises the score
+        computer.rewards = [(RewardSpec(folder, weight, str(weight)), source) for weight in weights_]
+        assert torch.allclose(computer.score_tokens(tokens).spread, factor * sure.spread)
+    computer.rewards = kept
     # any process whose reward model failed takes part in gathering the spreads like the others
     computer = trainers[0].reward_computer
     monkeypatch.setattr(computer.models.reward, "token_members", lambda tokens: 1 / 0)
@@ -304,12 +311,12 @@ def test_saved_scores_have_mean_0_and_unit_variance_over_samples_of_the_start(tr
     import json
 
     from proxima.config import PPOConfig
-    from proxima.models import REPORT_FILE, saved_unit
+    from proxima.models import REPORT_FILE, saved_units
     from proxima.ppo_trainer import PPOTrainer
 
     results = RewardTrainer(training(**way)).train(PREFERENCES)
     unit = json.loads((results.folder / REPORT_FILE).read_text())["unit"]
-    assert saved_unit(results.folder) is not None
+    assert len(saved_units(results.folder)) == 1
     assert unit["samples"] == 23  # one per training prompt; one pair is held out
     assert (unit["model"], unit["temperature"], unit["seed"]) == (tiny, 1.0, 0)
     config = PPOConfig(
@@ -346,21 +353,71 @@ def test_pairs_that_are_all_ties_are_refused(training):
         RewardTrainer(training(max_length=50)).train(PREFERENCES, [*ties, long])
 
 
-@pytest.mark.parametrize("way", [{}, {"lora_r": 0, "learning_rate": 3e-3}], ids=["lora", "full"])
-def test_training_that_continues_starts_from_the_logits_of_choices(training, way):
-    """The unit is taken out of the head again, and answers are sampled from the base, not the reward model."""
-    first = RewardTrainer(training(**way))
-    rows = [first.encode(item) for item in PREFERENCES]
-    folder = first.train(PREFERENCES).folder
-    with torch.no_grad():
-        logits = first.margins(rows) * first.unit.deviation
-    second = RewardTrainer(training(**{**way, "learning_rate": 1e-12}))
+RATINGS = [Rating(item.prompt, item.chosen, 3.0 * (i % 4) + 10) for i, item in enumerate(PREFERENCES)]
+CENTRE = [Demonstration(f"prompt {i}", " no") for i in range(3)]
+
+
+def trained_and_continued(trainer, config, examples, later, **given):
+    """A trained model and its members' scores as training left them, and the trainer that goes on from it."""
+    first = trainer(config(), **given)
+    rows = [first.encode(item) for item in examples]
+    answers = [answer for row in rows for answer in first.answers(row)]
+    raw, finish = [], first.finish
+    first.finish = lambda held_out: raw.append(first.members(answers).detach()) or finish(held_out)
+    folder = first.train(examples, examples[:4]).folder
+    second = trainer(config(learning_rate=1e-12))
     second.continued = str(folder)
+    second.prepare(later, later)
     second.settle(rows, rows)
     with torch.no_grad():
-        assert torch.allclose(second.margins(rows), logits, atol=1e-4)
+        return first, second, raw[0], second.members(answers)
+
+
+@pytest.mark.parametrize("ensemble", [1, 3])
+@pytest.mark.parametrize("centre", [None, CENTRE], ids=["samples", "demonstrations"])
+@pytest.mark.parametrize("way", [{}, {"lora_r": 0, "learning_rate": 3e-3}], ids=["lora", "full"])
+def test_training_that_continues_starts_from_the_logits_of_choices(training, way, centre, ensemble):
+    """The unit is taken out of each head again, and answers are sampled from the base, not the reward
+    model."""
+    first, second, raw, found = trained_and_continued(
+        RewardTrainer, lambda **more: training(ensemble=ensemble, **{**way, **more}), PREFERENCES,
+        PREFERENCES, centre_on=centre,
+    )  # fmt: skip
+    assert found.shape == (48, ensemble)
+    assert torch.allclose(found, raw, atol=1e-4)
     sampled = [{tuple(prompt + answer) for prompt, answer in one.samples.rows} for one in (first, second)]
-    assert sampled[0] <= sampled[1]  # the first held one pair out
+    assert sampled[0] == sampled[1]
+
+
+@pytest.mark.parametrize("ensemble", [1, 3])
+def test_training_that_continues_on_ratings_starts_from_the_same_ratings(training, ensemble):
+    """Also where the new ratings have another mean and deviation, in which the heads now count."""
+    later = [Rating(item.prompt, item.completion, 2 * item.rating + 1) for item in RATINGS[:10]]
+    first, second, raw, found = trained_and_continued(
+        RatingTrainer, lambda **more: training(ensemble=ensemble, **more), RATINGS, later
+    )
+    assert (second.mean, second.deviation) != pytest.approx((first.mean, first.deviation))
+    as_ratings = [scores * one.deviation + one.mean for one, scores in ((first, raw), (second, found))]
+    assert torch.allclose(*as_ratings, atol=1e-3)
+
+
+def test_a_folder_from_before_each_head_had_a_unit_of_its_own_still_continues(tmp_path):
+    import json
+
+    from proxima.models import REPORT_FILE, ScoreUnit, saved_units
+
+    assert saved_units(tmp_path) == []
+    (tmp_path / REPORT_FILE).write_text(json.dumps({"unit": {"mean": 1.5, "deviation": 2.0}}))
+    assert saved_units(tmp_path) == [ScoreUnit(1.5, 2.0)]
+
+
+def test_units_one_after_the_other_are_one_unit_and_have_an_inverse():
+    from proxima.models import ScoreUnit
+
+    scores = torch.linspace(-3, 5, 9, dtype=torch.float64)
+    first, second = ScoreUnit(1.5, 0.25), ScoreUnit(-2.0, 3.0)
+    assert torch.allclose(first.then(second)(scores), second(first(scores)))
+    assert torch.allclose(first.inverse(first(scores)), scores)
 
 
 # --- settings of earlier versions ---

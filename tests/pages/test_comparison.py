@@ -131,6 +131,27 @@ def test_the_frontier_has_a_point_per_evaluation_of_every_run_and_falls_back_to_
     assert points[-1][0] == 9999
 
 
+def test_the_frontier_has_each_groups_mean_with_its_interval_and_a_chart_for_every_judge_of_all():
+    def run(shift, **more):
+        columns = {"step": [10.0, 20.0], "validation/kl": [1.0, 3.0 + shift]}
+        return {**columns, "validation/reward": [0.5, 0.6 + shift], **more}
+
+    rate = {"validation/win_rate/gold": [0.5, 0.7]}
+    metrics = {"a": run(0.0, **rate), "b": run(0.2, **rate), "other": run(0.4, **rate)}
+    charts = frontier(metrics, {"both": ["a", "b"]})
+    assert [chart["title"].endswith("against KL") for chart in charts] == [True] * 2
+    assert "gold" in charts[1]["title"]
+    mean, *runs = charts[0]["series"]
+    assert [(one["name"], one["faint"]) for one in runs] == [("a", True), ("b", True), ("other", False)]
+    assert mean["name"] == "both"
+    assert mean["points"][1] == [pytest.approx(3.1), pytest.approx(0.7), "step 20, mean"]
+    half = 12.706205 * 0.1  # t(0.975, 1) * s / sqrt(2), s = 0.2 / sqrt(2)
+    assert mean["band"][1] == pytest.approx([3.1, 0.7 - half, 0.7 + half], rel=1e-4)
+    assert charts[1]["series"][0]["points"][1][:2] == pytest.approx([3.1, 0.7])
+    metrics["other"] = run(0.4)  # which had no judge
+    assert len(frontier(metrics, {})) == 1
+
+
 def test_intervals_of_a_run_are_bands_and_numbers_that_are_missing_are_no_curve():
     columns = {"step": [1.0, 2.0, 3.0], "validation/reward": [1.0, NAN, 3.0]}
     columns |= {

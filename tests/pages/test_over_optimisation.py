@@ -8,6 +8,7 @@ import pytest
 from proxima.evaluator.diversity import common_opening
 from proxima.pages.report import summary, write_report
 from proxima.pages.report.over_optimisation import judge_optimisation, signs
+from proxima.pages.report.signs_against_kl import signs_against_kl
 from proxima.runs import Run
 from tests.fake_run import OUTCOMES, write_outcome, write_run
 
@@ -71,6 +72,25 @@ def test_a_held_out_reward_that_falls_while_the_training_reward_rises_is_enough(
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = found_in(folder)
     assert (found.status, found.step) == ("over-optimised", 30)
+
+
+def test_signs_are_drawn_against_kl(tmp_path):
+    folder = write_outcome(tmp_path / "run", "gamed")
+    metrics = Run(folder).metrics()
+    charts = signs_against_kl(metrics)
+    drawn = [one["name"] for chart in charts for one in chart["series"]]
+    assert drawn[:3] == ["validation/response_length", "validation/common_opening", "validation/distinct_2"]
+    for chart in charts:
+        [one] = chart["series"]
+        known = [
+            row
+            for row in zip(metrics["validation/kl"], metrics[one["name"]], strict=True)
+            if row[0] == row[0]
+        ]
+        assert [tuple(point[:2]) for point in one["points"]] == known
+    page = write_report(Run(folder)).read_text()
+    assert all(chart["title"] in page for chart in charts)
+    assert signs_against_kl({"step": [1.0, 2.0], "avg_reward": [0.0, 1.0]}) == []
 
 
 def test_judges_that_see_a_gain_overrule_signs(tmp_path):

@@ -65,10 +65,11 @@ def test_the_policy_learns_to_write_letters_and_kl_rises_only_as_the_coefficient
 @pytest.mark.long  # seconds each; `make test-long` has them
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_learns(make_config, name):
-    """With as many responses per step, and the learning rates of this task. Of three seeds the gain was 0.75
-    to 0.89, also for SAO, whose policy trains in 8 of 18 steps: 0.4 is half of it."""
-    values = {key: value for key, value in PRESETS[name].items() if not key.endswith("learning_rate")}
+    """As it is, learning rates by rule included, with as many responses per step. Of two seeds the gain was
+    0.82 to 0.94 after 36 steps with `fast`, `sao` (whose policy trains in 26 of them) and `grpo`; `16gb` leaves
+    the rates of this task."""
+    values = PRESETS[name]
     more = {"value_learning_rate": 1e-4} if "adv_estimator" in values else {}
     prompts = PROMPTS[: len(PROMPTS) // values.get("num_generations", 1)]
-    found = [learn(make_config, seed, 0.0, prompts, 18, **{**more, **values}) for seed in SEEDS]
+    found = [learn(make_config, seed, 0.0, prompts, 36, **{**more, **values}) for seed in (0, 1)]
     assert statistics.mean(gain for gain, _ in found) > 0.4

@@ -8,7 +8,8 @@ import torch
 
 from proxima.config import PRESETS, PPOConfig
 from proxima.ppo_trainer import PPOTrainer
-from tests.helpers import Crash, crash_at, difference, rounding, shake, weights
+from tests.helpers import Crash, crash_at, difference, on_another_engine, rounding, shake, weights
+from tests.processes_runs import CASES
 
 GROUPS = {"num_generations": 2, "value_learning_rate": 1e-4}
 METHODS = {
@@ -24,6 +25,8 @@ METHODS = {
     "dr_grpo": {
         **GROUPS, "adv_estimator": "dr_grpo", "whiten_advantages": False, "loss_weighting": "horizon",
     },
+    "mask": {"importance_mode": "mask", "importance_low": 0.9, "importance_clip": 1.15},
+    "sequence_mask": {"importance_mode": "sequence_mask", "importance_low": 0.99, "importance_clip": 1.01},
     "reinforce_plus_plus": {**GROUPS, "adv_estimator": "reinforce_plus_plus"},
     "reinforce_plus_plus_baseline": {**GROUPS, "adv_estimator": "reinforce_plus_plus_baseline"},
     **{
@@ -33,14 +36,18 @@ METHODS = {
 }  # fmt: skip
 
 
-def test_no_method_is_forgotten():
+@pytest.mark.parametrize("cases", [METHODS, CASES], ids=["here", "over processes"])
+def test_no_method_is_forgotten(cases):
     hints = get_type_hints(PPOConfig)
-    for name in ("adv_estimator", "objective", "loss_weighting", "kl_loss"):
+    for name in ("adv_estimator", "objective", "loss_weighting", "kl_loss", "importance_mode"):
         default = getattr(PPOConfig(), name)
-        assert set(get_args(hints[name])) == {
-            default,
-            *(each.get(name, default) for each in METHODS.values()),
-        }
+        found = {default, *(each.get(name, default) for each in cases.values())}
+        assert set(get_args(hints[name])) == found, name
+
+
+def on_its_engine(trainer):
+    """Importance weights need log-probabilities of another one."""
+    return trainer if trainer.config.importance_mode == "truncate" else on_another_engine(trainer)
 
 
 @pytest.fixture
@@ -49,7 +56,7 @@ def trainer_of(make_config):
 
     def make(name, **more):
         settings = {"max_new_tokens": 8, "temperature": 1.5, "ppo_epochs": 1, "minibatch_size": 4}
-        trainer = shake(PPOTrainer(make_config(**{**settings, **METHODS[name], **more})))
+        trainer = on_its_engine(shake(PPOTrainer(make_config(**{**settings, **METHODS[name], **more}))))
         trainer.models.eos_ids = tuple(range(0, 200, 3))
         return trainer
 
@@ -64,6 +71,7 @@ def test_a_step_does_not_depend_on_micro_batches(trainer_of, prompts, name):
         trainer = trainer_of(name, micro_batch_size=size, critic_warmup_until=0.0)
         outcome = trainer.ppo_step(prompts)
         assert len(set(outcome["sa_pairs"].lengths.tolist())) > 1
+        assert (outcome["importance_truncated"] > 0) == ("mask" in name)
         found.append((weights(trainer), outcome["policy_loss"]))
     assert found[0][1] == pytest.approx(found[1][1], rel=1e-4, abs=1e-5)
     assert difference(found[0][0], found[1][0]) <= rounding(trainer)
@@ -90,9 +98,9 @@ def test_a_run_that_died_resumes_bit_exactly(make_config, name):
         config = make_config(**{**settings, **METHODS[name]}, run_name=run)
         if run == "cut":
             with pytest.raises(Crash):
-                crash_at(PPOTrainer(config), 2).train(prompts)
+                crash_at(on_its_engine(PPOTrainer(config)), 2).train(prompts)
             torch.manual_seed(99)  # a new process knows nothing of the old one's generators
-        trainer = PPOTrainer(config)
+        trainer = on_its_engine(PPOTrainer(config))
         results = trainer.train(prompts, resume=run == "cut")
         numbers = [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in results.metrics]
         found.append((weights(trainer), str(numbers)))

@@ -109,14 +109,19 @@ KINDS = {
         "objective": "dis",
         "lam_alpha": 1.5,
     },
+    "ensemble": {"kl_controller": "budget", "kl_target": 0.02, "checkpoint_every": 1},
     "random reward": {"rewards": (noisy,)},
     "judges": {"judges": (RewardSpec(noisy, name="noisy"), coin), "checkpoint_every": 1},
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_died_resumes_bit_exactly(settings, kind):
-    whole, cut = (settings(run_name=name, **KINDS[kind]) for name in ("whole", "cut"))
+def test_a_run_that_died_resumes_bit_exactly(settings, kind, request):
+    more = KINDS[kind]
+    if kind == "ensemble":
+        folder = request.getfixturevalue("ensemble")
+        more = {**more, "rewards": RewardSpec(folder, options={"doubt_coef": 2.0})}
+    whole, cut = (settings(run_name=name, **more) for name in ("whole", "cut"))
     seed_all()
     expected = PPOTrainer(whole).train(PROMPTS, 2, ["held out"])
     seed_all()
@@ -127,6 +132,7 @@ def test_a_run_that_died_resumes_bit_exactly(settings, kind):
         torch.manual_seed(99)
     results = PPOTrainer(cut).train(PROMPTS, 2, ["held out"], resume=True)
     assert len(results.metrics) == 6
+    assert all(("reward_spread" in step) == (kind == "ensemble") for step in results.metrics)
     assert same_run(expected.run_folder, results.run_folder)
     assert (results.best_step, results.stop_reason) == (expected.best_step, expected.stop_reason)
     assert lines(results.run_folder)[-1]["validation/win_rate"] is not None

@@ -4,8 +4,6 @@ import json
 
 import pytest
 import torch
-from torch import nn
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from proxima.evaluator import evaluate_run
 from proxima.models.reward_model import REPORT_FILE
@@ -15,19 +13,6 @@ from proxima.ppo_trainer.reward_units import FIRST_STEP, SAMPLES, measure_units
 from proxima.ppo_trainer.trainer_state import load_state
 from tests.conftest import count_e
 from tests.helpers import Crash, crash_at, weights
-
-
-@pytest.fixture(scope="module")
-def judge(tiny_folders, tmp_path_factory):
-    """A classifier with an arbitrary scale and origin."""
-    folder = tmp_path_factory.mktemp("unit") / "judge"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        network = AutoModelForSequenceClassification.from_pretrained(tiny_folders["qwen3"], num_labels=1)
-        nn.init.normal_(network.score.weight, std=2.0)
-    network.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny_folders["qwen3"]).save_pretrained(folder)
-    return str(folder)
 
 
 def prompts_of(count):

@@ -9,6 +9,7 @@ import torch
 
 from proxima.config import PPOConfig
 from proxima.ppo_trainer import PPOTrainer, model_trainer
+from proxima.runs import guards
 from proxima.runs.guards import MAX_ROLLBACKS, alarms
 from proxima.training import objectives
 from tests.helpers import weights
@@ -22,6 +23,7 @@ LIMITS = {
     "length_limit": 3.0,
     "max_declining_evals": 3,
     "max_failed_rewards": 20.0,
+    "critic_warmup_until": 0.3,
 }
 HEALTHY = {
     "skipped_updates": 0,
@@ -31,6 +33,7 @@ HEALTHY = {
     "eos_rate": 0.8,
     "avg_reward": 1.0,
     "failed_rewards": 1,
+    "explained_variance": 0.5,
 }
 
 
@@ -68,13 +71,16 @@ def test_a_healthy_run_raises_none_at_any_step():
         ({"validation_reward": [0.9, 0.8, NAN, 0.7, 0.6]}, "overoptimization"),
         ({"validation_win_rate/judge": [0.9, 0.8, 0.7, 0.6]}, "overoptimization"),  # its own reward rises
         ({"failed_rewards": [5] * 3}, "rewards"),
+        ({"explained_variance": [0.29] * 20}, "critic"),
+        ({"explained_variance": [-1.0, NAN] * 11}, "critic"),
     ],
 )
 def test_what_goes_wrong_raises_its_own_alarm_and_0_turns_it_off(columns, guard):
-    assert raised(history(**columns)) == [guard]
-    guards = ["nonfinite", "kl", "entropy", "length", "overoptimization", "rewards"]
-    limit = dict(zip(guards, LIMITS, strict=True))[guard]
-    assert raised(history(**columns), **{limit: 0}) == []
+    made = history(max(12, *map(len, columns.values())), **columns)
+    assert raised(made) == [guard]
+    names = ["nonfinite", "kl", "entropy", "length", "overoptimization", "rewards", "critic"]
+    limit = dict(zip(names, LIMITS, strict=True))[guard]
+    assert raised(made, **{limit: 0}) == []
 
 
 @pytest.mark.parametrize(
@@ -104,6 +110,21 @@ def test_what_is_within_its_limits_raises_none(columns):
     assert raised(history(**columns)) == []
 
 
+def test_a_policy_waits_for_its_critic_a_while_before_it_is_said():
+    made = history(40, explained_variance=[0.1] * 40)
+    assert raised(made[:19]) == []
+    assert raised(made[:20]) == ["critic"]
+    assert raised(made[:29], critic_warmup_steps=10) == []  # until then the policy waits in any case
+    [alarm] = alarms(made[:30], critic_warmup_until=0.3, critic_warmup_steps=10)
+    assert alarm.message == (
+        "the policy has waited 20 steps for the value model, whose explained variance was at most 0.1, and "
+        "critic_warmup_until is 0.3; raise value_learning_rate or value_epochs, or lower critic_warmup_until"
+    )
+    made[15]["explained_variance"] = 0.3
+    assert raised(made) == []
+    assert raised(made, critic_warmup_steps=16) == ["critic"]  # what came before does not count
+
+
 def test_runs_that_never_ended_responses_are_not_blamed_for_it():
     made = history(eos_rate=[0.0] * 3)
     made[0]["eos_rate"] = 0.4
@@ -121,6 +142,18 @@ def test_a_message_names_the_numbers():
 
 
 # --- in a run ---
+
+
+def test_a_policy_that_waits_forever_is_one_warning(make_config, monkeypatch):
+    monkeypatch.setattr(guards, "PATIENCE", 2)
+    config = make_config(
+        batch_size=2, max_new_tokens=4, critic_warmup_until=0.999, on_guard="stop", run_name="waits"
+    )
+    results = PPOTrainer(config).train(PROMPTS * 2)
+    assert [step["alarms"] for step in results.metrics] == [0, 1, 1, 1, 1, 1]
+    [warning] = lines(results.run_folder, "warnings.jsonl")
+    assert (warning["step"], warning["guard"], warning["action"]) == (2, "critic", "warn")
+
 
 PROMPTS = [f"prompt {i}" for i in range(6)]
 

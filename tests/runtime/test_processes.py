@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from proxima.runtime.distributed.process_group import Processes
 from tests import processes_runs
@@ -64,7 +63,7 @@ TOGETHER = pytest.mark.xdist_group("outcome")  # tests that share what one proce
 
 
 @pytest.fixture(scope="module")
-def outcome(tiny_folders, forked, tmp_path_factory):
+def outcome(tiny_folders, ensemble, forked, tmp_path_factory):
     """What some cases gave on a number of processes: one launch for all that are asked for."""
     home, found = tmp_path_factory.mktemp("outcomes"), {}
     models = str(Path(tiny_folders["qwen3"]).parent)
@@ -110,6 +109,7 @@ def check_equal(one: dict, several: dict, count: int) -> None:
 
 QUICK = (
     "full-sharded",
+    "ensemble",
     "failures",
     "groups",
     "bootstrap",
@@ -128,6 +128,7 @@ def test_two_processes_equal_one(outcome):
         two["full-sharded"]["reference_parameters_held"] < 0.75 * two["groups"]["reference_parameters_held"]
     )
     assert one["failures"]["steps"][0]["numbers"]["failed_rewards"] > 0
+    assert one["ensemble"]["steps"][0]["numbers"]["reward_spread"] > 0
 
 
 @TOGETHER
@@ -141,6 +142,8 @@ def test_any_case_on_any_number_of_processes(outcome, count):
         check_equal(one[name], several[name], count)
     stopped = [step["numbers"]["kl_stopped"] for step in several["kl-stop"]["steps"]]
     assert 1 in stopped  # the case is about something
+    for name in ("mask", "sequence-mask"):
+        assert 0 < several[name]["steps"][0]["numbers"]["importance_truncated"] < 1
     assert len({step["numbers"]["kl_coef"] for step in several["adaptive"]["steps"]}) == STEPS
     assert len({step["numbers"]["kl_coef"] for step in several["budget"]["steps"]}) > 1
 
@@ -552,15 +555,9 @@ def test_a_guard_that_goes_back_takes_all_processes_with_it(folder, forked, one_
 
 
 @pytest.mark.long
-def test_reward_models_have_one_unit_for_all_processes(folder, forked, one_process, tiny):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        network = AutoModelForSequenceClassification.from_pretrained(tiny, num_labels=1)
-        torch.nn.init.normal_(network.score.weight, std=2.0)
-    network.save_pretrained(folder / "judge")
-    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder / "judge")
-    one_process("--run-name", "one", "--rewards", "./judge")
-    done = forked(torchrun(2, *train("--run-name", "two", "--rewards", "./judge")), folder)
+def test_reward_models_have_one_unit_for_all_processes(folder, forked, one_process, judge):
+    one_process("--run-name", "one", "--rewards", judge)
+    done = forked(torchrun(2, *train("--run-name", "two", "--rewards", judge)), folder)
     assert done.returncode == 0, done.stderr
     left, right = (
         json.loads((folder / "runs" / name / "results.json").read_text())["units"] for name in ("one", "two")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from proxima.config import PPOConfig
+from proxima.config import PPOConfig, RewardSpec
 from proxima.core.errors import EngineFailure
 from proxima.core.retries import RetryPolicy
 from proxima.core.sampling import (
@@ -29,7 +29,7 @@ from proxima.runtime.vllm.rollout_job import InvalidResponse, RolloutJob, Weight
 from proxima.runtime.vllm.vllm_rollouts import sequence_seeds
 from proxima.training import importance_weights
 from proxima.world.tiny_models import make_tiny_model
-from tests.helpers import LOGPROB_ROUNDING, difference, rounding, shake, weights
+from tests.helpers import LOGPROB_ROUNDING, Crash, crash_at, difference, rounding, shake, weights
 from tests.rollout_server import RolloutServer, is_sampling, stalls
 from tests.runtime.test_processes import torchrun
 
@@ -514,6 +514,37 @@ def test_several_responses_per_prompt(serve, on_servers, prompts):
     texts, rows = outcome["generated_texts"], outcome["sa_pairs"].tokens.prompts
     assert rows == [prompt for prompt in prompts for _ in range(3)]
     assert all(len(set(texts[i : i + 3])) > 1 for i in range(0, len(texts), 3))
+
+
+@pytest.mark.long
+def test_units_doubt_and_a_kl_budget_resume_bit_exactly_with_servers(serve, on_servers, judge, ensemble):
+    """A classifier whose unit is measured on the server's samples of the reference, and an ensemble."""
+    prompts = [f"prompt {i}" for i in range(6)]
+    chosen = {
+        "rewards": (RewardSpec(judge, 0.5), RewardSpec(ensemble, options={"doubt_coef": 2.0})),
+        "batch_size": 2, "kl_controller": "budget", "kl_target": 0.05, "checkpoint_every": 1,
+    }  # fmt: skip
+    server, found = serve(), []
+    whole = PPOTrainer(on_servers(server, **chosen, run_name="whole"))
+    found.append(whole.train(prompts))
+    config = on_servers(server, **chosen, run_name="cut")
+    with pytest.raises(Crash):
+        crash_at(PPOTrainer(config), 2).train(prompts)
+    resumed = PPOTrainer(config)
+    found.append(resumed.train(prompts, resume=True))
+    left, right = (
+        [{name: str(value) for name, value in step.items() if "seconds" not in name} for step in each.metrics]
+        for each in found
+    )
+    assert left == right
+    assert difference(weights(whole), weights(resumed)) == 0
+    assert whole.reward_computer.units == resumed.reward_computer.units
+    [unit] = whole.reward_computer.units.values()
+    assert unit.deviation > 0
+    steps = found[0].metrics
+    assert len({step["kl_coef"] for step in steps}) > 1
+    assert all(step["reward_spread"] > 0 for step in steps)
+    assert all(abs(step["reward/judge"]) < 4 for step in steps)  # in its unit
 
 
 def test_tokens_outside_the_kept_set_are_counted_and_harmless(serve, on_servers, prompts):

@@ -4,6 +4,7 @@ set."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ OF_THE_CRITIC = (
     "critic_warmup_steps",
     "critic_warmup_until",
 )
+
+OF_THE_WEIGHTS = ("importance_mode", "importance_low", "importance_clip")
+WIDE = (0.5, 2.0)  # a band that means something for tokens, and nothing for means over responses
 
 
 def check_credit(config: PPOConfig) -> None:
@@ -62,10 +66,10 @@ def check_credit(config: PPOConfig) -> None:
             else f"{name} does not discount"
         )
         raise ValueError(f"discount turn acts between turns, and {why}: leave discount out")
-    if config.objective == "dis" and config.importance_mode != "truncate":
+    if config.objective == "dis" and (moved := _moved(config, OF_THE_WEIGHTS)):
         raise ValueError(
             "objective dis takes its ratio to the policy that sampled, and importance weights would count it "
-            "twice: leave importance_mode out"
+            f"twice: leave {', '.join(moved)} out"
         )
     if config.objective != "ppo" and config.dual_clip:
         raise ValueError(
@@ -75,7 +79,6 @@ def check_credit(config: PPOConfig) -> None:
 
 def idle_credit(config: PPOConfig) -> dict[str, tuple[str, str]]:
     """Settings that have no effect with the others as they are: what is wrong, and what to do."""
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
     unread: dict[str, str] = {}
     if not config.has_critic:  # undiscounted, as a gamma and a lambda of 1 would be
         reader = f"adv_estimator {config.adv_estimator}"
@@ -84,22 +87,33 @@ def idle_credit(config: PPOConfig) -> dict[str, tuple[str, str]]:
         unread = {"lam": f"lam_alpha ({config.lam_alpha:g}), which replaces it"}
     if config.importance_mode == "truncate":
         unread["importance_low"] = "importance_mode truncate"
-    if config.objective == "dis":
-        unread["importance_clip"] = "objective dis, whose ratio is to the policy that sampled"
     if config.objective == "cispo" and config.clip_epsilon_high:
         unread["clip_epsilon"] = f"objective cispo and clip_epsilon_high ({config.clip_epsilon_high:g})"
     if config.kl_controller == "budget":
         unread["kl_horizon"] = "kl_controller budget"
-    return {
-        name: (f"{name} ({getattr(config, name):g}) has no effect with {reader}", f"leave {name} out")
-        for name, reader in unread.items()
-        if getattr(config, name) != defaults[name]
+        unread["kl_coef"] = "kl_controller budget, which finds its own as soon as rewards differ"
+    found = {
+        name: (f"{name} ({getattr(config, name):g}) has no effect with {unread[name]}", f"leave {name} out")
+        for name in _moved(config, unread)
     }
+    low, high = config.importance_low, config.importance_clip
+    if config.importance_mode == "sequence_mask" and low <= WIDE[0] and high >= WIDE[1]:
+        found["importance_mode"] = (
+            f"importance_mode sequence_mask has no effect in practice from {low:g} to {high:g}: the "
+            "geometric mean of a response's weights is nearly always within 0.99 to 1.01",
+            "set importance_low and importance_clip, for example to 0.99 and 1.01",
+        )
+    return found
+
+
+def _moved(config: PPOConfig, names: Iterable[str]) -> list[str]:
+    """Those of the settings that are not at their defaults."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    return [name for name in names if getattr(config, name) != defaults[name]]
 
 
 def _refuse_critic_settings(config: PPOConfig) -> None:
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    moved = [name for name in OF_THE_CRITIC if getattr(config, name) != defaults[name]]
+    moved = _moved(config, OF_THE_CRITIC)
     if config.cut_responses == "bootstrap":
         moved.append("cut_responses bootstrap")
     if moved:

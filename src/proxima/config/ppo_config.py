@@ -196,7 +196,7 @@ class PPOConfig(Settings):
     importance_mode: Literal["truncate", "mask", "sequence_mask"] = setting("truncate")
     """How importance weights are limited: `truncate`, at most `importance_clip`; `mask`, 0 outside
     `importance_low` .. `importance_clip`; `sequence_mask`, the same for whole responses, by the geometric
-    mean of their weights (usual: 0.99 .. 1.01), and 1 for those that stay."""
+    mean of their weights (usual: 0.99 .. 1.01, which both must be set to), and 1 for those that stay."""
     importance_low: float = setting(0.5, above=0, at_most=1)
     """Smallest importance weight that the masks of `importance_mode` leave."""
     overlap: bool = setting(False, values="true or false; true needs `engine_urls`")

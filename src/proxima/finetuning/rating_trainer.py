@@ -9,17 +9,21 @@ model.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from proxima.core.json_record import Record
+from proxima.core.regular_files import read_file
 from proxima.data import Rating
 from proxima.finetuning.example_batches import encode
 from proxima.finetuning.finetuning_trainer import FinetuningResults
 from proxima.finetuning.reward_trainer import Row, ScoreTrainer
+from proxima.models import REPORT_FILE, ScoreUnit
 
 Rated = tuple[Row, float]  # an answer, its rating
 
@@ -49,6 +53,12 @@ class RatingTrainer(ScoreTrainer[Rating, Rated]):
                 "the held-out ratings are all the same; hold out more (validation_share) or give validation "
                 "data"
             )
+
+    def settle(self, rows: Sequence[Rated], held_out: Sequence[Rated]) -> None:
+        """Also: a model whose training continues was trained on ratings in another unit."""
+        super().settle(rows, held_out)
+        if self.continued and (before := saved_ratings(self.continued)) is not None:
+            self.rescale([before.inverse.then(ScoreUnit(self.mean, self.deviation))])
 
     def encode(self, example: Rating) -> Rated:
         return encode(self.tokenizer, example.prompt, example.completion, example.ended), example.rating
@@ -83,6 +93,15 @@ class RatingTrainer(ScoreTrainer[Rating, Rated]):
     def report(self, results: FinetuningResults) -> Record:
         """Also what turns a score in its unit back into a rating, in the same two steps backwards."""
         return {**super().report(results), "rating_mean": self.mean, "rating_deviation": self.deviation}
+
+
+def saved_ratings(folder: str | Path) -> ScoreUnit | None:
+    """The unit of the ratings that the reward model in a folder was trained on; None of a model of pairs."""
+    try:
+        noted = json.loads(read_file(Path(folder) / REPORT_FILE))
+        return ScoreUnit(float(noted["rating_mean"]), float(noted["rating_deviation"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def order_accuracy(scores: Tensor, ratings: Tensor) -> float:

@@ -34,7 +34,7 @@ from proxima.finetuning.own_samples import OwnSamples, sample_answers
 from proxima.finetuning.reward_defaults import with_defaults
 from proxima.finetuning.reward_losses import mean_by_answer, preference_loss, score_penalty
 from proxima.finetuning.reward_report import HeldOutPairs, PairFacts, lines, report
-from proxima.models import REPORT_FILE, PolicyModel, RewardModel, ScoreUnit, saved_unit, scalar_head
+from proxima.models import REPORT_FILE, PolicyModel, RewardModel, ScoreUnit, saved_units, scalar_head
 from proxima.runs import write_json
 
 if TYPE_CHECKING:
@@ -83,6 +83,9 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
         super().__init__(config, network, tokenizer)
         self.centre_on = centre_on
         self.unit = ScoreUnit()
+        """Of the trained scores, the mean of the heads."""
+        self.units: list[ScoreUnit] = []
+        """That each head's scores have been given, in all its steps; empty before training ends."""
         self.samples: OwnSamples | None = None
         self.continued: str | Path = ""
         """Folder of a reward model whose weights training starts from; empty = none."""
@@ -138,9 +141,8 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
         self.look(held_out)
         if self.continued:  # only now: with all weights, it takes the place of the model that was sampled
             self.role.load(self.continued)
-            unit = saved_unit(self.continued) or ScoreUnit()
-            back = ScoreUnit(-unit.mean / unit.deviation, 1 / unit.deviation)
-            self._rescale([back] * self.config.ensemble)
+            units = saved_units(self.continued) or [ScoreUnit()]
+            self.rescale([unit.inverse for unit in units])
 
     def look(self, held_out: Sequence[TokenRow]) -> None:
         """See what the report needs of the model as it is before training."""
@@ -203,25 +205,32 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
         assert self.samples is not None
         members = torch.cat([self.members(chunk) for chunk in self.chunks(self.samples.rows, row_tokens)])
         self.unit = ScoreUnit.of(members.mean(1), "the trained reward model")
-        units = [self.unit]
+        self.units = [self.unit]
         if self.config.ensemble > 1:
-            self._rescale([ScoreUnit.of(column, "a head of the ensemble") for column in members.T])
-            units = [ScoreUnit.of(self.all_scores(self.samples.rows), "the ensemble")] * self.config.ensemble
-        self._rescale(units)
+            self.units = [ScoreUnit.of(column, "a head of the ensemble") for column in members.T]
+        self.rescale(self.units)
+        if self.config.ensemble > 1:
+            self._add_unit(ScoreUnit.of(self.all_scores(self.samples.rows), "the ensemble"))
         if self.centre_on:
             shown = [encode(self.tokenizer, item.prompt, item.completion) for item in self.centre_on]
-            self._rescale([ScoreUnit(float(self.all_scores(shown).mean()))] * self.config.ensemble)
+            self._add_unit(ScoreUnit(float(self.all_scores(shown).mean())))
 
-    def _rescale(self, units: Sequence[ScoreUnit]) -> None:
-        """Put one unit into each head."""
+    def _add_unit(self, unit: ScoreUnit) -> None:
+        """A further step for all heads."""
+        self.rescale([unit])
+        self.units = [each.then(unit) for each in self.units]
+
+    @torch.no_grad()
+    def rescale(self, units: Sequence[ScoreUnit]) -> None:
+        """Put one unit into each head, or the same into all."""
         head = self.role.head
         assert head is not None
         means, deviations = (
             head.bias.new_tensor(column)
             for column in zip(*((unit.mean, unit.deviation) for unit in units), strict=True)
         )
-        head.weight.data /= deviations.unsqueeze(1)
-        head.bias.data = (head.bias.data - means) / deviations
+        head.weight /= deviations.unsqueeze(1)
+        head.bias.copy_((head.bias - means) / deviations)
 
     def save(self, folder: Path, results: FinetuningResults) -> None:
         super().save(folder, results)
@@ -237,6 +246,7 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
             "unit": {
                 "mean": self.unit.mean,
                 "deviation": self.unit.deviation,
+                "heads": [{"mean": unit.mean, "deviation": unit.deviation} for unit in self.units],
                 "centred_on": "demonstrations" if self.centre_on else "samples",
                 **self.samples.how,
             },

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         least_sure,
         pick_row,
         reward_warning,
-        saved_unit,
+        saved_units,
         token_head,
     )
     from proxima.models.score_unit import ScoreUnit

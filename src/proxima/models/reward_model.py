@@ -42,13 +42,16 @@ def reward_warning(folder: str) -> str:
     return ""
 
 
-def saved_unit(folder: str | Path) -> ScoreUnit | None:
-    """The unit that the scores of the reward model in a folder have been given, as it records."""
+def saved_units(folder: str | Path) -> list[ScoreUnit]:
+    """The unit that the scores of each head of the reward model in a folder have been given, as it records;
+    one for all heads in a folder of an earlier version; empty where it records none."""
     try:
         unit = json.loads(read_file(Path(folder) / REPORT_FILE))["unit"]
-        return ScoreUnit(float(unit["mean"]), float(unit["deviation"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return [
+            ScoreUnit(float(each["mean"]), float(each["deviation"])) for each in unit.get("heads", [unit])
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
 
 
 class RewardModel(BaseModel):

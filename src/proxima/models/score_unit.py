@@ -39,3 +39,12 @@ class ScoreUnit:
 
     def __call__(self, scores: Tensor) -> Tensor:
         return (scores - self.mean) / self.deviation
+
+    def then(self, other: ScoreUnit) -> ScoreUnit:
+        """The unit that is this one and after it another."""
+        return ScoreUnit(self.mean + self.deviation * other.mean, self.deviation * other.deviation)
+
+    @property
+    def inverse(self) -> ScoreUnit:
+        """What takes scores out of this unit again."""
+        return ScoreUnit(-self.mean / self.deviation, 1 / self.deviation)

@@ -56,7 +56,7 @@ class Scores:
     sequence: Tensor  # (B,) the rewards that are one number per sequence
     token: Tensor | None  # (B, R) those that are one number per response token; None if there are none
     by_name: dict[str, Tensor]  # (B,) each, before its weight; per-token rewards added up
-    spread: Tensor | None = None  # (B,) of a reward model that is an ensemble; nan where it failed
+    spread: Tensor | None = None  # (B,) of ensembles, times their weights; nan where one failed
     failed_programs: Tensor | None = None  # (B,) 1 where a program came to no end; None where none are run
 
     @property
@@ -110,6 +110,10 @@ def _is_unit(recorded: object) -> bool:
         and all(isinstance(number, float) and math.isfinite(number) for number in recorded)
         and recorded[1] > 0
     )
+
+
+def _is_ensemble(source: RewardSource) -> bool:
+    return isinstance(source, TrainedReward) and source.model.heads > 1
 
 
 class RewardComputer:
@@ -265,7 +269,7 @@ class RewardComputer:
     @property
     def has_spread(self) -> bool:
         """Whether a reward is an ensemble: the same in every process, whatever fails in one."""
-        return any(isinstance(each, TrainedReward) and each.model.heads > 1 for _, each in self.rewards)
+        return any(_is_ensemble(source) for _, source in self.rewards)
 
     @property
     def runs_programs(self) -> bool:
@@ -330,14 +334,25 @@ class RewardComputer:
         sequence[self._failed_episodes(samples)] = torch.nan
         sequence[self._too_large(sequence, token)] = torch.nan
         per_token = any(outcome.token for _, outcome in outcomes)
-        spread = torch.full_like(sequence, torch.nan) if self.has_spread else None
+        spread = self._spread(outcomes, len(samples))
         programs = torch.zeros_like(sequence) if self.runs_programs else None
-        for _, outcome in outcomes:
-            if outcome.spread is not None:
-                spread = torch.tensor(outcome.spread, dtype=torch.float64)
-            if programs is not None:
-                programs[list(outcome.failed_programs)] = 1
+        for _, outcome in outcomes if programs is not None else ():
+            programs[list(outcome.failed_programs)] = 1
         return Scores(sequence, token if per_token else None, by_name, spread, programs)
+
+    def _spread(self, outcomes: Sequence[tuple[RewardSpec, RewardOutcome]], count: int) -> Tensor | None:
+        """(B,) of all ensembles, each times its weight, as it lowers the score; nan where one failed."""
+        if not self.has_spread:
+            return None
+        failed = [math.nan] * count
+        rows = [
+            (spec.weight, failed if outcome.spread is None else outcome.spread)
+            for (spec, outcome), (_, source) in zip(outcomes, self.rewards, strict=True)
+            if _is_ensemble(source)
+        ]
+        return torch.stack(
+            [abs(weight) * torch.tensor(row, dtype=torch.float64) for weight, row in rows]
+        ).sum(0)
 
     def _failed_episodes(self, samples: Samples) -> list[int]:
         """Rows that are left out whatever their rewards say: what they hold is not what was meant."""

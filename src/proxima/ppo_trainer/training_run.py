@@ -332,6 +332,8 @@ class TrainingRun:
             max_declining_evals=config.max_declining_evals,
             max_failed_rewards=config.max_reward_failures * config.batch_size * config.num_generations,
             start=self.results.start,
+            critic_warmup_until=0.0 if self.trainer.critic_is_ready else config.critic_warmup_until,
+            critic_warmup_steps=config.critic_warmup_steps,
         )
 
     def new_alarms(self, raised: list[Alarm]) -> list[Alarm]:
@@ -345,10 +347,9 @@ class TrainingRun:
     def act_on(self, raised: list[Alarm]) -> bool:
         """Say what is new, and do as configured; True where the run went back and the step is no more."""
         new = self.new_alarms(raised)
-        own = {
-            "nonfinite": self.config.on_nonfinite,
-            "rewards": "warn",
-        }  # what stops is `max_reward_failures`
+        # what stops a run of failing rewards is `max_reward_failures`; while the policy waits, no weights of
+        # its own can go back
+        own = {"nonfinite": self.config.on_nonfinite, "rewards": "warn", "critic": "warn"}
         actions = {alarm: own.get(alarm.guard, self.config.on_guard) for alarm in raised}
         for alarm, action in actions.items():
             if action != "warn" or alarm in new:

@@ -21,7 +21,7 @@ from proxima.config import PPOConfig
 from proxima.core.json_record import Record
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens
-from proxima.models import ClassifierReward, EngineSettings, RewardModel, doubted, reward_warning, saved_unit
+from proxima.models import ClassifierReward, EngineSettings, RewardModel, doubted, reward_warning, saved_units
 from proxima.rewards.endings import (
     CHOICES,
     ENDING_SAMPLES,
@@ -77,7 +77,7 @@ class TrainedReward:
         self.model = model
         self.tokenizer = tokenizer
         self.micro_batches = micro_batches
-        self.lacks_unit = model.source != "untrained" and saved_unit(model.source) is None
+        self.lacks_unit = model.source != "untrained" and not saved_units(model.source)
         if model.source != "untrained" and (message := reward_warning(model.source)):
             warnings.warn(message, stacklevel=2)
 

@@ -18,6 +18,7 @@ History = Sequence[Mapping[str, float]]
 WINDOW = 10  # steps over which skipped updates are counted
 CONSECUTIVE = 3  # steps with too long responses, or too many failures; one batch may be chance
 FAILED_PART = 0.2  # of the failed rewards that would stop a run: the alarm comes long before
+PATIENCE = 20  # steps after the critic's warm-up in which it may reach what the policy waits for
 MAX_ROLLBACKS = 3  # after these the run stops
 
 
@@ -38,12 +39,16 @@ def alarms(
     max_declining_evals: int = 0,
     max_failed_rewards: float = 0.0,
     start: Mapping[str, float] | None = None,
+    critic_warmup_until: float = 0.0,
+    critic_warmup_steps: int = 0,
 ) -> list[Alarm]:
     """The alarms of the last step; a limit of 0 turns its guard off.
 
     Args:
         max_failed_rewards: responses per step; with more the run stops.
         start: the evaluation before the first step, where there was one; the first that can decline.
+        critic_warmup_until: explained variance that the policy still waits for.
+        critic_warmup_steps: steps before which it would wait anyway.
     """
     messages = {
         "nonfinite": nonfinite(history, max_skipped_updates) if max_skipped_updates else "",
@@ -52,6 +57,7 @@ def alarms(
         "length": too_long(history, length_limit) if length_limit else "",
         "overoptimization": overoptimized(history, max_declining_evals, start) if max_declining_evals else "",
         "rewards": failing(history, FAILED_PART * max_failed_rewards) if max_failed_rewards else "",
+        "critic": waiting(history[critic_warmup_steps:], critic_warmup_until) if critic_warmup_until else "",
     }
     return [Alarm(guard, message) for guard, message in messages.items() if message]
 
@@ -112,6 +118,19 @@ def failing(history: History, limit: float) -> str:
     return (
         f"rewards of the last {CONSECUTIVE} steps failed ({', '.join(map(str, failed))}), and their "
         "responses were left out; if the number grows, the policy may be hiding in them"
+    )
+
+
+def waiting(history: History, until: float) -> str:
+    """The policy is not trained, as the value model has long not reached what it waits for."""
+    reached = [step["explained_variance"] for step in history]
+    if len(reached) < PATIENCE or any(each >= until for each in reached):
+        return ""
+    known = [each for each in reached if not math.isnan(each)]
+    return (
+        f"the policy has waited {len(reached)} steps for the value model, whose explained variance was at "
+        f"most {max(known, default=math.nan):.3g}, and critic_warmup_until is {until:g}; raise "
+        "value_learning_rate or value_epochs, or lower critic_warmup_until"
     )
 
 

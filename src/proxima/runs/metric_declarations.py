@@ -214,7 +214,8 @@ METRICS = [
         unit="score",
         group="reward",
         meaning="Mean standard deviation between the heads of a reward model that is an ensemble "
-        "(`ensemble`): how far they disagree on the step's responses. Only with such a reward model.",
+        "(`ensemble`), times its weight: how far they disagree on the step's responses. Only with such a "
+        "reward model.",
         healthy="It stays near its value in the first step.",
         otherwise="Growing: the policy writes what the reward model knows little about, and its scores mean "
         "less; raise the reward's option doubt_coef or `kl_coef`, or label answers of this policy.",

@@ -15,7 +15,7 @@ from proxima.core.tokenizer import Tokenizer
 from proxima.pages.comparison.comparison_page import write_page
 from proxima.pages.comparison.seed_groups import group_by_seed, mean_curve, t_interval
 from proxima.pages.report import interval_names, meanings
-from proxima.runs import GLOSSARY, Run, thin, title_of, unit_of, with_unit
+from proxima.runs import GLOSSARY, Run, judges_in, thin, title_of, unit_of, with_unit
 
 POINTS = 600  # of a curve
 FRONTIER_POINTS = 300
@@ -165,35 +165,59 @@ def _run_curves(
 
 
 def frontier(metrics: Mapping[str, Metrics], groups: Mapping[str, Sequence[str]]) -> list[Record]:
-    """Reward against KL: one point per evaluation, or per step where not every run had held-out prompts."""
-    held_out = have_held_out(metrics)
-    reward, kl = ("validation/reward", "validation/kl") if held_out else ("avg_reward", "kl")
-    series = []
+    """Reward against KL, and win rates by judges that all runs have: one point per evaluation, or per step
+    where not every run had held-out prompts."""
+    if not have_held_out(metrics):
+        charts = [_frontier(metrics, groups, "avg_reward", "kl", "Training reward against KL")]
+    else:
+        titles = {"validation/reward": "Held-out reward against KL"}
+        for name in judges_in(
+            dict.fromkeys(name for columns in metrics.values() for name in columns), "validation/"
+        ):
+            if all(_known(columns, name) for columns in metrics.values()):
+                titles[name] = f"{title_of(name)} against KL"
+        charts = [_frontier(metrics, groups, name, "validation/kl", title) for name, title in titles.items()]
+    return [chart for chart in charts if chart["series"]]
+
+
+def _frontier(
+    metrics: Mapping[str, Metrics], groups: Mapping[str, Sequence[str]], quality: str, kl: str, title: str
+) -> Record:
+    both = {
+        name: (_by_step(columns, kl), _by_step(columns, quality))
+        for name, columns in metrics.items()
+        if _known(columns, quality) and _known(columns, kl)
+    }
     colours = _colours(metrics, groups)
-    for name, columns in metrics.items():
-        if _known(columns, reward) and _known(columns, kl):
-            rewards = _by_step(columns, reward)
-            points = [
-                [x, rewards[step], f"step {step:g}"]
-                for step, x in _by_step(columns, kl).items()
-                if step in rewards
-            ]
-            every = math.ceil(len(points) / FRONTIER_POINTS) or 1
-            shown = [*points[:-1:every], *points[-1:]]
-            series.append({"name": name, "points": shown, "colour": colours[name]})
-    if not series:
-        return []
-    return [
-        {
-            "title": "Held-out reward against KL" if held_out else "Training reward against KL",
-            "note": "Up is better, right is further from the reference: of two runs at the same KL, "
-            "the upper one is better.",
-            "x": with_unit(kl),
-            "y": unit_of(reward),
-            "series": series,
-            "free": True,
-        }
-    ]
+    grouped = {name for names in groups.values() for name in names}
+    series: list[Record] = []
+    for group, names in groups.items():
+        members = [both[name] for name in names if name in both]
+        where = {step: mean for step, mean, _, _ in mean_curve([spent for spent, _ in members])}
+        rows = [
+            (where[step], mean, low, high, step)
+            for step, mean, low, high in mean_curve([gained for _, gained in members], FRONTIER_POINTS)
+            if step in where
+        ]
+        if len(members) > 1 and rows:
+            points = [[x, mean, f"step {step:g}, mean"] for x, mean, _, _, step in rows]
+            band = [[x, low, high] for x, _, low, high, _ in rows]
+            series.append({"name": group, "points": points, "band": band, "colour": colours[group]})
+    for name, (spent, gained) in both.items():
+        points = [[x, gained[step], f"step {step:g}"] for step, x in spent.items() if step in gained]
+        every = math.ceil(len(points) / FRONTIER_POINTS) or 1
+        shown = [*points[:-1:every], *points[-1:]]
+        series.append({"name": name, "points": shown, "colour": colours[name], "faint": name in grouped})
+    over_seeds = " Of several seeds, the mean at each step and its 95 % interval." if grouped else ""
+    return {
+        "title": title,
+        "note": "Up is better, right is further from the reference: of two runs at the same KL, the upper "
+        f"one is better.{over_seeds}",
+        "x": with_unit(kl),
+        "y": unit_of(quality),
+        "series": series,
+        "free": True,
+    }
 
 
 def notes(configs: Mapping[str, Mapping[str, object]]) -> list[str]:

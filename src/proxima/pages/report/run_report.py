@@ -27,6 +27,7 @@ from proxima.pages.report.report_page import (
 from proxima.pages.report.report_samples import before_and_after, embedded_tokens
 from proxima.pages.report.run_facts import Story, read_data, tell
 from proxima.pages.report.short_numbers import short
+from proxima.pages.report.signs_against_kl import signs_against_kl
 from proxima.runs import Run, title_of, unit_of
 
 CAUTION = "# only if you trust whoever made the run: these run code, or call servers, that its settings name"
@@ -46,7 +47,7 @@ def write_report(run: Run, path: str | Path | None = None) -> Path:
     for group, charts in groups[:1]:
         page.section(group.title, paragraph(group.text, "soft"), page.plots(charts))
     if (traded := frontier(run.metrics(), run.evaluation)) is not None:
-        page.section("Reward against KL", page.plots([traded]))
+        page.section("Reward against KL", page.plots([traded, *signs_against_kl(run.metrics())]))
     _samples(page, run)
     for group, charts in groups[1:]:
         page.section(group.title, paragraph(group.text, "soft"), page.plots(charts))
