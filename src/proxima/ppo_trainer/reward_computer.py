@@ -336,8 +336,9 @@ class RewardComputer:
         per_token = any(outcome.token for _, outcome in outcomes)
         spread = self._spread(outcomes, len(samples))
         programs = torch.zeros_like(sequence) if self.runs_programs else None
-        for _, outcome in outcomes if programs is not None else ():
-            programs[list(outcome.failed_programs)] = 1
+        if programs is not None:
+            for _, outcome in outcomes:
+                programs[list(outcome.failed_programs)] = 1
         return Scores(sequence, token if per_token else None, by_name, spread, programs)
 
     def _spread(self, outcomes: Sequence[tuple[RewardSpec, RewardOutcome]], count: int) -> Tensor | None:
