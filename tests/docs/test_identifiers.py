@@ -52,5 +52,5 @@ def test_every_name_exists(page, known):
 
 
 def test_a_name_that_nothing_has_is_found(known):
-    text = "`estimate`, `PPOTrainer.ppo_step()`, `add_" + "estimates`, `Backbone.plain_" + "hidden`, `word`"
-    assert unknown(text, known) == ["Backbone.plain_" + "hidden", "add_" + "estimates"]
+    text = "`estimate`, `PPOTrainer.ppo_step()`, `add_" + "nothing`, `Backbone.no_" + "such_thing`, `word`"
+    assert unknown(text, known) == ["Backbone.no_" + "such_thing", "add_" + "nothing"]
