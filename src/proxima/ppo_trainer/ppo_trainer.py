@@ -140,6 +140,7 @@ class PPOTrainer:
         with self.generator.read_ahead.running():
             updated = self.model_trainer.update_models(batches, self._rate(), is_warm)
         clock.lap("update")
+        self.models.micro_batches.plan(None)
         self.step += 1
         metrics = {
             "step": self.step,
