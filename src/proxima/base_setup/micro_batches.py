@@ -202,8 +202,8 @@ def sampling_memory(base: Backbone, trained: int = 0) -> SamplingMemory:
 
 
 def _coarse(tokens: int, varies: bool) -> int:
-    """Rounded up; where it varies from step to step, to one of eight sizes between two powers of two."""
-    step = max(STEP, (1 << tokens.bit_length() - 1) // 8) if varies else STEP
+    """Rounded up; where it varies from step to step, to one of sixteen sizes between two powers of two."""
+    step = max(STEP, (1 << tokens.bit_length() - 1) // 16) if varies else STEP
     return -(-tokens // step) * step
 
 
