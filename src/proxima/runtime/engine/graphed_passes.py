@@ -40,7 +40,7 @@ class Capacities:
     """Which capacity a pass has, and which are kept."""
 
     def __init__(self) -> None:
-        self._grown: dict[int, PassCapacity] = {}  # by size in tokens; 0 = where there is one size
+        self._grown: dict[int, PassCapacity] = {}  # by size in tokens; 0 = if there is one size
         self.known: list[PassCapacity] = []
         """The last ones that were used, the newest last."""
 

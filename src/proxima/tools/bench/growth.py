@@ -81,7 +81,7 @@ def scaling_table(found: Record) -> str:
 
 def by_length(case: Case) -> list[Case]:
     """The case with responses of each of `LENGTHS` that the model's context holds, and of all of it where it
-    is longer; of so few prompts that a step has at most `STEP_TOKENS`, but for the fewest."""
+    is longer; of so few prompts that a step has at most `STEP_TOKENS`, and at least `FEWEST`."""
     longest = SHAPES[case.size]["max_position_embeddings"] - case.prompt[1]
     lengths = [length for length in LENGTHS if length <= longest] + [longest] * (longest > LENGTHS[-1])
     return [

@@ -202,30 +202,44 @@ def estimate_memory(
     sequences = 1 if smallest else min(batch, minibatch, config.micro_batch_size)
     budget = config.micro_batch_tokens or USUAL_TOKENS
     tokens = max(longest, min(sequences * longest, budget))
-    is_short = config.quantize != "none" and budget < USUAL_TOKENS
-    layer = size.widths / size.layers
-    share, backward = (KEPT_BY_KERNELS, BACKWARD_BY_KERNELS) if on_gpu and not full else (KEPT, BACKWARD)
-    kept = share * size.widths
-    if config.gradient_checkpointing:
-        kept = share * layer + 2 * size.layers * size.hidden
-    chunk = short_chunk(budget) if is_short else CHUNK
-    positions = min(chunk, max(1, tokens // longest) * config.max_new_tokens)
+    positions = min(_chunk(config, budget), max(1, tokens // longest) * config.max_new_tokens)
     weights = held + (4 * trained if full else 0)
     adapters = 4 * ((0 if full else trained) + _frozen_adapters(config) * config.lora_r * size.adapted)
-    beside_cache = weights + adapters + MOMENTS * trained
-    cached = cache_tokens(memory, beside_cache, size.cached * width)
-    if is_short:
-        cached = min(cached, CACHED_PASSES * budget)
-    slots = SamplingMemory(cached, fewest_slots(on_gpu)).slots(longest)
+    fitting = cache_tokens(memory, weights + adapters + MOMENTS * trained, size.cached * width)
+    slots = _sampling(config, budget, fitting, on_gpu).slots(longest)
     return MemoryEstimate(
         weights=weights,
         adapters=adapters,
         optimizer=MOMENTS * trained,
-        activations=int(tokens * (kept + backward * layer) * (4 if full else width)),
+        activations=int(tokens * _kept(config, size, on_gpu and not full) * (4 if full else width)),
         cache=min(batch, slots) * longest * size.cached * width,
         logits=LOGITS * positions * size.vocabulary * 4,
         overhead=OVERHEAD["cuda" if on_gpu else "cpu"],
     )
+
+
+def _kept(config: PPOConfig, size: NetworkSize, by_kernels: bool) -> float:
+    """Numbers per token of a pass that the backward pass needs, and those of the layer it is at."""
+    layer = size.widths / size.layers
+    share, backward = (KEPT_BY_KERNELS, BACKWARD_BY_KERNELS) if by_kernels else (KEPT, BACKWARD)
+    if config.gradient_checkpointing:
+        return share * layer + 2 * size.layers * size.hidden + backward * layer
+    return share * size.widths + backward * layer
+
+
+def _is_short(config: PPOConfig, tokens: int) -> bool:
+    return config.quantize != "none" and tokens < USUAL_TOKENS
+
+
+def _chunk(config: PPOConfig, tokens: int) -> int:
+    """Positions whose logits are in memory at once."""
+    return short_chunk(tokens) if _is_short(config, tokens) else CHUNK
+
+
+def _sampling(config: PPOConfig, tokens: int, fitting: float, on_gpu: bool) -> SamplingMemory:
+    """As in a run, where so many cached tokens fit in the device's memory."""
+    cached = min(fitting, CACHED_PASSES * tokens) if _is_short(config, tokens) else fitting
+    return SamplingMemory(cached, fewest_slots(on_gpu))
 
 
 def _frozen_adapters(config: PPOConfig) -> int:
