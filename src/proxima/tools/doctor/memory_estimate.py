@@ -194,8 +194,7 @@ def estimate_memory(
     trained = (base if full else config.lora_r * size.adapted) * copies
     batch = -(-config.batch_size * config.num_generations // processes)
     minibatch = -(-config.minibatch_size // processes)
-    beside = sum(count_weights(without_weights(AutoModel, other)) for other in others)
-    held = (base + beside) * width
+    held = (base + sum(count_weights(without_weights(AutoModel, other)) for other in others)) * width
     if config.quantize == "nf4":
         held += int(size.mapped * (NF4_BYTES - width)) + 2 * size.largest * width
     longest = longest_prompt + config.max_new_tokens
