@@ -33,8 +33,8 @@ def test_every_pass_has_the_size_that_each_of_its_prompts_has_alone(most):
 
 def test_few_prompts_take_a_small_pass_and_many_leave_little_of_theirs_empty():
     assert size_of_pass(20) == (512, 32)
-    assert size_of_pass(512) == (4096, 16)
-    assert size_of_pass(5000) == (5120, 1)
+    assert size_of_pass(512) == (8192, 32)
+    assert size_of_pass(9000) == (9216, 1)
     sizes = [512] * 64
     assert sum(part.tokens for part in prefill_passes(sizes, PREFILL_TOKENS, fixed=True)) == sum(sizes)
     rng = random.Random(0)

@@ -1,6 +1,7 @@
 """Which sequences decode in which slots: all of them once, and few slots wait."""
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -18,9 +19,9 @@ LENGTHS = {
 
 
 def run(lengths, slots, on_gpu, limit):
-    """Steps by the number of slots, and tokens that were decoded; the first is the prefill's."""
+    """Steps and tokens that were decoded by the number of slots; the first token is the prefill's."""
     schedule, left, seen = SlotSchedule(len(lengths), slots, on_gpu), [0] * slots, []
-    steps, decoded = {}, 0
+    steps, decoded = Counter(), Counter()
     while True:
         for row, slot in schedule.take(limit):
             assert left[slot] == 0
@@ -28,8 +29,8 @@ def run(lengths, slots, on_gpu, limit):
             left[slot] = lengths[row] - 1
             seen.append(row)
         count, used = schedule.steps, schedule.used
-        steps[used] = steps.get(used, 0) + count
-        decoded += sum(min(count, tokens) for tokens in left[:used])
+        steps[used] += count
+        decoded[used] += sum(min(count, tokens) for tokens in left[:used])
         left = [max(0, tokens - count) for tokens in left]
         schedule.stepped(count)
         alive = [slot for slot in range(used) if left[slot]]
@@ -40,7 +41,7 @@ def run(lengths, slots, on_gpu, limit):
             left[new], left[old] = left[old], 0
         assert not any(left[schedule.used :])
     assert sorted(seen) == list(range(len(lengths)))
-    assert decoded == sum(lengths) - len(lengths)
+    assert decoded.total() == sum(lengths) - len(lengths)
     return steps, decoded
 
 
@@ -53,15 +54,16 @@ def test_on_a_gpu_at_most_15_percent_of_the_slots_wait(name, count, slots):
         lengths = [LENGTHS[name](rng) for _ in range(count)]
         steps, decoded = run(lengths, slots, True, max(lengths))
         assert all(used in BUCKETS for used in steps)
+        del steps[BUCKETS[0]]  # these take the time of reading the weights, however many slots wait
         all_steps += sum(used * times for used, times in steps.items())
-        all_decoded += decoded
+        all_decoded += sum(decoded[used] for used in steps)
     assert 0 < 1 - all_decoded / all_steps <= 0.15
 
 
 def test_sequences_of_one_length_wait_for_nothing():
     for on_gpu in (True, False):
-        assert run([53] * 60, 60, on_gpu, 53) == ({60: 52}, 60 * 52)
-        assert run([1] * 9, 4, on_gpu, 1)[1] == 0
+        assert run([53] * 60, 60, on_gpu, 53) == ({60: 52}, {60: 60 * 52})
+        assert run([1] * 9, 4, on_gpu, 1)[1].total() == 0
 
 
 def test_on_a_cpu_no_slot_is_kept_for_a_captured_step():
@@ -73,11 +75,11 @@ def test_on_a_cpu_no_slot_is_kept_for_a_captured_step():
 
 
 def test_a_turn_that_continues_gets_a_slot_again():
-    schedule = SlotSchedule(3, 8, True)
-    assert schedule.take(5) == [(0, 0), (1, 1), (2, 2)]
-    assert schedule.moves([2]) == [(2, 0)]
-    assert schedule.used == 1
-    schedule.wait([0, 1], alive=1)
-    assert schedule.used == 4
-    assert schedule.moves([0]) == []
-    assert schedule.take(5) == [(0, 1), (1, 2)]
+    schedule = SlotSchedule(20, 20, True)
+    assert len(schedule.take(5)) == 20
+    assert schedule.moves([2, 15]) == [(15, 0)]
+    assert schedule.used == 8
+    schedule.wait(list(range(10)), alive=2)
+    assert schedule.used == 12
+    assert schedule.moves([0, 2]) == []
+    assert schedule.take(5) == [(row, slot) for row, slot in enumerate([1, *range(3, 12)])]

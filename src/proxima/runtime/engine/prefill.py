@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from proxima.runtime.engine.layout import cut
 
-PREFILL_TOKENS = 4096  # prompt tokens of a pass; a longer prompt has one of its own
+PREFILL_TOKENS = 8192  # prompt tokens of a pass; a longer prompt has one of its own
 PREFILL_TOKENS_ON_CPU = 1024  # where more would not fit its caches
 PER_PASS = 16  # prompts of the largest size of their kind in a pass, as far as PREFILL_TOKENS allow
 SHORTEST = 32  # tokens of the smallest kind

@@ -7,8 +7,8 @@ the next waiting one (continuous batching), and when none waits, running ones mo
 
 from __future__ import annotations
 
-BUCKETS = (1, 2, 4, 8, *(size << octave for octave in range(8) for size in (10, 12, 14, 16)))
-"""Numbers of slots of a captured step."""
+BUCKETS = (8, 12, 16, 20, 24, 28, *(size << octave for octave in range(7) for size in (32, 40, 48, 56)))
+"""Numbers of slots of a captured step. With fewer than the first, reading the weights takes all the time."""
 STRIDE = 8  # steps on a GPU between checks for finished sequences
 REFILL = 0.125  # share of the slots that must be free before new prompts are prefilled
 FEWER_ON_CPU = 0.75  # running sequences move together when they need at most this share of the slots
