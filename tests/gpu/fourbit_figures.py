@@ -128,6 +128,10 @@ class Session:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 
+    def allocated(self) -> float:
+        """GiB that tensors take now."""
+        return torch.cuda.memory_allocated() / GIB if self.on_gpu else 0.0
+
     def peaks(self) -> tuple[float, float, float]:
         """GiB at the peak since `free`: allocated, held by torch, and of the whole device."""
         if not self.on_gpu:
@@ -374,10 +378,11 @@ def fit(session: Session, cap: float, name: str, preset: str = "", **settings: o
     case = session.case(16, 512, 512, quantize="nf4")
     session.model("8B")
     with session.cap(cap), host_memory() as host:
+        before_it = session.allocated()  # of earlier parts
         begun = time.perf_counter()
         trainer = session.trainer("8B", case, preset, **settings)
         assert trainer.models.policy.backbone.decoder is not None  # joins the weights
-        loaded = torch.cuda.memory_allocated() / GIB if session.on_gpu else 0.0
+        loaded = session.allocated()
         session.report("seconds to load in 4 bits", time.perf_counter() - begun)
         session.report(
             "GPU peak of loading above what stays, GiB", session.peaks()[0] - loaded, "<= 0.5", stays=loaded
@@ -404,11 +409,12 @@ def fit(session: Session, cap: float, name: str, preset: str = "", **settings: o
     )
     session.report(
         f"{name}: doctor's estimate / held on the device",
-        estimate.total / GIB / max(device, 1e-9),
+        estimate.total / GIB / max(device - before_it, 1e-9),
         "0.95 to 1.25",
+        of_earlier_parts=before_it,
         **{part: amount / GIB for part, amount in vars(estimate).items()},
         total=estimate.total / GIB,
-        per_torch=(estimate.total - estimate.overhead) / GIB / max(held, 1e-9),
+        per_torch=(estimate.total - estimate.overhead) / GIB / max(held - before_it, 1e-9),
     )
 
 

@@ -7,11 +7,10 @@ import torch
 from proxima.config import PPOConfig
 from proxima.models import Sampling
 from proxima.ppo_trainer import PPOTrainer
-from proxima.runtime.engine import generation as generation_module
 from proxima.runtime.engine import layer_functions as functions
+from proxima.runtime.engine import slot_schedule
 from proxima.runtime.engine.few_rows_decoder import FewRowsDecoder
 from proxima.runtime.engine.generation_slots import new_slots
-from proxima.runtime.engine.packed_attention import cached_attention
 from tests.helpers import Crash, crash_at, difference, shake, weights
 from tests.ppo_trainer.test_resume import lines
 
@@ -161,8 +160,7 @@ def test_slots_and_moving_together_cannot_be_seen_in_the_samples(qwen, monkeypat
     sampling = Sampling(24, 1.0, 0, 1.0, eos, 0, 0)
     whole = trainer.models.policy.generate(prompts, sampling)
     assert len(set(whole.sizes.tolist())) > 2
-    monkeypatch.setattr(generation_module, "BUCKETS", (2, 4, 8, 16))
-    monkeypatch.setattr(generation_module, "STRIDE", 1)
+    monkeypatch.setattr(slot_schedule, "STRIDE", 1)
     trainer.models.policy.backbone._generation = None
     trainer.models.policy.backbone.generation.max_slots = 4
     cut = trainer.models.policy.generate(prompts, sampling)
@@ -189,29 +187,40 @@ def test_a_decode_step_does_not_depend_on_the_number_of_slots_or_their_order(qwe
         for count in (8, 16, 32, 64):
             assert torch.equal(logits(count), all_of_them[:count])
         order = torch.randperm(64).tolist()
-        slots.compact(order, 0)
+        slots.move(list(zip(order, range(64), strict=True)), 64, 0)
         assert torch.equal(logits(64), all_of_them[order])
 
 
-@pytest.mark.parametrize("heads", [(16, 8, 128), (4, 4, 64), (8, 1, 32)])
-def test_the_decode_kernel_attends_as_torch_does(heads):
-    from proxima.runtime.engine.kernels.decode_kernels import decode_attention
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_samples_depend_neither_on_the_batch_nor_on_their_place_in_it(name, tiny_folders):
+    trainer = make(tiny_folders[name])
+    texts = [f"prompt number {i} " * (1 + i % 9) for i in range(64)]
+    policy, sampling = trainer.models.policy, Sampling(40, 1.0, 0, 1.0, tuple(range(0, 200, 9)), 0, 0)
 
-    rows, size, (count, kv, head) = 5, 200, heads
-    whole = torch.randn(rows, count + 2 * kv, head, device="cuda", dtype=torch.bfloat16)
-    made = whole.split([count, kv, kv], 1)  # as GPT-2 gives them: windows of one tensor
-    caches = [torch.randn(rows, size, kv, head, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
-    copies = [cache.clone() for cache in caches]
-    lengths = torch.tensor([0, 1, 63, 64, 199], device="cuda", dtype=torch.int32)
-    ours = decode_attention(*made, *caches, lengths, head**-0.5)
-    for row, length in enumerate(lengths.tolist()):
-        for cache, new in zip(copies, made[1:], strict=True):
-            cache[row, length] = new[row]
-    assert all(torch.equal(ours_cache, theirs) for ours_cache, theirs in zip(caches, copies, strict=True))
-    wide = [tensor.float() for tensor in (made[0], *copies)]
-    starts = torch.zeros(2, rows + 1, dtype=torch.int32)
-    theirs = cached_attention(*wide, lengths + 1, starts, head**-0.5)
-    torch.testing.assert_close(ours.float(), theirs, rtol=2e-2, atol=2e-2)
+    def sample(chosen):
+        tokens = policy.generate(trainer.generator.read_prompts([texts[i] for i in chosen]), sampling)
+        pairs = zip(tokens.response_ids, tokens.mask, tokens.sampled_logprobs, strict=True)
+        return {i: (ids[m].tolist(), own[m].tolist()) for i, (ids, m, own) in zip(chosen, pairs, strict=True)}
+
+    whole, generator = sample(range(64)), torch.Generator().manual_seed(0)
+    assert len({len(ids) for ids, _ in whole.values()}) > 5
+    for chosen in (range(8), range(40, 48), torch.randperm(64, generator=generator).tolist(), [63]):
+        assert sample(chosen) == {i: whole[i] for i in chosen}
+    policy.backbone.release_generation()
+    policy.backbone.generation.max_slots = 10  # slots are given to waiting prompts
+    assert sample(range(64)) == whole
+
+
+def test_a_capacity_that_grew_does_not_come_between_scoring_and_training(qwen):
+    """Ragged responses whose passes differ from step to step, after a batch larger than any of them."""
+    trainer = make(qwen, micro_batch_tokens=512, minibatch_size=4, ppo_epochs=2, max_new_tokens=60)
+    trainer.models.eos_ids = tuple(range(0, 200, 15))
+    longer = trainer.generator.sample([f"another prompt {i} " * 12 for i in range(12)])
+    for step in range(6):
+        results = trainer.ppo_step([f"prompt number {i} {step} " * (1 + (i + step) % 5) for i in range(12)])
+        assert results["first_ratio_error"] == 0
+        trainer.models.policy.response_hidden(longer)  # was not planned: grows a capacity of its own
+    assert len({key.capacity for key in trainer.models.policy.backbone.decoder.graphed_passes._passes}) > 1
 
 
 def test_real_lack_of_memory_splits_the_batch_and_the_step_goes_on(qwen):

@@ -352,6 +352,87 @@ def test_attention_against_the_cache_in_pieces(heads, normed, monkeypatch):
     assert torch.equal(moved, ours[order])
 
 
+@pytest.mark.parametrize("heads", [(16, 8, 128), (4, 4, 64), (8, 1, 32)])
+def test_the_decode_kernel_attends_as_torch_does(heads):
+    from proxima.runtime.engine.kernels.decode_kernels import decode_attention
+    from proxima.runtime.engine.packed_attention import cached_attention
+
+    torch.manual_seed(0)
+    rows, size, (count, kv, head) = 5, 200, heads
+    made = random(rows, count + 2 * kv, head).split([count, kv, kv], 1)  # as GPT-2 gives them: windows
+    caches = [random(rows, size, kv, head) for _ in range(2)]
+    copies = [cache.clone() for cache in caches]
+    lengths = torch.tensor([0, 1, 63, 64, 199], device=DEVICE, dtype=torch.int32)
+    ours = decode_attention(*made, *caches, lengths, head**-0.5)
+    for row, length in enumerate(lengths.tolist()):
+        for cache, new in zip(copies, made[1:], strict=True):
+            cache[row, length] = new[row]
+    assert all(torch.equal(ours_cache, theirs) for ours_cache, theirs in zip(caches, copies, strict=True))
+    wide = [tensor.float() for tensor in (made[0], *copies)]
+    starts = torch.zeros(2, rows + 1, dtype=torch.int32)
+    theirs = cached_attention(*wide, lengths + 1, starts, head**-0.5)
+    torch.testing.assert_close(ours.float(), theirs, **NEAR)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
+def test_many_small_matrices_are_scaled_cast_and_copied_in_one_launch(kind):
+    from proxima.runtime.engine.kernels.copy_kernels import Copies
+
+    torch.manual_seed(0)
+    shapes, factors = [(3, 5), (16, 100), (1, 2000), (130, 8), (70, 64)], [1.0, 2.0, 0.5, 1.0, -2.0]
+    wide = [torch.randn(rows, columns + 3, device=DEVICE) for rows, columns in shapes]
+    targets = [
+        torch.full((rows + 1, columns + 7), 9.0, device=DEVICE, dtype=kind) for rows, columns in shapes
+    ]
+    sources = [each[:, 2:-1] for each in wide]  # windows, with row strides of their own
+    windows = [target[:-1, 4:-3] for target in targets]
+    copy = Copies(list(zip(sources, windows, factors, strict=True)))
+    for times in (1, 3):  # what is there when it is called
+        for each in wide:
+            each.mul_(times)
+        copy()
+        for source, window, factor in zip(sources, windows, factors, strict=True):
+            near = {} if kind == torch.float32 or not INTERPRETED else {"rtol": 2**-7, "atol": 1e-6}
+            torch.testing.assert_close(window, (factor * source).to(kind), **near)
+    for target, window in zip(targets, windows, strict=True):
+        window.fill_(9.0)
+        assert (target == 9).all()  # nothing beside a window was written
+
+
+def test_a_step_writes_what_was_drawn_and_leaves_nothing_to_read_of_a_sequence_that_ends():
+    from types import SimpleNamespace
+
+    from proxima.runtime.engine.generation_slots import Outputs
+    from proxima.runtime.engine.kernels import advance
+
+    kinds = {"tokens": torch.long, "lengths": torch.int32, "columns": torch.long, "rows": torch.long}
+    given = {
+        "tokens": [9] * 5,
+        "lengths": [7, 8, 9, 4, 3],
+        "columns": [1, 2, 3, 0, 1],
+        "rows": [3, 0, 2, 1, 4],
+    }
+    slots = SimpleNamespace(
+        **{name: torch.tensor(given[name], dtype=kind, device=DEVICE) for name, kind in kinds.items()},
+        running=torch.tensor([True, True, True, True, False], device=DEVICE),
+    )
+    eos = torch.tensor([5, 6, 7], device=DEVICE)
+    ids, logprobs = torch.zeros(5, 4, dtype=torch.long, device=DEVICE), torch.zeros(5, 4, device=DEVICE)
+    outputs = Outputs(ids, logprobs, None, eos, None)
+    expected = Outputs(ids.clone(), logprobs.clone(), None, eos, None)
+    drawn = torch.tensor([1, 6, 1, 2, 3], device=DEVICE), torch.arange(5.0, device=DEVICE)
+    limits = torch.full_like(slots.rows, 4)
+    going = expected.write((*drawn, None), slots.rows, slots.columns, slots.running, limits)
+    advance(drawn, slots, outputs, 4)
+    assert torch.equal(slots.running, going)
+    assert going.tolist() == [True, False, False, True, False]
+    assert slots.lengths.tolist() == [8, 0, 0, 5, 0]
+    assert slots.columns.tolist() == [2, 3, 4, 1, 1]
+    assert slots.tokens.tolist() == drawn[0].tolist()
+    assert torch.equal(outputs.ids[:4], expected.ids[:4])
+    assert torch.equal(outputs.logprobs[:4], expected.logprobs[:4])
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="compares on a CPU; on a GPU test_gpu.py does")
 @pytest.mark.parametrize("quantize", ["none", "nf4"])
 @pytest.mark.parametrize("name", ["qwen3", "llama"])

@@ -10,7 +10,7 @@ from proxima.core.linear4bit import Linear4bit, is_quantized
 from proxima.core.nf4 import quantize
 from proxima.models import Sampling
 from proxima.ppo_trainer import PPOTrainer
-from proxima.runtime.engine import pack_mask, slots_for_passes, supports
+from proxima.runtime.engine import SamplingMemory, pack_mask, supports
 from proxima.runtime.engine.layer_weights import kinds_of
 from tests.helpers import LOGPROB_ROUNDING, difference, rounding, shake, weights
 from tests.runtime.test_engine_families import CASES, make_backbones, make_prompts
@@ -141,9 +141,11 @@ def test_slots_do_not_depend_on_earlier_calls(build):
         policy.generate(trainer.generator.read_prompts(prompts), free())
         counts.append(policy.backbone.generation._slots.count)
     assert counts[0] == counts[2] > counts[1]
-    assert slots_for_passes(2048, 1024, on_gpu=True) == slots_for_passes(2048, 1024, on_gpu=False) == 8
-    assert slots_for_passes(2048, 2560, on_gpu=True) == 8  # the fewest of a captured step
-    assert slots_for_passes(2048, 2560, on_gpu=False) == 3
+    assert (
+        SamplingMemory(4 * 2048, fewest=8).slots(1024) == SamplingMemory(4 * 2048, fewest=1).slots(1024) == 8
+    )
+    assert SamplingMemory(4 * 2048, fewest=8).slots(2560) == 8
+    assert SamplingMemory(4 * 2048, fewest=1).slots(2560) == 3
 
 
 @pytest.mark.parametrize("phase", ["generate", "response_hidden"])
@@ -167,7 +169,7 @@ def test_out_of_memory_halves_prefill_and_cache_too(build, monkeypatch, phase):
     assert trainer.models.micro_batches.tokens == 128
     policy.generate(prompts, free(26))
     generation = policy.backbone.generation
-    assert generation.pass_tokens == 128
+    assert generation.memory.prefill == 128
     assert generation._slots.count * generation._slots.size <= 4 * 128
 
 

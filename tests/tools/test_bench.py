@@ -178,6 +178,32 @@ def test_the_cost_of_a_response_token_is_timed_by_length(monkeypatch, tmp_path, 
     assert "microseconds per response token" in (tmp_path / "b-lengths.html").read_text()
 
 
+def test_a_length_that_does_not_fit_is_a_row_and_each_is_written_at_once(monkeypatch, tmp_path, capsys):
+    written, run, output = [], bench_growth.run_case, tmp_path / "b.json"
+
+    def limited(case, *given, **named):
+        written.append(json.loads(output.read_text())[-1].get("lengths"))
+        if case.response[1] == 6:
+            raise torch.cuda.OutOfMemoryError("made up")
+        return run(case, *given, **named)
+
+    monkeypatch.setitem(CASES, "test", SMALL)
+    monkeypatch.setattr(bench_growth, "LENGTHS", (3, 6, 9, 10_000))
+    monkeypatch.setattr(bench_growth, "run_case", limited)
+    main(["bench", "--cases", "test", "--steps", "1", "--lengths", "--output", str(output)])
+    found = json.loads(output.read_text())[-1]["lengths"]
+    assert [row.get("error") for row in found] == [None, "out of memory", None]
+    assert [len(rows) for rows in written] == [0, 1, 2]
+    shown = capsys.readouterr().out
+    assert "         6      4    out of memory" in shown
+    assert [point[0] for point in bench_growth.lengths_plot(found).charts[0]["series"][0]["points"]] == [3, 9]
+
+
+def test_long_responses_are_timed_in_small_batches_up_to_the_whole_context():
+    sizes = [(case.response[1], case.batch) for case in bench_growth.by_length(CASES["long"])]
+    assert sizes == [(256, 64), (1024, 64), (4096, 32), (16_384, 8), (32_512, 4)]
+
+
 def test_prompts_have_the_lengths_of_the_case():
     counts = {len(text.split()) for text in bench.make_prompts(Case(batch=64, prompt=(5, 7)), 0)}
     assert counts == {5, 6, 7}

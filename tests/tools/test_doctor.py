@@ -245,6 +245,7 @@ def test_too_little_memory_is_found_before_a_model_is_loaded(ask, monkeypatch):
 
 def test_on_a_gpu_passes_that_can_be_halved_are_only_warned_of(make_config, tiny, monkeypatch):
     monkeypatch.setattr(resource_checks, "pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(resource_checks, "device_memory", lambda device: None)
     network, config = AutoConfig.from_pretrained(tiny), make_config(batch_size=64, minibatch_size=64)
     whole, least = (
         estimate_memory(config, network, 200, smallest=smallest).total for smallest in (False, True)

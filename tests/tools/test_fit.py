@@ -132,6 +132,29 @@ def test_real_trials(tiny):
     assert run_trial(config, "hello", 4 * GIB, 0.01) is None
 
 
+@pytest.mark.long  # five processes, one after the other
+@pytest.mark.timeout(3600)
+def test_a_whole_search_with_real_trials_ends_at_what_the_model_reads(tiny, tmp_path, monkeypatch, capfd):
+    """In 4 GiB all of it fits: each number is the largest there is, and it is found without an idle trial."""
+    (tmp_path / "prompts.txt").write_text("one\na longer prompt\n")
+    monkeypatch.setattr(fit, "MINUTES", 60)
+    command = ["doctor", "--model-name", tiny, "--data", str(tmp_path / "prompts.txt"), "--fit"]
+    command += ["--memory", "4", "--device", "cpu", "--batch-size", "2", "--minibatch-size", "2"]
+    monkeypatch.setattr(fit, "MOST_SEQUENCES", 2)
+    main([*command, "--max-new-tokens", "16", "--ppo-epochs", "1"])
+    shown = capfd.readouterr()
+    room = 256 - len("a longer prompt")
+    assert shown.out.splitlines() == [
+        f"# fits 4.0 GiB; responses of up to {room} tokens fitted too",
+        "micro_batch_size: 2",
+        f"micro_batch_tokens: {2 * (len('a longer prompt') + 16)}",
+        "batch_size: 2",
+    ]
+    trials = [line for line in shown.err.splitlines() if line.startswith("micro_batch_size")]
+    assert len(trials) == 4
+    assert all(line.endswith(": fits") for line in trials)
+
+
 @pytest.mark.long
 def test_other_failures_are_told(tmp_path):
     with pytest.raises(ValueError, match=r"a trial failed, not for want of memory: .*cannot load"):

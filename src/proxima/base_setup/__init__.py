@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     )
     from proxima.base_setup.micro_batches import (
         LOGITS,
+        MOMENTS,
         USUAL_TOKENS,
         MicroBatches,
         tokens_for_memory,

@@ -7,9 +7,11 @@ also serves the reward model.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +38,7 @@ from proxima.base_setup.lora_setup import (
     merge_adapter,
     warn_of_another_base,
 )
-from proxima.base_setup.micro_batches import MicroBatches
+from proxima.base_setup.micro_batches import MOMENTS, MicroBatches
 from proxima.base_setup.tokenizer_setup import (
     PAD_TOKEN,
     eos_token_ids,
@@ -110,11 +112,16 @@ def build_models(config: PPOConfig, tokenizer: Tokenizer) -> ModelSet:
         policy = _policy(config, base, sft)
         value = _value(config, base, sft, reward, policy, tokenizer) if config.has_critic else None
     trained: list[BaseModel] = [policy] if value is None else [policy, value]
+    micro_batches = MicroBatches.of(config, base, _bytes_beside(base, [*trained, reward], trained))
+    micro_batches.may_halve = mesh is None
+    micro_batches.release = partial(_release_caches, [policy.backbone, base])
     for role in (*trained, sft, reward):
         role.backbone.settings = EngineSettings(
             fast=config.engine != "plain",
             compiled=config.compile_layers,
             checkpointing=config.gradient_checkpointing,
+            sampling_memory=lambda: micro_batches.sampling,
+            pass_capacity=lambda: micro_batches.capacity,
         )
     if config.gradient_checkpointing:
         for backbone in _backbones(trained):
@@ -123,12 +130,20 @@ def build_models(config: PPOConfig, tokenizer: Tokenizer) -> ModelSet:
     if mesh is not None:
         _shard([policy, sft, *trained[1:], reward], processes, mesh)
     eos_ids = eos_token_ids(tokenizer, base.network)
-    micro_batches = MicroBatches.of(config, base)
-    micro_batches.may_halve = mesh is None
-    micro_batches.release = policy.backbone.release_generation
-    if micro_batches.short:
-        base.settings.pass_tokens = lambda: micro_batches.tokens
     return ModelSet(policy, sft, value, reward, eos_ids, base.context_length, micro_batches, processes)
+
+
+def _bytes_beside(base: Backbone, roles: Sequence[BaseModel], trained: Sequence[BaseModel]) -> int:
+    """What is in memory beside the base's weights: other networks, gradients and moments."""
+    others = [backbone.network for backbone in _backbones(roles) if backbone is not base]
+    weights = sum(weight.numel() * weight.element_size() for one in others for weight in one.parameters())
+    learned = {id(weight): weight for role in trained for weight in role.parameters()}
+    return weights + MOMENTS * sum(weight.numel() for weight in learned.values())
+
+
+def _release_caches(backbones: Sequence[Backbone]) -> tuple[int, int]:
+    """Free what sampling keeps; slots and tokens of the largest cache."""
+    return max([backbone.release_generation() for backbone in backbones], key=math.prod)
 
 
 def _check_vocabulary(config: PPOConfig, base: Backbone, tokenizer: Tokenizer) -> None:

@@ -140,9 +140,12 @@ class Bench(Command):
     def _time_lengths(self, name: str, folder: str, machine: Machine, results: _Results) -> None:
         from proxima.tools.bench import CASES, lengths_plot, lengths_table, run_lengths
 
-        found = run_lengths(CASES[name], machine, self.steps, folder, **self._settings)
-        print(f"{name}, by the length of its responses\n{lengths_table(found)}\n", flush=True)
+        found: list[Record] = []
         results.add({"name": name, "lengths": found})
+        for result in run_lengths(CASES[name], machine, self.steps, folder, **self._settings):
+            found.append(result)
+            results.write()
+        print(f"{name}, by the length of its responses\n{lengths_table(found)}\n", flush=True)
         page = self.output.with_name(f"{self.output.stem}-lengths.html")
         print(f"as a picture: {lengths_plot(found).save(page)}")
 
@@ -157,4 +160,7 @@ class _Results:
 
     def add(self, found: Record) -> None:
         self.rows.append({**found, "machine": self._machine})
+        self.write()
+
+    def write(self) -> None:
         self._path.write_text(json.dumps(self.rows, indent=2) + "\n", encoding="utf-8")

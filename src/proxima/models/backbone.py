@@ -33,6 +33,8 @@ from proxima.runtime.engine import (
     Decoder,
     Generation,
     Layout,
+    PassCapacity,
+    SamplingMemory,
     knows,
     network_logits,
     supports,
@@ -57,8 +59,10 @@ class EngineSettings:
     checkpointing: bool = False
     by_size: bool = False
     """Passes for batches of several sizes: see `GraphedPasses`."""
-    pass_tokens: Callable[[], int] | None = None
+    sampling_memory: Callable[[], SamplingMemory] | None = None
     """Bounds the memory of sampling: see `Generation`."""
+    pass_capacity: Callable[[], PassCapacity | None] | None = None
+    """That of passes at present: see `GraphedPasses`."""
 
 
 class Backbone:
@@ -196,6 +200,8 @@ class Backbone:
         decoder = Decoder(self.network, wanted and worth_compiling(self.network.num_parameters()))
         decoder.checkpointing = self.settings.checkpointing
         decoder.graphed_passes.by_size = self.settings.by_size
+        if self.settings.pass_capacity is not None:
+            decoder.graphed_passes.planned = self.settings.pass_capacity
         if self._agrees:  # adapters change no declaration of a family
             return decoder
         with self.using(None):
@@ -216,12 +222,15 @@ class Backbone:
         if self.decoder is None:
             return None
         if self._generation is None:
-            self._generation = Generation(self.decoder, pass_tokens=self.settings.pass_tokens)
+            self._generation = Generation(self.decoder, self.settings.sampling_memory)
         return self._generation
 
-    def release_generation(self) -> None:
-        """Free the memory that sampling keeps from one call to the next."""
+    def release_generation(self) -> tuple[int, int]:
+        """Free the memory that sampling keeps from one call to the next; slots of its cache, and tokens of
+        each."""
+        size = (0, 0) if self._generation is None else self._generation.cache_size
         self._generation = None
+        return size
 
     def hidden(
         self, ids: Tensor, layout: Layout, adapter: str | None, experts: Tensor | None = None

@@ -88,6 +88,7 @@ class SequenceGenerator:
         if next_prompts is not None and self.config.overlap:
             self.cancel()
             self._prefetch = self._begin(next_prompts, step + 1)
+        self.models.micro_batches.plan(tokens, self.models.processes.world_size)
         columns = self.score(tokens)
         tokens = with_kept_sets(tokens, columns.pop("kept", None))
         return tokens.texts(), Rollout(TokenColumns(tokens, columns))
@@ -165,13 +166,10 @@ class SequenceGenerator:
         return join_tokens(tokens, sampled, processes) if processes.is_distributed else sampled
 
     def _generate(self, model: PolicyModel, prompts: Tokens, sampling: Sampling) -> Tokens:
-        """One response per prompt; where passes bound the memory of sampling, again with smaller ones when
-        it runs out."""
-        passes = self.models.micro_batches
-        if not passes.short:
-            return model.generate(prompts, sampling)
+        """One response per prompt, again in fewer slots when memory runs out."""
         longest = int(prompts.prompt_sizes.max()) + sampling.width
-        return passes.run(lambda: model.generate(prompts, sampling), longest)
+        run = self.models.micro_batches.run
+        return run(lambda: model.generate(prompts, sampling), longest, samples=True)
 
     def _sample_episodes(
         self, environment: Environment, model: PolicyModel, tokens: Tokens, sampling: Sampling, group: int

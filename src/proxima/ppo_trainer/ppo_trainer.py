@@ -140,7 +140,7 @@ class PPOTrainer:
         with self.generator.read_ahead.running():
             updated = self.model_trainer.update_models(batches, self._rate(), is_warm)
         clock.lap("update")
-        self.step += 1
+        self._end_step()
         metrics = {
             "step": self.step,
             **score_metrics(scores.total, scores.by_name, scores.spread, scores.failed_programs),
@@ -158,6 +158,10 @@ class PPOTrainer:
         self.generator.check_sampling_gap(metrics["sampling_gap"])
         done = {"generated_texts": texts, "sa_pairs": trained, "trained_rows": rows.tolist()}
         return {**done, **self.reward_computer.describe(scores), **metrics}
+
+    def _end_step(self) -> None:
+        self.step += 1
+        self.models.micro_batches.plan(None)
 
     def _repeated(self, prompts: Sequence[str]) -> Sequence[str]:
         return repeat_prompts(prompts, self.config.num_generations)

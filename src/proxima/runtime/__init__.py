@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         accelerator,
         default_device,
         default_dtype,
+        device_memory,
         forked_random_state,
         free_cached_memory,
         is_out_of_memory,

@@ -8,9 +8,11 @@ memory as a plain RuntimeError.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -69,6 +71,20 @@ def default_dtype(device: torch.device) -> torch.dtype:
             log.info("weights are float32: no bfloat16 here (%s)", first_line(error))
             return torch.float32
     return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def device_memory(device: torch.device) -> int | None:
+    """Bytes that a process may take of a device in all, of a CPU's what the machine or a container has; None
+    where they are not known. It does not depend on what is free at the moment."""
+    if device.type == "cuda":
+        share = torch.cuda.get_per_process_memory_fraction(device)
+        return int(share * torch.cuda.get_device_properties(device).total_memory)
+    if device.type != "cpu" or not hasattr(os, "sysconf"):
+        return None
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else ""
+    amount = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(amount, int(text)) if text.isdecimal() else amount
 
 
 def is_out_of_memory(error: BaseException) -> bool:

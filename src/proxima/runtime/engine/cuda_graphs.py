@@ -7,8 +7,7 @@ sequence's hidden states are then the same bits whatever is batched with it, in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,7 +15,8 @@ import torch
 from torch import Tensor
 
 from proxima.core.recorded_experts import unrecorded
-from proxima.runtime.engine.layout import TILE, Layout, tile_table
+from proxima.runtime.engine.layout import Layout, tile_table
+from proxima.runtime.engine.pass_capacity import PassCapacity
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
@@ -27,40 +27,6 @@ _forwards = [0]
 Pool: TypeAlias = "_POOL_HANDLE | None"
 """Handle of a CUDA graph's memory pool."""
 Pass = Callable[[Tensor, Layout], Tensor]
-
-
-@dataclass(frozen=True)
-class PassCapacity:
-    """The largest batch that a graph can run."""
-
-    tokens: int
-    sequences: int
-    longest: int
-    reads: int
-
-    def fits(self, layout: Layout) -> bool:
-        if layout.total > self.tokens or layout.longest > self.longest or len(layout.read) > self.reads:
-            return False
-        return len(self.filled(layout.lengths)) <= self.sequences
-
-    def filled(self, lengths: Sequence[int]) -> list[int]:
-        """These sequences and then the sequences of padding that make up the rest."""
-        left = self.tokens - sum(lengths)
-        return [*lengths, *(min(self.longest, left - done) for done in range(0, left, self.longest))]
-
-    def grow(self, layout: Layout) -> PassCapacity:
-        """A capacity for this layout too, in coarse steps, with the sequences of padding that fill it up."""
-        tokens = max(self.tokens, _round_up(layout.total, 256))
-        longest = max(self.longest, _round_up(layout.longest, 128))
-        sequences = _round_up(len(layout.lengths), 8) + _round_up(tokens, longest) // longest
-        return PassCapacity(
-            tokens, max(self.sequences, sequences), longest, max(self.reads, _round_up(len(layout.read), 128))
-        )
-
-    @property
-    def tiles(self) -> int:
-        """Most attention tiles that such a batch has."""
-        return self.tokens // TILE + self.sequences
 
 
 class GradientBuffers(NamedTuple):
@@ -224,7 +190,3 @@ class _Replayed(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[None, None, None]:  # type: ignore[no-untyped-def]
         ctx.graph.backward(gradient, ctx.stamp)
         return None, None, None
-
-
-def _round_up(number: int, step: int) -> int:
-    return -(-number // step) * step

@@ -1,10 +1,10 @@
 """`Generation`: sampling with a static KV cache. In: prompts, an adapter's name. Out: responses, kept sets.
 
-Prompts are prefilled once, packed end to end; then each step decodes one token per running sequence. A step
-works on fixed buffers only, so on a GPU it is captured as a CUDA graph, one for each number of slots in
-`BUCKETS`. The slot of a finished sequence goes to the next waiting prompt (continuous batching); when none
-waits, running sequences are compacted into fewer slots. What a sequence samples does not depend on its slot,
-so none of this changes the results.
+Prompts are prefilled once, packed end to end (`prefill`); then each step decodes one token per running
+sequence. A step works on fixed buffers only, so on a GPU it is captured as a CUDA graph, one for each number
+of slots. A `SlotSchedule` says which sequences have a slot, and `SamplingMemory` how many slots there are.
+What a sequence samples depends neither on its slot nor on how many there are, so none of this changes the
+results.
 
 With a `Conversation` a response has several turns. A turn that ends leaves its slot; when its reply has come,
 the episode waits for a slot again, with a longer prefix. The noise follows from the column, so neither slots
@@ -13,6 +13,7 @@ nor the time that replies take change what is sampled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -38,17 +39,19 @@ from proxima.runtime.engine.expert_record import new_expert_record
 from proxima.runtime.engine.experts import Routing
 from proxima.runtime.engine.few_rows_decoder import FewRowsDecoder, few_rows_decoder
 from proxima.runtime.engine.generation_slots import Drawn, Outputs, Slots, new_outputs, new_slots
-from proxima.runtime.engine.layout import Layout, cut, pack
+from proxima.runtime.engine.layout import Layout, fill_up, pack
 from proxima.runtime.engine.merged_decoder import MergedDecoder, merges
 from proxima.runtime.engine.packed_attention import beyond_ends, cached_attention
+from proxima.runtime.engine.prefill import (
+    PREFILL_TOKENS,
+    PREFILL_TOKENS_ON_CPU,
+    PrefillPass,
+    prefill_passes,
+)
+from proxima.runtime.engine.sampling_memory import MAX_SLOTS, SamplingMemory
+from proxima.runtime.engine.slot_schedule import SlotSchedule, bucket
 
-BUCKETS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-STRIDE = 8  # steps on a GPU between checks for finished sequences
-PREFILL_TOKENS = 32_768  # prompt tokens prefilled at once
-PREFILL_TOKENS_ON_CPU = 1024  # where more would not fit its caches
 CACHE_STEP = 64  # tokens by which the cache grows
-CACHED_PASSES = 4  # where memory is short, the cache holds the tokens of this many passes
-REFILL = 0.25  # share of the slots that must be free before new prompts are prefilled
 
 _NONE = torch.zeros(0, dtype=torch.long)
 _EMPTY_LAYOUT = Layout(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, ())
@@ -86,26 +89,23 @@ class GenerationBatch:
         return self.outputs.collect_episodes(self.prompts, self.transcript)
 
 
-def slots_for_passes(tokens: int, longest: int, on_gpu: bool) -> int:
-    """Sequences of up to `longest` tokens that are sampled at once where a pass has this many tokens; on a
-    GPU one of a few sizes, and never fewer than the smallest."""
-    most = max(1, CACHED_PASSES * tokens // longest)
-    return max((size for size in BUCKETS if size <= most), default=BUCKETS[0]) if on_gpu else most
-
-
 class Generation:
     """Keeps the cache, the buffers and the graphs from one call to the next."""
 
-    def __init__(self, decoder: Decoder, max_slots: int = 256, pass_tokens: Callable[[], int] | None = None):
+    def __init__(self, decoder: Decoder, memory: Callable[[], SamplingMemory] | None = None):
         """
         Args:
-            pass_tokens: where memory is short, asked for the most tokens of a prefill; the cache holds at
-                most `CACHED_PASSES` times as many, and at least those of the fewest slots.
+            memory: asked at every call; by default there is no bound.
         """
         self.decoder = MergedDecoder(decoder) if merges(decoder) else decoder
-        self.max_slots = max_slots
-        self._pass_tokens = pass_tokens
+        self.max_slots = MAX_SLOTS
+        self._memory = memory
         self.on_gpu = decoder.weight.is_cuda
+        self.fixed_passes = self.on_gpu and decoder.blocks[0].experts is None
+        """Whether prefill has passes whose size follows from a prompt alone. (The products of experts have as
+        many rows as there are tokens for them, whatever the pass.)"""
+        self.cache_size = (0, 0)
+        """Slots, and tokens of each, that were last wanted."""
         self.clock = StepTimer(self.on_gpu)
         self.replays = self.eager_steps = 0
         """Decode steps with and without a graph since the start."""
@@ -134,64 +134,40 @@ class Generation:
         slots, transcript = batch.slots, batch.transcript
         unused_row = len(prompts.prompts)
         slots.reset(unused_row)
-        waiting = list(range(unused_row))
-        used = self._bucket(min(unused_row, slots.count))
-        free = list(range(min(used, slots.count)))
+        schedule = SlotSchedule(unused_row, slots.count, self.on_gpu)
         inside: set[int] = set()  # rows of episodes that have a slot
-        left = 0  # steps until the newest sequence has reached max_new_tokens
         while True:
-            if waiting and free:
-                taken = waiting[: len(free)]
-                waiting = waiting[len(free) :]
-                for group in cut([batch.size(row) for row in taken], self._prefill_tokens):
-                    self._prefill(batch, [taken[i] for i in group], free[: len(group)])
-                    free = free[len(group) :]
-                left = sampling.max_new_tokens - 1
-                inside.update(taken)
-            with self.clock.lap(min(STRIDE, left) if self.on_gpu else 1) as steps:
+            if taken := schedule.take(sampling.max_new_tokens):
+                self._prefill_all(batch, taken)
+                inside.update(row for row, _ in taken)
+            with self.clock.lap(schedule.steps) as steps:
                 for _ in range(steps):
-                    self._step(batch, used)
-            left -= steps
-            alive = slots.running[:used].nonzero().flatten().tolist()
+                    self._step(batch, schedule.used)
+            schedule.stepped(steps)
+            alive = slots.running[: schedule.used].nonzero().flatten().tolist()
             if transcript is not None:
-                running = set(slots.rows[:used][slots.running[:used]].tolist())
+                running = set(slots.rows[: schedule.used][slots.running[: schedule.used]].tolist())
                 batch.end_turns(sorted(inside - running))
                 inside = running
-                waiting += transcript.take_replies(wait=not alive and not waiting)
-                used = max(used, self._bucket(min(len(alive) + len(waiting), slots.count)))
-            if not alive and not waiting:
+                idle = not alive and not schedule.waiting
+                schedule.wait(transcript.take_replies(wait=idle), len(alive))
+            if not alive and not schedule.waiting:
                 return batch.collect()
-            if waiting:
-                idle = sorted(set(range(used)) - set(alive))
-                free = idle if len(idle) >= REFILL * used or not alive else []
-            elif (fewer := self._bucket(len(alive))) < used and (self.on_gpu or fewer <= 0.75 * used):
-                slots.compact(alive, unused_row)
-                used = fewer
+            before, moves = schedule.used, schedule.moves(alive)
+            if schedule.used < before:
+                slots.move(moves, schedule.used, unused_row)
 
     # --- buffers ---
 
     @property
-    def pass_tokens(self) -> int | None:
-        """Tokens of a pass at present; None where memory is not short."""
-        return None if self._pass_tokens is None else self._pass_tokens()
+    def memory(self) -> SamplingMemory:
+        """What bounds sampling at present."""
+        return SamplingMemory(math.inf, 1) if self._memory is None else self._memory()
 
     @property
     def _prefill_tokens(self) -> int:
         """Prompt tokens that are read at once."""
-        return self.pass_tokens or (PREFILL_TOKENS if self.on_gpu else PREFILL_TOKENS_ON_CPU)
-
-    def _bucket(self, count: int) -> int:
-        """Slots for this many sequences: on a GPU one of a few sizes, so that few graphs are needed."""
-        if not self.on_gpu:
-            return count
-        return next((size for size in BUCKETS if size >= count), count)
-
-    def _capacity(self, count: int, need: int) -> int:
-        """Slots for this many sequences of at most `need` tokens."""
-        wanted = self._bucket(min(count, self.max_slots))
-        if self.pass_tokens is None:
-            return wanted
-        return min(wanted, slots_for_passes(self.pass_tokens, need, self.on_gpu))
+        return self.memory.prefill or (PREFILL_TOKENS if self.on_gpu else PREFILL_TOKENS_ON_CPU)
 
     def _prepare(
         self, prompts: Tokens, sampling: Sampling, adapter: str | None, conversation: Conversation | None
@@ -200,12 +176,13 @@ class Generation:
         count, device = len(prompts.prompts), prompts.keys.device
         need = -(-int(prompts.prompt_sizes.max() + sampling.width) // CACHE_STEP) * CACHE_STEP
         slots, outputs = self._slots, self._outputs
-        capacity = self._capacity(count, need)
+        most = min(self.max_slots, self.memory.slots(need))
+        capacity = min(bucket(count, self.on_gpu), most)
         if slots is None or slots.count < capacity or slots.size < need or slots.tokens.device != device:
             self._graphs.clear()
-            # where memory is short the number of slots follows from this call alone
-            if slots is not None and self.pass_tokens is None:
-                capacity = max(capacity, slots.count)
+            if slots is not None:
+                capacity = max(capacity, min(slots.count, most))
+            self.cache_size = capacity, need
             slots = self._slots = self._few_rows = None  # frees the old cache first
             slots = self._slots = new_slots(capacity, need, self.decoder, device)
             self._few_rows = few_rows_decoder(self.decoder, slots)
@@ -227,7 +204,15 @@ class Generation:
 
     # --- steps ---
 
-    def _prefill(self, batch: GenerationBatch, rows: list[int], where: list[int]) -> None:
+    def _prefill_all(self, batch: GenerationBatch, taken: list[tuple[int, int]]) -> None:
+        """Prefill rows into slots."""
+        sizes = [batch.size(row) for row, _ in taken]
+        for part in prefill_passes(sizes, self._prefill_tokens, self.fixed_passes):
+            self._prefill(batch, part, *zip(*(taken[index] for index in part.rows), strict=True))
+
+    def _prefill(
+        self, batch: GenerationBatch, part: PrefillPass, rows: tuple[int, ...], where: tuple[int, ...]
+    ) -> None:
         """Prefill these rows into these slots and sample the first tokens of their turns."""
         prompts, slots, transcript = batch.prompts, batch.slots, batch.transcript
         device = prompts.keys.device
@@ -237,17 +222,20 @@ class Generation:
             ids, start = prompts.prompt_ids[row], torch.zeros_like(row)
             limits = torch.full_like(row, batch.sampling.max_new_tokens)
         else:
-            ids, start = transcript.prefixes(rows)[0], transcript.starts(rows)
+            ids, start = transcript.prefixes(list(rows))[0], transcript.starts(list(rows))
             limits = transcript.limits(start)
         layout = pack(lengths, None, ids.shape[1], device, read_last=True)
-        place = slots.base[slot][layout.rows] + layout.positions
+        place, real = slots.base[slot][layout.rows] + layout.positions, layout.total
+        if self.fixed_passes:
+            layout = fill_up(layout, part.tokens, part.reads)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            slots.keys[layer].flatten(0, 1).index_copy_(0, place, k)
-            slots.values[layer].flatten(0, 1).index_copy_(0, place, v)
+            slots.keys[layer].flatten(0, 1).index_copy_(0, place, k[:real])
+            slots.values[layer].flatten(0, 1).index_copy_(0, place, v[:real])
             return self.decoder.attend(layer, q, k, v, layout)
 
-        record, reader = batch.outputs.experts, row[layout.rows]
+        record = batch.outputs.experts
+        reader = row if record is None else row[layout.rows]
         routing = Routing(None if record is None else record.experts[reader, layout.positions])
         states = self.decoder.run(
             ids.flatten()[layout.source], layout, self._no_loras, attend, read=layout.read, routing=routing
@@ -255,6 +243,7 @@ class Generation:
         if record is not None:  # what earlier turns recorded stays
             record.write(routing, reader, layout.positions, None, layout.read)
         running = torch.ones(len(rows), dtype=torch.bool, device=device)
+        states = states[: len(rows)]
         drawn, going = self._draw(batch, states, batch.lanes[row], row, start, running, limits)
         values = (drawn, lengths.to(device).int(), start + 1, row, batch.lanes[row], going, limits)
         for buffer, value in zip(slots.per_slot(), values, strict=True):
@@ -282,7 +271,7 @@ class Generation:
         given = (slots.lanes[:n], slots.rows[:n], columns, running, slots.limits[:n])
         drawn, going = self._draw(batch, states, *given)
         slots.tokens[:n].copy_(drawn)
-        slots.lengths[:n].add_(running.int())
+        slots.lengths[:n].add_(1).mul_(going.int())  # of a sequence that has ended no cache is read
         columns.add_(running.long())
         running.copy_(going)
 

@@ -26,7 +26,7 @@ class Slots:
     """The state of decoding; a step uses the first `n` slots."""
 
     tokens: Tensor  # (C,) last token of each sequence
-    lengths: Tensor  # (C,) int32, tokens in its cache
+    lengths: Tensor  # (C,) int32, tokens in its cache; 0 once the sequence has ended
     columns: Tensor  # (C,) response tokens written
     rows: Tensor  # (C,) row of the batch
     lanes: Tensor  # (C, 2) hash of seed, step and sequence
@@ -50,16 +50,20 @@ class Slots:
 
     def reset(self, unused_row: int) -> None:
         """Empty all slots. `unused_row` is the output row that is never read."""
-        self.running.zero_()
-        self.rows.fill_(unused_row)
+        self._empty(0, unused_row)
 
-    def compact(self, alive: list[int], unused_row: int) -> None:
-        """Move the running sequences into the first slots."""
-        old = torch.tensor(alive, device=self.tokens.device)
-        for buffer in (*self.per_slot(), *self.keys, *self.values):
-            buffer[: len(alive)] = buffer[old]
-        self.running[len(alive) :] = False
-        self.rows[len(alive) :] = unused_row
+    def move(self, moves: list[tuple[int, int]], count: int, unused_row: int) -> None:
+        """Move running sequences from slots to others; those from `count` on are empty afterwards."""
+        if moves:
+            old, new = torch.tensor(moves, device=self.tokens.device).unbind(1)
+            for buffer in (*self.per_slot(), *self.keys, *self.values):
+                buffer[new] = buffer[old]
+        self._empty(count, unused_row)
+
+    def _empty(self, first: int, unused_row: int) -> None:
+        self.running[first:] = False
+        self.lengths[first:] = 0  # a step reads none of the cache
+        self.rows[first:] = unused_row
 
 
 def new_slots(count: int, size: int, decoder: Decoder, device: torch.device) -> Slots:

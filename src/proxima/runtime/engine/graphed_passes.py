@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from proxima.runtime.engine.cuda_graphs import GradientBuffers, GraphedPass, PassCapacity
+from proxima.runtime.engine.cuda_graphs import GradientBuffers, GraphedPass
 from proxima.runtime.engine.expert_record import new_expert_record
 from proxima.runtime.engine.experts import Routing
 from proxima.runtime.engine.layer_weights import Block, Loras
 from proxima.runtime.engine.layout import Layout
 from proxima.runtime.engine.lora_products import Lora, Projection, adapter_views, batched_copy
+from proxima.runtime.engine.pass_capacity import PassCapacity
 
 if TYPE_CHECKING:
     from proxima.runtime.engine.decoder import Decoder
 
 
 SMALLEST = 1024  # tokens of the smallest capacity, where there are several
+KEPT = 16  # capacities whose passes are kept; they share their memory
 
 
 class PassKey(NamedTuple):
@@ -31,21 +33,53 @@ class PassKey(NamedTuple):
 
     adapter: str | None
     dropout: float
-    size: int  # tokens; 0 = the only capacity
+    capacity: PassCapacity
+
+
+class Capacities:
+    """Which capacity a pass has, and which are kept."""
+
+    def __init__(self) -> None:
+        self._grown: dict[int, PassCapacity] = {}  # by size in tokens; 0 = if there is one size
+        self.known: list[PassCapacity] = []
+        """The last ones that were used, the newest last."""
+
+    def of(self, layout: Layout, planned: PassCapacity | None = None, by_size: bool = False) -> PassCapacity:
+        """The planned capacity, so that nothing follows from earlier batches; for a batch that was not
+        planned one that grows with them.
+
+        Args:
+            by_size: several capacities, by the batch's size.
+        """
+        if planned is not None and planned.fits(layout):
+            return self._keep(planned)
+        size = max(SMALLEST, 1 << (layout.total - 1).bit_length()) if by_size else 0
+        reads = size if len(layout.read) > len(layout.lengths) else 0  # one per sequence, or any number
+        capacity = self._grown.get(size, PassCapacity(size, 0, 0, reads))
+        if not capacity.fits(layout):
+            self.known = [one for one in self.known if one is not capacity]
+            capacity = self._grown[size] = capacity.grow(layout)
+        return self._keep(capacity)
+
+    def _keep(self, capacity: PassCapacity) -> PassCapacity:
+        self.known = [*(one for one in self.known if one != capacity), capacity][-KEPT:]
+        return capacity
 
 
 class GraphedPasses:
-    """Captures a pass at first use, without its backward pass until gradients are wanted, and again when a
-    batch exceeds its capacity."""
+    """Captures a pass at first use, without its backward pass until gradients are wanted, and again for every
+    other capacity: the one that is planned, or what a batch needs that exceeds it."""
 
     def __init__(self, decoder: Decoder):
         self.decoder = decoder
         self._passes: dict[PassKey, GraphedPass] = {}
-        self._sizes: dict[int, PassCapacity] = {}
+        self._capacities = Capacities()
         self._buffers: dict[str, tuple[list[Loras], GradientBuffers]] = {}
         self.by_size = False
         """Passes of several capacities: quicker for batches of different sizes, but a sequence's bits then
         depend on the batch it is in."""
+        self.planned: Callable[[], PassCapacity | None] = lambda: None
+        """The capacity of all passes at present, where it is known."""
 
     def __call__(
         self,
@@ -60,16 +94,13 @@ class GraphedPasses:
         Args:
             experts: (N, L, K) recorded ones, to be replayed.
         """
-        size = max(SMALLEST, 1 << (layout.total - 1).bit_length()) if self.by_size else 0
-        reads = size if len(layout.read) > len(layout.lengths) else 0  # one per sequence, or any number
-        known = self._sizes.get(size, PassCapacity(size, 0, 0, reads))
-        if not known.fits(layout):
-            self._sizes[size] = known.grow(layout)
-            self._passes = {key: one for key, one in self._passes.items() if key.size != size}
-        key = PassKey(adapter, dropout, size)
+        capacity = self._capacities.of(layout, self.planned(), self.by_size)
+        key = PassKey(adapter, dropout, capacity)
         trains = torch.is_grad_enabled() and adapter is not None
         if key not in self._passes or (trains and not self._passes[key].parameters):
             self._passes.pop(key, None)  # frees its memory first
+            known = self._capacities.known
+            self._passes = {key: one for key, one in self._passes.items() if key.capacity in known}
             self._passes[key] = self._capture(layout, key, trains)
         return self._passes[key](ids, layout, experts)
 
@@ -81,7 +112,7 @@ class GraphedPasses:
                 self._buffers[key.adapter] = self._make_buffers(key.adapter)
             loras, gradients = self._buffers[key.adapter]
             loras = [lora.with_dropout(key.dropout) for lora in loras]
-        load, size = self._loader(key.adapter), self._sizes[key.size]
+        load, size = self._loader(key.adapter), key.capacity
         record = new_expert_record(0, size.tokens, decoder, layout.read.device)
         recorded = None if record is None else record.experts[0]
 

@@ -64,6 +64,27 @@ def pack(
     return _placed(source, rows, positions, starts, read, lengths, device)
 
 
+def fill_up(layout: Layout, tokens: int, reads: int) -> Layout:
+    """The layout followed by copies of its first token up to this many tokens, in sequences of padding none
+    longer than its longest, and by reads of that token up to this many."""
+    left, longest, device = tokens - layout.total, layout.longest, layout.source.device
+    paddings = [min(longest, left - done) for done in range(0, left, longest)]
+    rows, positions, starts = _ragged(torch.tensor(paddings, dtype=torch.long))
+    lengths = (*layout.lengths, *paddings)
+    parts = (rows + len(layout.lengths), positions, starts[1:] + layout.total)
+    rows, positions, ends = (_send(part, device) for part in parts)
+    tiles = _send(torch.from_numpy(tile_table(lengths)), device)
+    return Layout(
+        torch.cat([layout.source, layout.source[:1].expand(left)]),
+        torch.cat([layout.rows, rows]),
+        torch.cat([layout.positions, positions]),
+        torch.cat([layout.starts, ends.int()]),
+        torch.cat([layout.read, layout.read.new_zeros(reads - len(layout.read))]),
+        tiles,
+        lengths,
+    )
+
+
 def pack_mask(mask: Tensor) -> Layout:
     """For any padding; the last real token of each sequence is read. Waits for the device once."""
     here = mask.cpu()

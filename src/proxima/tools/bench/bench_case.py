@@ -90,6 +90,7 @@ CASES = {
         Case("mixed prompts", prompt=(64, 512)),
         Case("mixed responses", response=(8, 256)),
         Case("long", prompt=(256, 256), response=(1024, 1024), epochs=1),
+        Case("long mixed", prompt=(64, 512), response=(1, 1024), epochs=1),
         Case("very long", batch=8, prompt=(256, 256), response=(8192, 8192), epochs=1),
         Case("grpo", batch=8, response=(256, 256), epochs=1, generations=8),
         Case("4B", size="4B", batch=32),

@@ -5,18 +5,22 @@ In: a case. Out: seconds at half, once and twice its batch, prompt and response,
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 from proxima.core.json_record import Record
 from proxima.runs import Plot
+from proxima.runtime import is_out_of_memory
 from proxima.tools.bench.bench_case import Case, run_case
 from proxima.tools.bench.hardware_floor import Machine
-from proxima.tools.bench.random_model import SHAPES
+from proxima.tools.bench.random_model import SHAPES, free_memory
 
 FACTORS = (0.5, 1.0, 2.0)
 LENGTHS = (256, 1024, 4096, 16_384)
 """Response tokens."""
+STEP_TOKENS = 2**17  # response tokens of a step that is timed by length
+FEWEST = 4  # prompts
 DIMENSIONS = ("batch", "prompt", "response")
 
 
@@ -75,31 +79,58 @@ def scaling_table(found: Record) -> str:
     return "\n".join(lines)
 
 
-def run_lengths(case: Case, machine: Machine, steps: int, folder: str, **settings: object) -> list[Record]:
-    """The case with responses of each of `LENGTHS` that the model's context holds."""
+def by_length(case: Case) -> list[Case]:
+    """The case with responses of each of `LENGTHS` that the model's context holds, and of all of it where it
+    is longer; of so few prompts that a step has at most `STEP_TOKENS`, and at least `FEWEST`."""
     longest = SHAPES[case.size]["max_position_embeddings"] - case.prompt[1]
+    lengths = [length for length in LENGTHS if length <= longest] + [longest] * (longest > LENGTHS[-1])
     return [
-        run_case(replace(case, response=(length, length)), machine, steps, folder, **settings)
-        for length in LENGTHS
-        if length <= longest
+        replace(
+            case,
+            response=(length, length),
+            batch=min(case.batch, max(FEWEST, STEP_TOKENS // (length * case.generations))),
+        )
+        for length in lengths
     ]
+
+
+def run_lengths(
+    case: Case, machine: Machine, steps: int, folder: str, **settings: object
+) -> Iterator[Record]:
+    """Each length's result as soon as it is there; where memory runs out, one with `error`."""
+    for sized_case in by_length(case):
+        try:
+            found = run_case(sized_case, machine, steps, folder, **settings)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            found = {**asdict(sized_case), "error": "out of memory"}
+        free_memory()
+        yield found
 
 
 def lengths_table(found: list[Record]) -> str:
     """What a response token costs by length. The floor has attention's own share, which grows with it."""
-    lines = [f"  {'response':>10}{'seconds':>10}{'floor':>9}{'ratio':>7}{'us per token':>14}{'GiB':>7}"]
+    names = f"{'seconds':>10}{'floor':>9}{'ratio':>7}{'us per token':>14}{'GiB':>7}"
+    lines = [f"  {'response':>10}{'batch':>7}{names}"]
     for result in found:
+        head = f"  {result['response'][1]:>10}{result['batch']:>7}"
+        if "error" in result:
+            lines.append(f"{head}{result['error']:>17}")
+            continue
         cost = 1e6 * result["seconds"] / result["response_tokens"]
         memory = "" if result["held_gib"] is None else f"{result['held_gib']:.1f}"
         lines.append(
-            f"  {result['response'][1]:>10}{result['seconds']:>10.3f}{result['floor']['step']:>9.3f}"
+            f"{head}{result['seconds']:>10.3f}{result['floor']['step']:>9.3f}"
             f"{result['ratio_to_floor']:>7.1f}{cost:>14.1f}{memory:>7}"
         )
     return "\n".join(lines)
 
 
 def lengths_plot(found: list[Record]) -> Plot:
-    """Microseconds per response token by the response's length, and the floor's."""
+    """Microseconds per response token by the response's length, and the floor's; without those that did not
+    fit."""
+    found = [result for result in found if "error" not in result]
     series = [
         {
             "name": name,

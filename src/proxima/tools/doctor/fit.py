@@ -20,10 +20,11 @@ from proxima.config import PPOConfig
 from proxima.core.tokenizer import Tokenizer
 from proxima.data import open_rows, read_prompts
 from proxima.rewards import is_ready_made
-from proxima.tools.doctor.memory_estimate import GIB, SLOTS, free_memory
+from proxima.runtime.engine import MAX_SLOTS
+from proxima.tools.doctor.memory_estimate import GIB, free_memory
 from proxima.tools.doctor.tokenizer_checks import prompt_lengths
 
-MOST_SEQUENCES = SLOTS  # per step: no more are generated at once, so more take hardly more memory
+MOST_SEQUENCES = MAX_SLOTS  # per step: no more are generated at once, so more take hardly more memory
 GROWTH = 4
 NO_LIMIT = 32768  # response tokens that are tried at most where the model names no context length
 REFINED = 2  # halvings of the gap between what fitted and what did not

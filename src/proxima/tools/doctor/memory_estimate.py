@@ -10,15 +10,15 @@ optimizer    12 bytes per trained weight: gradient and two moments
 activations  KEPT x tokens of a pass x (inputs + outputs of every linear map) x bytes per number; with
              gradient_checkpointing two hidden states per layer and the activations of one layer
 cache        2 x layers x key-value heads x head size x bytes per number x tokens of all sequences
-             generated at once; both this and a chunk of logits follow from micro_batch_tokens where
-             quantize and a number below the usual one say that memory is short
+             generated at once, which follow from the device's memory, as in a run; both this and a chunk of
+             logits follow from micro_batch_tokens where quantize and a number below the usual one say that
+             memory is short
 logits       LOGITS x positions of a chunk x vocabulary x 4 bytes
 overhead     libraries, and on a GPU the context and captured graphs
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -29,13 +29,20 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from proxima.base_setup import LOGITS, USUAL_TOKENS, has_head, is_adapter
+from proxima.base_setup import LOGITS, MOMENTS, USUAL_TOKENS, has_head, is_adapter
 from proxima.config import PPOConfig
 from proxima.core.errors import first_line
 from proxima.core.nf4 import NF4_BYTES
 from proxima.models import CHUNK, short_chunk
+from proxima.runtime import device_memory
 from proxima.runtime.distributed import decoder_layers
-from proxima.runtime.engine import expert_matrices, slots_for_passes
+from proxima.runtime.engine import (
+    CACHED_PASSES,
+    SamplingMemory,
+    cache_tokens,
+    expert_matrices,
+    fewest_slots,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -45,7 +52,6 @@ KEPT = 1.2
 BACKWARD = 4  # the same for the one layer whose backward pass is running
 KEPT_BY_KERNELS = 0.9  # both again, for adapters on a GPU
 BACKWARD_BY_KERNELS = 2
-SLOTS = 256  # sequences generated at once, at most
 OVERHEAD = {"cuda": 2**31, "cpu": 3 * 2**28}
 GIB = 2**30
 
@@ -167,6 +173,7 @@ def estimate_memory(
     others: Sequence[PreTrainedConfig] = (),
     smallest: bool = False,
     processes: int = 1,
+    memory: int | None = None,
 ) -> MemoryEstimate:
     """Bytes at the peak of a step.
 
@@ -176,6 +183,8 @@ def estimate_memory(
         others: configs of further networks that are loaded, such as reward models of their own.
         smallest: with passes of one sequence, as a run on a GPU falls back to when memory runs out.
         processes: how many share the batch (and, with shard_base, the layers); the estimate is for one.
+        memory: bytes of the device, from which follows how many sequences are generated at once; None = as
+            many as there are.
     """
     size = network_size(network, config.lora_targets)
     width = 4 if config.dtype == "float32" or (config.dtype == "auto" and not on_gpu) else 2
@@ -185,37 +194,51 @@ def estimate_memory(
     trained = (base if full else config.lora_r * size.adapted) * copies
     batch = -(-config.batch_size * config.num_generations // processes)
     minibatch = -(-config.minibatch_size // processes)
-    beside = sum(count_weights(without_weights(AutoModel, other)) for other in others)
-    held = (base + beside) * width
+    held = (base + sum(count_weights(without_weights(AutoModel, other)) for other in others)) * width
     if config.quantize == "nf4":
         held += int(size.mapped * (NF4_BYTES - width)) + 2 * size.largest * width
     longest = longest_prompt + config.max_new_tokens
     sequences = 1 if smallest else min(batch, minibatch, config.micro_batch_size)
     budget = config.micro_batch_tokens or USUAL_TOKENS
     tokens = max(longest, min(sequences * longest, budget))
-    chunk, slots = _limits(config, budget, longest, on_gpu)
-    layer = size.widths / size.layers
-    share, backward = (KEPT_BY_KERNELS, BACKWARD_BY_KERNELS) if on_gpu and not full else (KEPT, BACKWARD)
-    kept = share * size.widths
-    if config.gradient_checkpointing:
-        kept = share * layer + 2 * size.layers * size.hidden
-    positions = min(chunk, max(1, tokens // longest) * config.max_new_tokens)
+    positions = min(_chunk(config, budget), max(1, tokens // longest) * config.max_new_tokens)
+    weights = held + (4 * trained if full else 0)
+    adapters = 4 * ((0 if full else trained) + _frozen_adapters(config) * config.lora_r * size.adapted)
+    fitting = cache_tokens(memory, weights + adapters + MOMENTS * trained, size.cached * width)
+    slots = _sampling(config, budget, fitting, on_gpu).slots(longest)
     return MemoryEstimate(
-        weights=held + (4 * trained if full else 0),
-        adapters=4 * ((0 if full else trained) + _frozen_adapters(config) * config.lora_r * size.adapted),
-        optimizer=12 * trained,
-        activations=int(tokens * (kept + backward * layer) * (4 if full else width)),
+        weights=weights,
+        adapters=adapters,
+        optimizer=MOMENTS * trained,
+        activations=int(tokens * _kept(config, size, on_gpu and not full) * (4 if full else width)),
         cache=min(batch, slots) * longest * size.cached * width,
         logits=LOGITS * positions * size.vocabulary * 4,
         overhead=OVERHEAD["cuda" if on_gpu else "cpu"],
     )
 
 
-def _limits(config: PPOConfig, tokens: int, longest: int, on_gpu: bool) -> tuple[int, int]:
-    """Positions that have logits at once, and sequences that are generated at once."""
-    if config.quantize == "none" or tokens >= USUAL_TOKENS:
-        return CHUNK, SLOTS
-    return short_chunk(tokens), slots_for_passes(tokens, longest, on_gpu)
+def _kept(config: PPOConfig, size: NetworkSize, by_kernels: bool) -> float:
+    """Numbers per token of a pass that the backward pass needs, and those of the layer it is at."""
+    layer = size.widths / size.layers
+    share, backward = (KEPT_BY_KERNELS, BACKWARD_BY_KERNELS) if by_kernels else (KEPT, BACKWARD)
+    if config.gradient_checkpointing:
+        return share * layer + 2 * size.layers * size.hidden + backward * layer
+    return share * size.widths + backward * layer
+
+
+def _is_short(config: PPOConfig, tokens: int) -> bool:
+    return config.quantize != "none" and tokens < USUAL_TOKENS
+
+
+def _chunk(config: PPOConfig, tokens: int) -> int:
+    """Positions whose logits are in memory at once."""
+    return short_chunk(tokens) if _is_short(config, tokens) else CHUNK
+
+
+def _sampling(config: PPOConfig, tokens: int, fitting: float, on_gpu: bool) -> SamplingMemory:
+    """As in a run, where so many cached tokens fit in the device's memory."""
+    cached = min(fitting, CACHED_PASSES * tokens) if _is_short(config, tokens) else fitting
+    return SamplingMemory(cached, fewest_slots(on_gpu))
 
 
 def _frozen_adapters(config: PPOConfig) -> int:
@@ -228,7 +251,7 @@ def free_memory(device: torch.device) -> int:
     """Bytes that this process may still take on a device; of main memory also what a container allows."""
     if device.type == "cuda":
         return torch.accelerator.get_memory_info(device)[0]
-    amounts = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    amounts = [amount for amount in (device_memory(device),) if amount is not None]
     if (table := Path("/proc/meminfo")).is_file():
         amounts += [
             int(line.split()[1]) * 1024

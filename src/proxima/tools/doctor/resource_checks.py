@@ -12,7 +12,7 @@ from proxima.base_setup import is_adapter, load_config, pick_device
 from proxima.config import PPOConfig
 from proxima.core.json_record import Record
 from proxima.rewards import is_ready_made
-from proxima.runtime import thread_wait_problem
+from proxima.runtime import device_memory, thread_wait_problem
 from proxima.runtime.distributed import rank_and_count
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
 from proxima.tools.doctor.memory_estimate import GIB, estimate_memory, free_memory, network_size
@@ -34,6 +34,7 @@ def check_memory(config: PPOConfig, network: PreTrainedConfig, longest_prompt: i
         "on_gpu": on_gpu,
         "others": other_networks(config),
         "processes": rank_and_count()[1],
+        "memory": device_memory(device),
     }
     estimate = estimate_memory(config, network, **given)
     least = estimate_memory(config, network, **given, smallest=True) if on_gpu else estimate

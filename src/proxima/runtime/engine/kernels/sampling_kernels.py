@@ -108,10 +108,11 @@ def _advance(  # type: ignore[no-untyped-def]
     tl.store(ids + place, token, mask=going)
     tl.store(logprobs + place, tl.load(drawn_logprobs + slot), mask=going)
     is_end = tl.max((tl.load(eos + lane, mask=lane < ends, other=-1) == token).to(tl.int32), 0) > 0
+    goes_on = going & (is_end == 0) & (column + 1 < limit)
     tl.store(tokens + slot, token)
-    tl.store(lengths + slot, tl.load(lengths + slot) + going.to(tl.int32))
+    tl.store(lengths + slot, tl.where(goes_on, tl.load(lengths + slot) + 1, 0))  # none of its cache is read
     tl.store(columns + slot, column + going.to(tl.int64))
-    tl.store(running + slot, going & (is_end == 0) & (column + 1 < limit))
+    tl.store(running + slot, goes_on)
 
 
 def advance(drawn: tuple[Tensor, Tensor], slots: Slots, outputs: Outputs, limit: int) -> None:
