@@ -161,7 +161,7 @@ def table(prompts: Sequence[Prompt], results: dict) -> str:
             counts[name] += 1
     head = ["success", "n", *(name.replace("_", " ") for name in columns), "best constant"]
     lines = [head]
-    for name, count in counts.items():
+    for name, count in filter(lambda item: item[1], counts.items()):
         rates = [results[column]["success"][name] for column in (*columns, "best_constant")]
         lines.append([name.replace("_", " "), str(count), *(f"{rate:.2f}" for rate in rates)])
     lines.append(["", "", *("" for _ in columns), ""])

@@ -1,9 +1,9 @@
 # python -m examples.instructions.prompts my-instructions
 """Writes the prompts: one or two constraints and a topic each, as chat messages.
 
-In: a folder. Out: `train.jsonl`, `short.jsonl` (one constraint each, of the kinds in `SHORT`) and
-`held_out.jsonl` in it. Topics and combinations of two kinds in the last are never in the others: what is held
-out does not depend on the seed.
+In: a folder. Out: `train.jsonl` and `held_out.jsonl` in it, and for the shortened form `short.jsonl` and
+`short_held_out.jsonl` (one constraint each, of the kinds in `SHORT`). Topics and combinations of two kinds
+that are held out are never trained on: which they are does not depend on the seed.
 """
 
 import argparse
@@ -92,6 +92,7 @@ def write(folder: str | Path, train: int = 8192, held_out: int = 240, seed: int 
         "train": rows("train", train, seed),
         "short": rows("train", train // 4, seed, short=True),
         "held_out": rows("held_out", held_out, seed),
+        "short_held_out": rows("held_out", held_out * 2 // 5, seed, short=True),
     }
     for name, found in files.items():
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in found)
@@ -99,7 +100,7 @@ def write(folder: str | Path, train: int = 8192, held_out: int = 240, seed: int 
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Write train.jsonl, short.jsonl and held_out.jsonl.")
+    parser = argparse.ArgumentParser(description="Write the prompts of both forms, to train on and held out.")
     parser.add_argument("folder")
     parser.add_argument("--train", type=int, default=8192, help="prompts to train on")
     parser.add_argument("--held-out", type=int, default=240, help="prompts to evaluate on")

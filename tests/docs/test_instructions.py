@@ -7,6 +7,7 @@ No test needs real weights: the model is a small GGUF file that the test writes.
 import json
 import math
 import time
+from collections import Counter
 from pathlib import Path
 from random import Random
 
@@ -530,7 +531,7 @@ def test_a_topic_is_mentioned_in_singular_or_plural():
 def test_the_same_seed_writes_the_same_files_and_another_seed_others(tmp_path):
     for name, seed in (("one", 3), ("two", 3), ("other", 4)):
         write(tmp_path / name, train=60, held_out=30, seed=seed)
-    for file in ("train.jsonl", "short.jsonl", "held_out.jsonl"):
+    for file in ("train.jsonl", "short.jsonl", "held_out.jsonl", "short_held_out.jsonl"):
         one, two, other = ((tmp_path / name / file).read_bytes() for name in ("one", "two", "other"))
         assert one == two != other
     assert len((tmp_path / "one" / "train.jsonl").read_text().splitlines()) == 60
@@ -740,7 +741,7 @@ def test_success_counts_all_constraints_of_a_prompt_and_each_of_a_kind():
 
 @pytest.fixture
 def tiny(monkeypatch):
-    monkeypatch.setattr(run, "write", lambda path: write(path, train=64, held_out=6))
+    monkeypatch.setattr(run, "write", lambda path: write(path, train=64, held_out=15))
     return ["--max-new-tokens", "8", "--limit", "8", "--batch-size", "4", "--epochs", "1"]
 
 
@@ -763,6 +764,48 @@ def test_one_command_shows_before_and_after_and_keeps_what_is_done(model, folder
     written = {path: path.stat().st_mtime_ns for each in folders for path in each.rglob("*")}
     run.main(command)
     assert {path: path.stat().st_mtime_ns for each in folders for path in each.rglob("*")} == written
+
+
+def test_a_finished_run_is_not_the_answer_to_other_flags(model, folder, tiny, capsys):
+    command = ["--form", "short", "--model-name", model, *tiny]
+    run.main(command)
+    path = folder / "runs" / "instructions-short-0"
+    written = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+    capsys.readouterr()
+    for flag, before, after in (("--learning-rate", "0.001", "0.03"), ("--limit", "8", "12")):
+        name = flag.strip("-").replace("-", "_")
+        with pytest.raises(SystemExit, match=rf"^instructions: .*with {name} {before}, now it is {after}; "):
+            run.main([*command, flag, after])
+        assert "before:" not in capsys.readouterr().out
+    run.main([*command, "--process-timeout", "700"])  # computes the same
+    assert "before:" in capsys.readouterr().out
+    assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == written
+
+
+def test_the_short_form_is_asked_for_what_it_trains_on_about_other_topics(model, folder, tiny, capsys):
+    run.main(["--form", "short", "--model-name", model, *tiny])
+    shown = capsys.readouterr().out
+    assert all(name not in shown for name in ("nan", "unseen together", "commas |"))
+    found = json.loads((folder / "runs/instructions-short-0/instructions.json").read_text(encoding="utf-8"))
+    held_out, trained = (lines(f"my-instructions/{name}.jsonl") for name in ("short_held_out", "short"))
+    assert found["asked"] == [row["messages"][-1]["content"] for row in held_out]
+    kinds, others = ({combination(row) for row in rows} for rows in (held_out, trained))
+    assert kinds <= others == {frozenset([kind]) for kind in SHORT}
+    assert {row["topic"] for row in held_out}.isdisjoint(row["topic"] for row in trained)
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_short_held_out_prompts_have_every_kind_equally_often(tmp_path):
+    write(tmp_path, train=4)
+    held_out = lines(tmp_path / "short_held_out.jsonl")
+    kinds = Counter(next(iter(combination(row))) for row in held_out)
+    assert set(kinds) == set(SHORT)
+    assert len(set(kinds.values())) == 1
+    assert 48 <= len(held_out) <= 96
+    assert {row["topic"] for row in held_out} == set(TOPICS["held_out"].split())
 
 
 def test_a_base_in_4_bits_has_folders_of_its_own(model, folder, tiny):
