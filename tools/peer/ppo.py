@@ -5,13 +5,15 @@
 OUT is what `tools.peer.reward_models` left: the base, the reward model as a sequence classifier, the pairs.
 Both train an adapter (rank 16) of the policy and start the value model from the reward model. TRL trains its
 value model in full, since it has no other way; Proxima trains an adapter of it. Seed 0 of each runs alone,
-for the seconds; the others run beside each other.
+for the seconds. `all` ends after --limit seconds with a report of what is complete, and the same command
+continues. A job that takes longer than the limit is never complete: raise it, or lower --together.
 """
 
 import argparse
 import json
 import random
 import statistics
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -28,9 +30,10 @@ from proxima.core.encoding import encode_prompts
 from proxima.evaluator.win_rates import win_rate
 from proxima.models import Backbone
 from proxima.ppo_trainer import PPOTrainer
+from proxima.runs import write_json
 from tools.peer.judged_answers import judge
 from tools.peer.preference_pairs import load_pairs
-from tools.peer.side_by_side import run_together
+from tools.peer.side_by_side import Job, add_limits, run_all
 
 SIDES = ("ours", "trl")
 HELD_OUT = 128
@@ -39,13 +42,21 @@ WARM = 3  # steps left out of the seconds per step
 
 def main() -> None:
     args = arguments()
+    if args.do != "report" and not (args.out / "reward").exists():
+        sys.exit(f"{args.out / 'reward'} is missing: `python -m tools.peer.reward_models trl` makes it")
     if args.do == "all":
-        run_all(args)
-        report(args.out)
+        alone = [job(args, side, 0) for side in ("base", *SIDES)]
+        others = [job(args, side, seed) for seed in range(1, args.seeds) for side in SIDES]
+        run_all("tools.peer.ppo", args, alone, others, report)
     elif args.do == "report":
         report(args.out)
     else:
         run_one(args)
+
+
+def job(args: argparse.Namespace, side: str, seed: int) -> Job:
+    own = argparse.Namespace(**{**vars(args), "do": side, "seed": seed})
+    return Job(f"ppo-{side}-{seed}", own, ("pairs.json", "reward/model.safetensors"))
 
 
 def arguments() -> argparse.Namespace:
@@ -61,6 +72,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--kl", type=float, default=0.05)
+    add_limits(parser, together=1)
     return parser.parse_args()
 
 
@@ -81,7 +93,7 @@ def run_one(args: argparse.Namespace) -> None:
     ids = encode_prompts(tokenizer, held_out)
     policy = policy.to(device).float().eval()
     found |= judge(policy, reference, classifier, tokenizer, ids, args.response)
-    (args.out / f"ppo-{args.do}-{args.seed}.json").write_text(json.dumps(found))
+    job(args, args.do, args.seed).write(found)
 
 
 def read_prompts(args: argparse.Namespace) -> tuple[Any, list[str], list[str]]:
@@ -225,42 +237,27 @@ def trl_trainer(args: argparse.Namespace, tokenizer: Any, prompts: list[str]) ->
     )
 
 
-def run_all(args: argparse.Namespace) -> None:
-    finish(args, [("ours", 0)])
-    finish(args, [("trl", 0)])
-    finish(args, [("base", 0), *((side, seed) for seed in range(1, args.seeds) for side in SIDES)])
-
-
-def finish(args: argparse.Namespace, jobs: list[tuple[str, int]]) -> None:
-    given = {name: value for name, value in vars(args).items() if name not in ("do", "seed")}
-    flags = [f"--{name}={value}" for name, value in given.items()]
-    commands = {args.out / f"ppo-{side}-{seed}.log": [side, *flags, f"--seed={seed}"] for side, seed in jobs}
-    run_together("tools.peer.ppo", commands)
-
-
 def report(out: Path) -> None:
-    """Every side and seed as one line, and all in OUT/ppo.json."""
-    base = json.loads((out / "ppo-base-0.json").read_text())
-    found: dict[str, Any] = {"base": summary(base, base)}
-    for path in sorted(out.glob("ppo-ours-*.json")):
-        seed = path.stem.rpartition("-")[2]
-        both = {side: json.loads((out / f"ppo-{side}-{seed}.json").read_text()) for side in SIDES}
-        for side, record in both.items():
-            found[f"{side} {seed}"] = summary(record, base)
-        found[f"ours against trl {seed}"] = win_rate(both["ours"]["rewards"], both["trl"]["rewards"])
-    (out / "ppo.json").write_text(json.dumps(found, indent=2) + "\n")
-    for name, record in found.items():
-        print(name, {key: round(number, 4) for key, number in record.items() if key != "wins"}, flush=True)
+    """Every side and seed that is there as one line, and all in OUT/ppo.json."""
+    records = {path.stem[4:]: json.loads(path.read_text()) for path in sorted(out.glob("ppo-*-*.json"))}
+    base = records.get("base-0")
+    found: dict[str, Any] = {name.replace("-", " "): summary(each, base) for name, each in records.items()}
+    for name, record in records.items():
+        side, _, seed = name.partition("-")
+        if side == "ours" and (other := records.get(f"trl-{seed}")):
+            found[f"ours against trl {seed}"] = win_rate(record["rewards"], other["rewards"])
+    write_json(out / "ppo.json", found)
+    for name, numbers in found.items():
+        print(name, {key: round(number, 4) for key, number in numbers.items() if key != "wins"}, flush=True)
 
 
-def summary(record: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
-    wins = win_rate(record["rewards"], base["rewards"])
-    found = {
-        "reward": statistics.fmean(record["rewards"]),
-        **{name: record[name] for name in ("kl", "length", "eos_rate")},
-        "wins": wins,
-        **{f"win_{name}": wins[name] for name in ("rate", "low", "high")},
-    }
+def summary(record: dict[str, Any], base: dict[str, Any] | None) -> dict[str, Any]:
+    """Win rates against the base where it was judged."""
+    found: dict[str, Any] = {"reward": statistics.fmean(record["rewards"])}
+    found |= {name: record[name] for name in ("kl", "length", "eos_rate")}
+    if base:
+        wins = win_rate(record["rewards"], base["rewards"])
+        found |= {"wins": wins, **{f"win_{name}": wins[name] for name in ("rate", "low", "high")}}
     if "total_seconds" in record:
         last = max(1, len(record["kl_by_step"]) // 4)
         steady = record["seconds_by_step"][WARM:] or record["seconds_by_step"]

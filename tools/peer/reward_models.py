@@ -4,8 +4,9 @@
     python -m tools.peer.reward_models all --out OUT
 
 Both get the same token ids, base, epochs, batch size, adapters and learning rates. Fold 0 of each runs alone,
-for the seconds; the others run beside each other. The weights after the last step are judged, not the best
-ones. OUT/reward is TRL's model of fold 0 as a sequence classifier, for `tools.peer.ppo`.
+for the seconds; the others run beside each other. `all` ends after --limit seconds with a report of what is
+complete, and the same command continues. The weights after the last step are judged, not the best ones.
+OUT/reward is TRL's model of fold 0 as a sequence classifier, for `tools.peer.ppo`.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import math
 import random
 import statistics
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +30,14 @@ from proxima.config import FinetuningConfig, RewardConfig
 from proxima.evaluator.win_rates import SAMPLES
 from proxima.finetuning import RewardTrainer
 from proxima.finetuning.reward_trainer import calibration_error
+from proxima.pages.comparison.seed_groups import t_interval
+from proxima.runs import write_json
 from tools.peer.judged_answers import scores
 from tools.peer.preference_pairs import FOLDS, Pair, load_pairs, read_pairs, write_pairs
-from tools.peer.side_by_side import run_together
+from tools.peer.side_by_side import Job, add_limits, run_all
 
 SIDES = ("ours", "trl")
 DEFAULT = "default"  # ours with its default loss: TRL has none of its terms
-T_OF_4 = 2.776  # 97.5 % point of Student's t with four degrees of freedom: five folds
 LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.1, "target_modules": "all-linear"}
 
 
@@ -45,12 +48,17 @@ def main() -> None:
         prepare(args)
     elif args.do in (*SIDES, DEFAULT):
         margins, seconds = train_trl(args) if args.do == "trl" else train_ours(args)
-        record = {"margins": margins, "seconds": seconds}
-        (args.out / f"{args.do}-{args.fold}.json").write_text(json.dumps(record))
+        job(args, args.do, args.fold).write({"margins": margins, "seconds": seconds})
+    elif args.do == "all":
+        jobs = [job(args, side, fold) for fold in range(FOLDS) for side in (*SIDES, DEFAULT)]
+        run_all("tools.peer.reward_models", args, jobs[:3], jobs[3:], report)
     else:
-        if args.do == "all":
-            run_all(args)
         report(args.out)
+
+
+def job(args: argparse.Namespace, side: str, fold: int) -> Job:
+    own = argparse.Namespace(**{**vars(args), "do": side, "fold": fold})
+    return Job(f"{side}-{fold}", own, ("pairs.json",))
 
 
 def arguments() -> argparse.Namespace:
@@ -66,6 +74,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rate", type=float, default=1e-4)
+    add_limits(parser, together=4)
     return parser.parse_args()
 
 
@@ -184,46 +193,50 @@ def encoded(args: argparse.Namespace, pairs: list[Pair]) -> dict[str, list[list[
     }
 
 
-def run_all(args: argparse.Namespace) -> None:
-    """Fold 0 of each side alone, then the others at the same time."""
-    jobs = [(side, fold) for fold in range(FOLDS) for side in (*SIDES, DEFAULT)]
-    for side, fold in jobs[:3]:
-        finish(args, [(side, fold)])
-    finish(args, jobs[3:])
-
-
-def finish(args: argparse.Namespace, jobs: list[tuple[str, int]]) -> None:
-    given = {"out": args.out, "epochs": args.epochs, "batch": args.batch, "rate": args.rate}
-    flags = [f"--{name}={value}" for name, value in {**given, "max-length": args.max_length}.items()]
-    commands = {args.out / f"{side}-{fold}.log": [side, *flags, f"--fold={fold}"] for side, fold in jobs}
-    run_together("tools.peer.reward_models", commands)
-
-
 def report(out: Path) -> None:
-    """What was measured, as a table and in OUT/reward_models.json."""
+    """What was measured so far, as a table and in OUT/reward_models.json."""
     pairs = load_pairs(out / "pairs.json")
-    order = [i for fold in range(FOLDS) for i, pair in enumerate(pairs) if pair.fold == fold]
-    sources = [pairs[i].source for i in order]
-    found: dict[str, Any] = {}
-    margins = {}
-    for side in (*SIDES, DEFAULT):
-        records = [json.loads((out / f"{side}-{fold}.json").read_text()) for fold in range(FOLDS)]
-        margins[side] = torch.tensor([margin for record in records for margin in record["margins"]])
-        chosen = {"all": [True] * len(order), **{s: [each == s for each in sources] for s in set(sources)}}
-        found[side] = {
-            name: measures(margins[side][torch.tensor(rows)]) for name, rows in sorted(chosen.items())
-        }
-        found[side]["seconds_alone"] = records[0]["seconds"]
-    right = {side: (margins[side] > 0).double() for side in margins}
-    folds = torch.tensor([pairs[i].fold for i in order])
+    by_fold_of = {fold: [pair for pair in pairs if pair.fold == fold] for fold in range(FOLDS)}
+    records = {side: read_records(out, side) for side in (*SIDES, DEFAULT)}
+    found: dict[str, Any] = {"missing": []}
+    for side, each in records.items():
+        found["missing"] += [f"{side}-{fold}" for fold in range(FOLDS) if fold not in each]
+        if each:
+            held_out = [pair for fold in each for pair in by_fold_of[fold]]
+            found[side] = by_source(joined(each), [pair.source for pair in held_out])
+            found[side]["seconds_alone"] = each[0]["seconds"] if 0 in each else None
     for side in ("ours", DEFAULT):
-        difference = right[side] - right["trl"]
-        found[f"{side} less trl"] = {
-            "by_fold": by_fold([float(difference[folds == fold].mean()) for fold in range(FOLDS)]),
-            "by_prompt": by_prompt(difference.tolist(), [pairs[i].prompt for i in order]),
-        }
-    (out / "reward_models.json").write_text(json.dumps(found, indent=2) + "\n")
-    print(json.dumps(found, indent=1))
+        both = [fold for fold in records["trl"] if fold in records[side]]
+        if both:
+            right = {name: (joined(records[name], both) > 0).double() for name in (side, "trl")}
+            difference = right[side] - right["trl"]
+            parts = difference.split([len(by_fold_of[fold]) for fold in both])
+            prompts = [pair.prompt for fold in both for pair in by_fold_of[fold]]
+            found[f"{side} less trl"] = {
+                "by_fold": by_fold([float(part.mean()) for part in parts]),
+                "by_prompt": by_prompt(difference.tolist(), prompts),
+            }
+    write_json(out / "reward_models.json", found)
+    print((out / "reward_models.json").read_text())
+
+
+def read_records(out: Path, side: str) -> dict[int, dict[str, Any]]:
+    """By fold, those that are there."""
+    paths = {fold: out / f"{side}-{fold}.json" for fold in range(FOLDS)}
+    return {fold: json.loads(path.read_text()) for fold, path in paths.items() if path.is_file()}
+
+
+def joined(records: dict[int, dict[str, Any]], folds: Iterable[int] | None = None) -> torch.Tensor:
+    """Margins of all held-out pairs, fold after fold."""
+    return torch.tensor([margin for fold in folds or records for margin in records[fold]["margins"]])
+
+
+def by_source(margins: torch.Tensor, sources: list[str]) -> dict[str, Any]:
+    """Measures of all pairs, and of each source's."""
+    found = {"all": measures(margins)}
+    for source in sorted(set(sources)):
+        found[source] = measures(margins[torch.tensor([each == source for each in sources])])
+    return found
 
 
 def measures(margins: torch.Tensor) -> dict[str, Any]:
@@ -240,9 +253,10 @@ def measures(margins: torch.Tensor) -> dict[str, Any]:
 
 
 def by_fold(differences: list[float]) -> dict[str, Any]:
-    mean = statistics.fmean(differences)
-    half = T_OF_4 * statistics.stdev(differences) / len(differences) ** 0.5
-    return {"mean": mean, "low": mean - half, "high": mean + half, "folds": differences}
+    """With Student's interval where there are two folds or more."""
+    several = len(differences) > 1
+    mean, low, high = t_interval(differences) if several else (differences[0], None, None)
+    return {"mean": mean, "low": low, "high": high, "folds": differences}
 
 
 def by_prompt(differences: list[float], prompts: list[str]) -> dict[str, float]:
