@@ -150,3 +150,18 @@ def write_small(path, network, kind=TYPES.F32, more=(), leave_out=(), pre="gpt-2
     writer.write_tensors_to_file()
     writer.close()
     return str(path)
+
+
+def rounding(weight, form):
+    """How far a stored weight may be from what was given.
+
+    f16 rounds to 11 binary digits. q8_0 holds round(x / d) with d = max|x| / 127 over 32 values of a row; d
+    itself is rounded to f16, and multiplied by up to 127.
+    """
+    if weight.ndim == 1:
+        return torch.zeros_like(weight)
+    if form == "f16":
+        return torch.clamp(weight.abs() * 2.0**-11, min=2.0**-25)
+    scale = weight.reshape(-1, 32).abs().amax(1, keepdim=True) / 127
+    error = scale * (0.5 + 2.0**-20) + 127 * torch.clamp(scale * 2.0**-11, min=2.0**-25)
+    return error.expand(-1, 32).reshape(weight.shape)

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_cases import small_network, write_small
+from gguf_cases import rounding, small_network, write_small
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -32,21 +32,6 @@ def load(path):
     return load_network(PPOConfig(dtype="float32"), str(path), CPU)
 
 
-def bound(weight, form):
-    """How far a stored weight may be from what was given.
-
-    f16 rounds to 11 binary digits. q8_0 holds round(x / d) with d = max|x| / 127 over 32 values of a row; d
-    itself is rounded to f16, and multiplied by up to 127.
-    """
-    if weight.ndim == 1:
-        return torch.zeros_like(weight)
-    if form == "f16":
-        return torch.clamp(weight.abs() * 2.0**-11, min=2.0**-25)
-    scale = weight.reshape(-1, 32).abs().amax(1, keepdim=True) / 127
-    error = scale * (0.5 + 2.0**-20) + 127 * torch.clamp(scale * 2.0**-11, min=2.0**-25)
-    return error.expand(-1, 32).reshape(weight.shape)
-
-
 @pytest.mark.parametrize("form", ["f16", "q8_0"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_written_file_is_read_again_within_the_rounding_of_its_form(tmp_path, architecture, form):
@@ -58,7 +43,7 @@ def test_a_written_file_is_read_again_within_the_rounding_of_its_form(tmp_path, 
     for loaded in (load(tmp_path / "a.gguf"), theirs):
         state = loaded.state_dict()
         for name, weight in network.state_dict().items():
-            assert ((state[name] - weight).abs() <= bound(weight, form)).all(), name
+            assert ((state[name] - weight).abs() <= rounding(weight, form)).all(), name
     kinds = {
         tensor.kind
         for tensor in read_gguf(str(tmp_path / "a.gguf")).tensors.values()
@@ -253,7 +238,7 @@ def test_every_command_works_on_a_gguf_base(trained, home, monkeypatch, capsys):
     for form, file in (("f16", "f16.gguf"), ("q8_0", "q8.gguf")):
         state = load(file).state_dict()
         for name, weight in merged.state_dict().items():
-            assert ((state[name] - weight).abs() <= bound(weight, form)).all()
+            assert ((state[name] - weight).abs() <= rounding(weight, form)).all()
     base = load("base.gguf").state_dict()
     assert not torch.equal(
         base["model.layers.0.mlp.up_proj.weight"], merged.model.layers[0].mlp.up_proj.weight
@@ -288,7 +273,7 @@ def test_full_fine_tuning_is_written_too_and_other_architectures_are_named(
     export(tmp_path / "llama", tmp_path / "a.gguf", gguf="f16")
     state = load(tmp_path / "a.gguf").state_dict()
     for name, weight in load(tmp_path / "llama" / "policy").state_dict().items():
-        assert ((state[name] - weight).abs() <= bound(weight, "f16")).all()
+        assert ((state[name] - weight).abs() <= rounding(weight, "f16")).all()
     with pytest.raises(
         ValueError, match="a network of 'gpt2' cannot be written as GGUF, only llama, qwen2, qwen3"
     ):
