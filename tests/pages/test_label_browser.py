@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from proxima.core.types import Prompt
 from proxima.pages.label import Item, Store, export, make_label_app
 from proxima.pages.web import Site, running
 
@@ -199,6 +200,25 @@ def test_two_annotators_label_by_keys_and_the_export_is_what_they_chose(page, tm
         for (name, number), text in chosen.items()
         if text not in ("tie", "skip")
     }
+
+
+def test_a_chat_prompt_is_shown_as_turns(page):
+    talk = [{"role": "system", "text": "Be kind."}, {"role": "user", "text": "Hi there"}]
+    rendered = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n"
+    kept = Item(Prompt(rendered, turns=talk), "a", "b")
+    _, _, person = page([kept, Item(rendered, "c", "d"), Item("plain", "e", "f")])
+    person.enter("Ann")
+    found = []
+    for _ in range(3):
+        person.item()
+        found.append(
+            person.script(
+                "return [...document.querySelectorAll('#prompt .turn > .told')].map((one) => one.textContent)"
+            )
+        )
+        assert "im_start" not in person.script("return document.body.textContent")
+        person.press("1")
+    assert sorted(found) == [[], ["Be kind.", "Hi there"], ["Be kind.", "Hi there"]]
 
 
 def test_undo_brings_the_item_back_and_a_reload_changes_nothing(page):

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from proxima.data import read_prompts
 from proxima.pages.label import Item, Store
 from proxima.pages.studio import Library, make_studio_app
 from proxima.pages.web import Site, running
@@ -30,6 +31,7 @@ from tests.fake_run import (
 )
 from tests.pages.test_label_browser import CHROMIUM, DRIVER, SOURCE, Person, finish, open_browser, proxima
 from tests.pages.test_studio import busy, cut_back, write_finetuning
+from tests.pages.test_turns import TALK, TEMPLATE
 
 pytestmark = [
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no chromium or chromedriver on this machine"),
@@ -754,6 +756,22 @@ def test_a_copy_without_a_clipboard_is_made_all_the_same(studio, everything):
     visitor.driver.find_element("css selector", ".copies button").click()  # only a person may copy so
     visitor.wait_for(".copies button", "Copied")
     assert visitor.script("return window.copied") == "proxima sft"
+
+
+def test_a_chat_prompt_is_shown_as_turns_in_the_sample_table(studio, make_config, tmp_path):
+    trainer = PPOTrainer(make_config(batch_size=2, eval_every=9, max_new_tokens=4))
+    trainer.tokenizer.chat_template = TEMPLATE
+    rows = [{"prompt": TALK}, {"prompt": [{"role": "user", "content": HOSTILE[:80]}]}]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run = Run(trainer.train(read_prompts(tmp_path / "p.jsonl", trainer.tokenizer), 1).run_folder)
+    assert all("<|im_start|>" in row["prompt"] for row in run.samples())
+    visitor = studio(run.path.parent)
+    visitor.go(f"#/run/{run.name}/samples")
+    visitor.wait_for(".samples th .turn", "Hi there")
+    told = visitor.all(".samples th .turn > .told")
+    assert {"Be kind.", "Hi there", HOSTILE[:80]} == set(told)
+    assert "im_start" not in visitor.script("return document.body.textContent")
+    assert visitor.script("return document.querySelectorAll('#taken, main img, main script').length") == 0
 
 
 @pytest.mark.timeout(240)
