@@ -1,7 +1,8 @@
 """examples/tldr_real/: the measures against numbers worked out by hand, the pipeline from posts to tables with the small
 model of the package, interrupted and resumed, and bad input.
 
-Where the package rouge-score is not installed, `PlainScorer` stands for it; a test compares the two where it is.
+Where the package rouge-score is not installed, `PlainScorer` stands for it; `make test-peer` has the package, and a
+test that compares the two.
 """
 
 import json
