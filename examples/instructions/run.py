@@ -30,7 +30,7 @@ PROMPTS = Path("my-instructions")
 HELD_OUT = {"ppo": PROMPTS / "held_out.jsonl", "short": PROMPTS / "short_held_out.jsonl"}
 """By form; the shortened one is asked only for kinds that it trains on."""
 BATCH = {"ppo": 256, "short": 48}
-DATA = "data.json"  # what `proxima train` writes last but for the report: the prompts that it had
+DATA = "data.json"  # what `proxima train` writes last, except for the report: the prompts that it had
 SHOWN = 6
 MEASURED = ("topic_mentioned", "perplexity_under_reference", "kl", "distinct_2", "eos_rate", "words")
 
