@@ -152,7 +152,7 @@ def write_small(path, network, kind=TYPES.F32, more=(), leave_out=(), pre="gpt-2
     return str(path)
 
 
-def rounding(weight, form):
+def storage_error(weight, form):
     """How far a stored weight may be from what was given.
 
     f16 rounds to 11 binary digits. q8_0 holds round(x / d) with d = max|x| / 127 over 32 values of a row; d

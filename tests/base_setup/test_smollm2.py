@@ -12,7 +12,7 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from gguf_cases import rounding
+from gguf_cases import storage_error
 from transformers import AutoModelForCausalLM
 
 from proxima.base_setup import load_network, load_tokenizer
@@ -90,7 +90,7 @@ def test_a_file_that_is_written_of_it_is_read_again_within_the_rounding_of_its_f
     again = load(tmp_path / "a.gguf")
     state = again.state_dict()
     for name, weight in network.state_dict().items():
-        assert ((state[name] - weight).abs() <= rounding(weight, form)).all(), name
+        assert ((state[name] - weight).abs() <= storage_error(weight, form)).all(), name
     stored = {
         tensor.kind
         for tensor in read_gguf(str(tmp_path / "a.gguf")).tensors.values()

@@ -38,7 +38,7 @@ NOT_UNDER_OTHER_ROUNDING = {
         "rewards/test_reward_http.py tools/test_canary.py tools/test_peer_tools.py"
     ),
     "for their time: their passes are those of runtime/test_engine.py and models, in other settings": (
-        "base_setup/test_gguf.py base_setup/test_nf4_loading.py environments/test_episodes.py "
+        "base_setup/test_gguf.py base_setup/test_nf4_loading.py base_setup/test_smollm2.py environments/test_episodes.py "
         "ppo_trainer/test_reward_units.py rewards/test_foreign_rewards.py "
         "runtime/test_experts.py runtime/test_rollouts.py"
     ),

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_cases import rounding, small_network, write_small
+from gguf_cases import small_network, storage_error, write_small
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -43,7 +43,7 @@ def test_a_written_file_is_read_again_within_the_rounding_of_its_form(tmp_path, 
     for loaded in (load(tmp_path / "a.gguf"), theirs):
         state = loaded.state_dict()
         for name, weight in network.state_dict().items():
-            assert ((state[name] - weight).abs() <= rounding(weight, form)).all(), name
+            assert ((state[name] - weight).abs() <= storage_error(weight, form)).all(), name
     kinds = {
         tensor.kind
         for tensor in read_gguf(str(tmp_path / "a.gguf")).tensors.values()
@@ -238,7 +238,7 @@ def test_every_command_works_on_a_gguf_base(trained, home, monkeypatch, capsys):
     for form, file in (("f16", "f16.gguf"), ("q8_0", "q8.gguf")):
         state = load(file).state_dict()
         for name, weight in merged.state_dict().items():
-            assert ((state[name] - weight).abs() <= rounding(weight, form)).all()
+            assert ((state[name] - weight).abs() <= storage_error(weight, form)).all()
     base = load("base.gguf").state_dict()
     assert not torch.equal(
         base["model.layers.0.mlp.up_proj.weight"], merged.model.layers[0].mlp.up_proj.weight
@@ -273,7 +273,7 @@ def test_full_fine_tuning_is_written_too_and_other_architectures_are_named(
     export(tmp_path / "llama", tmp_path / "a.gguf", gguf="f16")
     state = load(tmp_path / "a.gguf").state_dict()
     for name, weight in load(tmp_path / "llama" / "policy").state_dict().items():
-        assert ((state[name] - weight).abs() <= rounding(weight, "f16")).all()
+        assert ((state[name] - weight).abs() <= storage_error(weight, "f16")).all()
     with pytest.raises(
         ValueError, match="a network of 'gpt2' cannot be written as GGUF, only llama, qwen2, qwen3"
     ):
