@@ -358,6 +358,17 @@ def test_the_microscope_shows_any_step_sample_and_column_and_two_steps(studio, t
     assert visitor.script("return document.querySelector('.scope select').value") == "ratio"
 
 
+def names_that_cover_others(visitor):
+    """Names of points in the first chart whose boxes overlap; there is at least one name."""
+    return visitor.script(
+        "const all = [...document.querySelector('.chart-drawing').querySelectorAll('text')].filter((one) => "
+        "one.textContent.startsWith('step ')); if (!all.length) return ['none']; const boxes = all.map((one) =>"
+        " one.getBoundingClientRect()); return all.filter((_, i) => boxes.some((b, j) => { const a = boxes[i]; "
+        "return j < i && a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom; }))"
+        ".map((one) => one.textContent)"
+    )
+
+
 def test_runs_over_each_other(studio, tmp_path):
     runs = tmp_path / "runs"
     for seed in range(3):
@@ -377,6 +388,7 @@ def test_runs_over_each_other(studio, tmp_path):
     visitor.keys("c")
     visitor.wait("document.getElementById('view').dataset.compared === '4'")
     assert visitor.all(".chart-title")[0] == "Held-out reward against KL"
+    assert names_that_cover_others(visitor) == []
     series = {"other", "seed-0", "seed-1", "seed-2", "seed (3 seeds)"}
     assert set(visitor.all(".chart-card:nth-child(2) .chart-legend button")) == series
     assert visitor.script("return document.querySelectorAll('.chart-band').length") >= 4

@@ -54,6 +54,7 @@ export function drawChart(place, given) {
         drawing.append(...curve(shape, one.trend ? { ...one, faint: true } : one, colour(one.name), spec.free));
         if (one.trend) drawing.append(...curve(shape, { points: one.trend }, colour(one.name)));
       }
+      if (spec.free) drawing.append(...stationNames(shape, shown()));
     }
     drawLegend();
     read();
@@ -275,18 +276,38 @@ function curve(shape, one, name, free) {
   return made;
 }
 
-// Dots on a curve with an order of its own, the first and the last by name.
+// Dots on a curve with an order of its own.
 function stations(shape, points, name) {
-  const made = points.map(([x, y]) => svg("circle", { class: `chart-dot ${name}`, cx: shape.x(x), cy: shape.y(y), r: 2.5 }));
-  for (const point of new Set([points[0], points.at(-1)])) {
-    if (!point?.[2]) continue;
-    const [x, y] = [shape.x(point[0]), shape.y(point[1])];
-    const end = x > (shape.left + shape.right) / 2;
-    made.push(svg("text", { x: end ? x - 6 : x + 6, y: y < shape.top + 16 ? y + 14 : y - 6, "text-anchor": end ? "end" : "start",
-      text: visible(String(point[2]), 40) }));
-  }
-  return made;
+  return points.map(([x, y]) => svg("circle", { class: `chart-dot ${name}`, cx: shape.x(x), cy: shape.y(y), r: 2.5 }));
 }
+
+// The last and the first point of each such curve by name. A name is moved to where it covers no other one; where
+// there is no such place it is left out, and pointing at the point reads it.
+function stationNames(shape, series) {
+  const taken = [];
+  const lines = series.map((one) => one.points.filter((point) => point.slice(0, 2).every(Number.isFinite)));
+  const ends = [...lines.map((points) => points.at(-1)), ...lines.map((points) => points.length > 1 && points[0])];
+  return ends.filter((point) => point?.[2]).flatMap((point) => {
+    const text = visible(String(point[2]), 40);
+    const free = placesBeside(shape, point, 6.6 * text.length).find((one) => !taken.some((other) => overlap(one, other)));
+    if (!free) return [];
+    taken.push(free);
+    return [svg("text", { x: free.x, y: free.y, "text-anchor": free.anchor, text })];
+  });
+}
+
+// Where a name of this width can be written beside a point, the best place first.
+function placesBeside(shape, point, wide) {
+  const [x, y] = [shape.x(point[0]), shape.y(point[1])];
+  const late = x > (shape.left + shape.right) / 2;
+  const places = [-6, 14].flatMap((down) => [late, !late].map((end) => {
+    const left = end ? x - 6 - wide : x + 6;
+    return { x: end ? x - 6 : x + 6, y: y + down, anchor: end ? "end" : "start", left, right: left + wide, top: y + down - 10, bottom: y + down + 3 };
+  }));
+  return places.filter((one) => one.left >= shape.left && one.right <= shape.right + 14 && one.top >= shape.top - 4 && one.bottom <= shape.bottom);
+}
+
+const overlap = (one, other) => one.left < other.right && other.left < one.right && one.top < other.bottom && other.top < one.bottom;
 
 // The index of the point with y whose x is nearest; points are in order of x.
 function nearest(points, x) {
