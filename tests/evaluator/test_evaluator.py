@@ -221,7 +221,8 @@ def test_what_is_logged_is_what_the_glossary_defines(run):
         "episode_turns",
         "observed_tokens",
         "malformed_calls",
-    }  # users' own; groups; ensembles; episodes
+        "failed_programs",
+    }  # users' own; groups; ensembles; episodes; programs
     families = {
         known
         for known in GLOSSARY
