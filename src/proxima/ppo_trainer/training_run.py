@@ -112,7 +112,7 @@ class TrainingRun:
                 ) from failure
             except Exception as error:
                 if is_lost(error):
-                    raise ProcessLost(f"{error}; {self.what_to_do()}") from error
+                    raise ProcessLost(f"{self.processes.lost(error)}; {self.what_to_do()}") from error
                 if not self.processes.is_distributed:
                     with suppress(OSError):
                         self.trainer.save(self.run.path)

@@ -189,10 +189,16 @@ class Processes:
         try:
             yield
         except RuntimeError as error:
-            who = f"process {self.rank} of {self.world_size}"
-            raise ProcessLost(
-                f"{who} lost contact with the other processes: one died or hangs ({first_sentence(error)})"
-            ) from error
+            raise ProcessLost(self.lost(error)) from error
+
+    def lost(self, error: Exception) -> str:
+        """What an error of torch's means: another process died, hangs or left."""
+        if isinstance(error, ProcessLost):
+            return str(error)
+        return (
+            f"process {self.rank} of {self.world_size} lost contact with the other processes: one died or "
+            f"hangs ({first_sentence(error)})"
+        )
 
     def close(self) -> None:
         """Leave the process group, at the end of a run."""
