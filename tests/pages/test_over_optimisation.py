@@ -62,6 +62,33 @@ def test_a_run_that_collapses_in_its_first_steps_was_sound_before_them():
     assert (found.status, found.step) == ("collapsed", 0)
 
 
+@pytest.mark.parametrize(
+    ("length", "reward", "status"), [(2.0, 0.0, "collapsed"), (2.0, 0.9, "good"), (9.0, 0.0, "")]
+)
+def test_answers_of_next_to_nothing_for_less_reward_are_a_collapse(length, reward, status):
+    steps = [float(step) for step in range(13)]
+    evaluated = [step % 4 == 0 for step in steps]
+    ends = [0.0, 0.3, 0.6, 1.0]
+
+    def towards(start, end):
+        curve = iter([start + share * (end - start) for share in ends])
+        return [next(curve) if is_one else math.nan for is_one in evaluated]
+
+    rewards = towards(0.5, reward)
+    metrics = {
+        "step": steps,
+        "avg_reward": [math.nan, *[0.5 + (reward - 0.5) * step / 12 for step in steps[1:]]],
+        "entropy": [math.nan, *[0.3] * 12],
+        "validation/reward": rewards,
+        "validation/reward_low": [each - 0.05 for each in rewards],
+        "validation/reward_high": [each + 0.05 for each in rewards],
+        "validation/response_length": towards(17.0, length),
+    }
+    found = judge_optimisation(metrics)
+    assert found.status == status or (not status and found.status != "collapsed")
+    assert ("answers shrank from 17 to 2 tokens" in found.sentence) == (status == "collapsed")
+
+
 def test_a_held_out_reward_that_falls_while_the_training_reward_rises_is_enough(tmp_path):
     folder = write_outcome(tmp_path / "run", "good", judges=False)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -28,6 +28,7 @@ PARTS = 10  # of a run without evaluations, each the mean of its steps
 WITHOUT_INTERVAL = 0.05  # by how much a win rate must fall where no interval was logged
 SIGNS_NEEDED = 2  # one alone may be what the reward rightly asks for
 COLLAPSED_ENTROPY, COLLAPSED_VARIETY, ALL_ALIKE = 0.1, 0.5, 0.9  # shares of the start; of answers
+COLLAPSED_LENGTH = 0.2  # of the start's, where the reward has fallen too
 WATCHED = {  # what is shown: the held-out metric, else that of training
     "reward": ("validation/reward", "avg_reward"),
     "quality": ("quality",),
@@ -165,6 +166,10 @@ def collapse(start: Point, end: Point) -> str:
     if start["eos"] >= 0.5 and end["eos"] <= 0.05:
         shares = f"{percent(start['eos'])} % at the start, {percent(end['eos'])} % at the end"
         return f"answers no longer end with EOS ({shares})"
+    if end["length"] < COLLAPSED_LENGTH * start["length"] and end["reward"] < start["reward"]:
+        return (
+            f"answers shrank from {short(start['length'])} to {short(end['length'])} tokens, for less reward"
+        )
     return ""
 
 
