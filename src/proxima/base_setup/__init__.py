@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         MOMENTS,
         USUAL_TOKENS,
         MicroBatches,
+        config_number,
         tokens_for_memory,
         tokens_of_a_pass,
     )

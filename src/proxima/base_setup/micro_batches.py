@@ -248,9 +248,22 @@ def _bytes_beside(network: PreTrainedModel) -> float:
 def _cached_bytes(network: PreTrainedModel) -> int:
     """Of a token's keys and values, in all layers; 0 where the config does not say."""
     config = network.config.get_text_config()
-    count, width = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
-    if not isinstance(count, int) or not isinstance(width, int):
+    count, width, heads, size, layers = (
+        config_number(config, name)
+        for name in (
+            *("num_attention_heads", "hidden_size", "num_key_value_heads"),
+            *("head_dim", "num_hidden_layers"),
+        )
+    )
+    if not count or not width or not layers:
         return 0
-    heads = getattr(config, "num_key_value_heads", None) or count
-    size = getattr(config, "head_dim", None) or width // count
-    return int(2 * config.num_hidden_layers * heads * size * network.dtype.itemsize)
+    return 2 * layers * (heads or count) * (size or width // count) * network.dtype.itemsize
+
+
+def config_number(config: object, name: str) -> int:
+    """A size of all layers alike; 0 where the architecture has none, or one for each layer."""
+    try:
+        value = getattr(config, name, None)
+    except (ValueError, RuntimeError):  # transformers refuses to say one number where layers differ
+        return 0
+    return value if isinstance(value, int) else 0

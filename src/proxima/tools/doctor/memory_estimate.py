@@ -29,7 +29,7 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from proxima.base_setup import LOGITS, MOMENTS, USUAL_TOKENS, has_head, is_adapter
+from proxima.base_setup import LOGITS, MOMENTS, USUAL_TOKENS, config_number, has_head, is_adapter
 from proxima.config import PPOConfig
 from proxima.core.errors import first_line
 from proxima.core.nf4 import NF4_BYTES
@@ -131,16 +131,16 @@ def network_size(network: PreTrainedConfig, targets: str = "all-linear") -> Netw
         width for name, width in widths.items() if targets == "all-linear" or name.split(".")[-1] in names
     ]
     text, layers = network.get_text_config(), decoder_layers(built)
-    used = _number(text, "num_experts_per_tok") or 1
+    used = config_number(text, "num_experts_per_tok") or 1
     for name, weight in expert_matrices(built).items():
         one, fused = sum(weight.shape[1:]), FUSED_FROM.get(name.split(".")[-1], ())
         widths[name] = used * one
         if targets == "all-linear" or set(names) & set(fused):
             adapted.append(len(weight) * len(fused) * one)
-    hidden = _number(text, "hidden_size") or built.get_input_embeddings().weight.shape[1]
-    heads = _number(text, "num_attention_heads")
-    keys = (_number(text, "num_key_value_heads") or heads) * (
-        _number(text, "head_dim") or hidden // max(1, heads)
+    hidden = config_number(text, "hidden_size") or built.get_input_embeddings().weight.shape[1]
+    heads = config_number(text, "num_attention_heads")
+    keys = (config_number(text, "num_key_value_heads") or heads) * (
+        config_number(text, "head_dim") or hidden // max(1, heads)
     )
     return NetworkSize(
         parameters=count_weights(built),
@@ -154,15 +154,6 @@ def network_size(network: PreTrainedConfig, targets: str = "all-linear") -> Netw
         cached=2 * len(layers) * keys,
         vocabulary=text.vocab_size,
     )
-
-
-def _number(config: object, name: str) -> int:
-    """A size of all layers alike; 0 where the architecture has none, or one for each layer."""
-    try:
-        value = getattr(config, name, None)
-    except (ValueError, RuntimeError):  # transformers refuses to say one number where layers differ
-        return 0
-    return value if isinstance(value, int) else 0
 
 
 def estimate_memory(
