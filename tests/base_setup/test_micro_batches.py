@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from proxima.base_setup import USUAL_TOKENS, MicroBatches, micro_batches, tokens_for_memory
+from proxima.base_setup import USUAL_TOKENS, MicroBatches, config_number, micro_batches, tokens_for_memory
 from proxima.config import PPOConfig
 from proxima.models import Sampling
 from proxima.ppo_trainer import PPOTrainer
@@ -145,3 +145,22 @@ def test_out_of_memory_in_a_pass_that_cannot_be_halved_gives_it_the_memory_of_th
     calls.clear()
     with pytest.raises(torch.cuda.OutOfMemoryError):  # nothing is left to be freed
         budget.run(work, longest=640)
+
+
+def test_a_size_that_a_config_refuses_to_say_is_0():
+    """Of networks whose layers differ, such as Gemma 4."""
+
+    class Config:
+        hidden_size = 8
+        name = "no number"
+
+        @property
+        def head_dim(self):
+            raise RuntimeError("one for each layer")
+
+    assert [config_number(Config(), name) for name in ("hidden_size", "head_dim", "name", "missing")] == [
+        8,
+        0,
+        0,
+        0,
+    ]
