@@ -69,6 +69,7 @@ CASES = {
     "failed rewards": {"rewards": (some_fail,), "max_reward_failures": 0.9, "normalize_rewards": True},
     "bfloat16": {"dtype": "bfloat16"},
     "4 bits": {"quantize": "nf4"},
+    "a judge, which no step asks": {"judges": ("ends_with_eos",)},
     "length balanced": {"buffer_sampling": "length_balanced", "micro_batch_size": 1},
 }
 
@@ -84,6 +85,7 @@ def test_the_same_bits_on_the_same_machine(model, name, tmp_path):
     asked = all(isinstance(each, str) for each in CASES[name].get("rewards", ()))
     assert ("rewards" not in not_done) == asked
     assert set(not_done) <= {"rewards", "values", "minibatches"}
+    assert [row for row in comparison.settings if row[0].startswith("state ")] == []
 
 
 def test_a_reference_that_is_an_adapter_and_a_value_that_starts_from_a_reward_model_replay(

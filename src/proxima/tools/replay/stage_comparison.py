@@ -145,11 +145,9 @@ def _environment(facts: Record) -> Record:
 
 
 def _settings(facts: Record) -> Record:
-    """Settings, and the numbers that the step began with."""
-    return {
-        **facts["settings"],
-        **{f"state {name}": value for name, value in facts["state"].items()},
-    }
+    """Settings, and what the step began with; not what judges began with, which no step asks."""
+    state = {**facts["state"], "endings": within(facts["state"], "endings").get("rewards", {})}
+    return {**facts["settings"], **{f"state {name}": value for name, value in state.items()}}
 
 
 def _rows(left: RecordView, right: RecordView) -> list[tuple[str, str, str]]:
