@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PLACES = (
     "README.md",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
     ".github",
@@ -25,7 +26,7 @@ PLACES = (
     "tools",
     "examples",
 )
-KINDS = (".md", ".py", ".js", ".html", ".yaml", ".yml", ".sh", ".svg")
+KINDS = (".md", ".py", ".js", ".html", ".yaml", ".yml", ".sh", ".svg", ".ipynb")
 ALLOWED = {
     ("src/proxima/evaluator/evaluator.py", "verdicts"),
     ("src/proxima/evaluator/pair_judge.py", "verdicts"),

@@ -33,7 +33,7 @@ class Outcome:
     values: Tensor | None = None  # (B, R); None without a value model
     after: Tensor | None = None  # (B,) V after the last token of a cut response, 0 for a finished one
     groups: Tensor | None = None  # (B,) equal numbers for responses to one prompt; None: one group each
-    pairs: SAPairs | None = None  # whence it came: what replaced parts of GAE read
+    pairs: SAPairs | None = None  # its source, for replaced parts of GAE
 
     @staticmethod
     def of_pairs(pairs: SAPairs, scores: Tensor, after: Tensor | None = None) -> Outcome:

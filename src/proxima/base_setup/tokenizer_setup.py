@@ -1,5 +1,5 @@
-"""Loads and compares tokenizers: a pad token of its own (never EOS), and which ids end a response. A
-loaded tokenizer has a pad token of its own, never EOS."""
+"""Loads and compares tokenizers, and says which ids end a response. A loaded tokenizer has a pad token of its
+own, never EOS."""
 
 from __future__ import annotations
 

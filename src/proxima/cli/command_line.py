@@ -1,5 +1,5 @@
-"""The command line: flags and YAML to one of `proxima.cli.commands`, one-line errors, exit codes. In: flags
-or YAML. Out: one of `proxima.cli.commands`, which is run.
+"""The command line: from flags and YAML to one of `proxima.cli.commands`, which it runs; one-line errors,
+exit codes.
 
 Flags are made by tyro from the dataclasses themselves. `--config FILE.yaml` gives them new defaults; flags
 win.

@@ -65,9 +65,10 @@ class FinetuningConfig(Settings):
     """Stop after this many measurements without improvement; 0 = never. The best weights are kept either
     way."""
     device: str = setting("auto", not_empty=True, changes_results=False, defines_experiment=False)
-    """`auto` = cuda if there is one, else mps (Apple; docs/apple.md), else cpu; or any torch device."""
+    """`auto` = cuda if there is one, else mps (Apple; docs/apple.md) or another accelerator that torch
+    reports, else cpu; or any torch device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto")
-    """Type of the frozen weights; auto = bfloat16 on cuda, float32 on cpu, on mps as a probe says.
+    """Type of the frozen weights; auto = bfloat16 on cuda, float32 on cpu, elsewhere as a probe says.
     Weights that train are float32."""
     quantize: Literal["none", "nf4"] = setting("none")
     """Form of the frozen base's linear layers: `nf4`, 4 bits per weight in bitsandbytes' format, quantised

@@ -98,7 +98,7 @@ class PPOConfig(Settings):
     """Maximum number of tokens in an episode after its prompt, what it reads included; a longer one is cut.
     0 = `max_turns` * (`max_new_tokens` + 32)."""
     step_seconds: float = setting(0.0, at_least=0, at_most=86400, changes_results=False)
-    """Above 0, each episode's environment and tools run in a process of their own, which is killed where the
+    """Above 0, each episode's environment and tools run in a process of their own, which is killed if the
     calls of a turn take longer than this; the episode is left out. 0 = in this process, without a limit."""
     step_memory_mb: int = setting(4096, at_least=0, changes_results=False)
     """Address space of such a process, in MiB; a call that needs more fails. 0 = no limit, which code that
@@ -221,7 +221,7 @@ class PPOConfig(Settings):
     """Lambda of the value model's target, apart from the policy's `lam`: 1 = the discounted rewards that
     came; lower values reduce variance and rely more on the value model."""
     value_target: Literal["reward_to_go", "lambda_return"] = setting("reward_to_go")
-    """What the value model learns: `reward_to_go`, the discounted rewards that came (or as `value_lam`
+    """What the value model learns: `reward_to_go`, the discounted rewards received (or as `value_lam`
     says), or `lambda_return`, advantage + value, as if `value_lam` were the policy's lambda."""
     lam_alpha: float = setting(0.0, at_least=0)
     """Length-adaptive lambda of the policy, instead of `lam`: 1 - 1 / (lam_alpha * tokens of the response),

@@ -221,8 +221,8 @@ class RewardComputer:
         return join_scores(scores, tokens.mask.shape, self.models.processes)
 
     def rows_to_train(self, rollout: TokenPairs, scores: Scores, step: int) -> tuple[Tensor, bool]:
-        """The sequences whose rewards came and which `cut_responses` does not leave out, and True; where it
-        leaves out all, those whose rewards came, and False: there is nothing to train on.
+        """The sequences whose rewards succeeded and which `cut_responses` does not leave out, and True; if it
+        leaves out all, those whose rewards succeeded, and False: there is nothing to train on.
 
         A RewardFailure where no reward came, or more than `max_reward_failures` of them failed.
 

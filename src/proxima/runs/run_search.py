@@ -1,5 +1,4 @@
-"""Finds the runs under a folder: how deep it looks, the newest first. In: runs/. Out: a `Run` for each,
-the newest first."""
+"""Finds the runs under a folder, a few levels deep. In: runs/. Out: a `Run` for each, the newest first."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ def token_logprobs(logits: Tensor, ids: Tensor, kept: KeptSet | None, temperatur
 def head_logprobs(hidden: Tensor, head: Tensor, ids: Tensor, temperature: float) -> Tensor:
     """`token_logprobs` of hidden @ head.T without a kept set, where `has_kernels`; the head is frozen.
 
-    A row's gradient by its hidden state is its weight times a fixed direction. The forward pass computes that
-    direction, so no logits are kept or computed again.
+    A row's gradient with respect to its hidden state is its weight times a fixed direction. The forward pass
+    computes that direction, so no logits are kept or computed again.
     """
     return _HeadLogprobs.apply(hidden, head, ids, temperature)
 
