@@ -3,7 +3,7 @@
 
 from proxima import PPOConfig, PPOTrainer, Run
 from proxima.data import read_prompts
-from proxima.evaluator.finished_run import evaluate_run
+from proxima.evaluator import evaluate_run
 from proxima.pages.report import summary, write_report
 
 

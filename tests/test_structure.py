@@ -149,6 +149,13 @@ def test_every_room_is_on_the_map():
     assert {path.stem for path in SOURCE.glob("*.py")} == {"__init__", "__main__"}
 
 
+def test_the_tests_show_the_same_map():
+    """A folder of tests for each folder of the package; what is beside them is a suite or a helper."""
+    suites = {"docs", "engines", "families", "gpu", "install", "peer"}
+    folders = {path.name for path in (ROOT / "tests").iterdir() if any(path.glob("test_*.py"))}
+    assert folders - suites == ROOMS
+
+
 def test_a_module_name_says_what_it_holds_without_its_folder():
     names = [path.stem for path in FILES if path.stem != "__init__"]
     assert {name for name in names if names.count(name) > 1} == set()

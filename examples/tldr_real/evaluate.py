@@ -19,10 +19,7 @@ from examples.tldr_real.measures import copied, first_sentence, rouge, words
 from proxima import PPOTrainer, RewardSpec, SequenceGenerator
 from proxima.core.types import Prompt
 from proxima.data import read_prompts
-from proxima.evaluator import answer, saved_config, share_won
-from proxima.evaluator.diversity import repetition
-from proxima.evaluator.finished_run import open_run
-from proxima.evaluator.win_rates import preferences
+from proxima.evaluator import answer, open_run, preferences, repetition, saved_config, share_won
 from proxima.runs import write_json
 
 BEFORE, SFT, BY_ROUGE, BY_REWARD = "before SFT", "after SFT", "PPO (ROUGE-L)", "PPO (reward model)"

@@ -15,8 +15,8 @@ from proxima.data import (
 )
 from proxima.finetuning.finetuning_trainer import FinetuningResults, FinetuningTrainer
 from proxima.finetuning.learning_curve import LearningCurve
-from proxima.finetuning.rating_trainer import RatingTrainer
-from proxima.finetuning.reward_trainer import RewardTrainer
+from proxima.finetuning.rating_trainer import RatingTrainer, order_accuracy
+from proxima.finetuning.reward_trainer import RewardTrainer, calibration_error
 from proxima.finetuning.sft_trainer import SFTTrainer
 
 __all__ = [
@@ -29,6 +29,8 @@ __all__ = [
     "RatingTrainer",
     "RewardTrainer",
     "SFTTrainer",
+    "calibration_error",
+    "order_accuracy",
     "read_demonstrations",
     "read_preferences",
     "read_ratings",
