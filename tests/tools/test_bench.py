@@ -17,6 +17,7 @@ import torch
 
 import proxima
 from proxima.cli import main
+from proxima.cli.bench_command import Bench
 from proxima.ppo_trainer import PPOTrainer
 from proxima.tools.bench import (
     CASES,
@@ -27,14 +28,17 @@ from proxima.tools.bench import (
     beside_line,
     finetuning_table,
     growth_plot,
+    make_random_model,
     run_case,
     run_finetuning_case,
+    run_generation_peer,
     run_peer,
     scaling_table,
     table,
 )
 from proxima.tools.bench import bench_case as bench
 from proxima.tools.bench import growth as bench_growth
+from proxima.tools.bench.generation_peers import generation_peer_line
 from proxima.tools.bench.growth import growth, sized
 from proxima.tools.bench.hardware_floor import finetuning_floor, floors
 from proxima.tools.bench.random_model import SHAPES
@@ -66,6 +70,39 @@ def test_a_small_case_is_timed_phase_by_phase(result):
 def test_the_table_says_how_the_peer_differs(result):
     peer = {"version": "1.12.0", "seconds": 10 * result["seconds"], "generate": 1.0, "peak_gib": None}
     assert "10.0 times as long. It trains its value model in full" in table(result, peer)
+
+
+def test_the_table_says_that_the_peer_samples_from_all_tokens(result):
+    peer = {"version": "1.12.0", "seconds": 1.0, "generate": 1.0, "peak_gib": None}
+    assert "samples from all tokens" in table({**result, "top_k": 50}, peer)
+    assert "samples from all tokens" not in table(result, peer)
+
+
+def test_all_cases_are_those_that_suit_the_machine(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert set(Bench(cases=("all",))._names()) == {"embedded", "small", "small sft", "small reward"}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert {"standard", "very long", "8B nf4", "sft"} <= set(Bench(cases=("all",))._names())
+
+
+@pytest.mark.long
+def test_plain_generation_by_transformers_is_timed(tmp_path):
+    case = replace(SMALL, prompt=(6, 6), response=(5, 5))
+    make_random_model(tmp_path / "tiny", "tiny")
+    found = run_generation_peer("transformers", case, tmp_path / "tiny", steps=1)
+    assert found["generate"] > 0
+    result = {"phases": {"generate": found["generate"] / 2}}
+    assert "2.00 times ours" in generation_peer_line(result, found)
+
+
+def test_a_generation_peer_that_fails_is_a_row_that_says_why(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="vLLM needs an environment of its own"):
+        run_generation_peer("vllm", SMALL, tmp_path)
+    monkeypatch.setenv("PROXIMA_VLLM_PYTHON", sys.executable)
+    found = run_generation_peer("vllm", SMALL, tmp_path, steps=1)
+    assert "No module named 'vllm'" in found["failed"]
+    assert "vllm failed: " in generation_peer_line({}, found)
 
 
 def test_a_slot_waits_while_its_sequence_has_ended_and_others_run():

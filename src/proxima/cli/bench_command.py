@@ -39,9 +39,10 @@ class Bench(Command):
     beside: int = 0
     """Also time the first case, with a quarter of its batch, alone and beside this many busy processes in
     turn: how much a busy machine slows a step."""
-    peer: Literal["", "trl"] = ""
-    """Also time TRL 1.12 on the same shapes where all prompts are of one length and no weight is
-    quantised, in an environment of its own (`make peer`)."""
+    peer: Literal["", "trl", "transformers", "vllm"] = ""
+    """Also time another project on the same shapes, where all prompts are of one length and no weight is
+    quantised: `trl`, the whole step of TRL 1.12, in an environment of its own (`make peer`); generation alone
+    by `transformers` with a static cache, or by `vllm` in its environment."""
     output: Path = Path("bench.json")
     """File for all numbers."""
     micro_batch_tokens: int = 0
@@ -73,20 +74,27 @@ class Bench(Command):
         print(f"all numbers: {self.output}")
 
     def _time_step(self, name: str, folder: str, machine: Machine, results: _Results) -> None:
-        from proxima.tools.bench import CASES, run_case, run_peer, table
+        from proxima.tools.bench import CASES, run_case, table
 
         case = CASES[name]
         result = run_case(case, machine, self.steps, folder, **self._settings)
-        peer = run_peer(case, self.steps) if self.peer and case.has_peer else None
+        peer = self._peer_of(case, folder) if self.peer and case.has_peer else None
         print(table(result, peer) + "\n", flush=True)
         results.add({**result, "peer": peer})
+
+    def _peer_of(self, case: Case, folder: str) -> Record:
+        from proxima.tools.bench import run_generation_peer, run_peer
+
+        if self.peer == "trl":
+            return run_peer(case, self.steps)
+        return run_generation_peer(self.peer, case, Path(folder) / case.size, self.steps)
 
     def _time_finetuning(self, name: str, folder: str, machine: Machine, results: _Results) -> None:
         from proxima.tools.bench import FINETUNING_CASES, finetuning_table, run_finetuning_case, run_peer
 
         case = FINETUNING_CASES[name]
         result = run_finetuning_case(case, machine, self.steps, folder, self.micro_batch_tokens)
-        peer = run_peer(case, self.steps) if self.peer else None
+        peer = run_peer(case, self.steps) if self.peer == "trl" else None
         print(finetuning_table(result, peer) + "\n", flush=True)
         results.add({**result, "peer": peer})
 
@@ -102,13 +110,13 @@ class Bench(Command):
         """The cases to time, checked."""
         import torch
 
-        from proxima.tools.bench import CASES, FINETUNING_CASES
+        from proxima.tools.bench import CASES, CPU_SIZES, FINETUNING_CASES
 
         known: dict[str, Case | FinetuningCase] = {**CASES, **FINETUNING_CASES}
         gpu = torch.cuda.is_available()
         names = self.cases or (("standard",) if gpu else ("embedded",))
         if names == ("all",):
-            names = tuple(name for name, case in known.items() if (case.size == "0.6B") == gpu)
+            names = tuple(name for name, case in known.items() if (case.size in CPU_SIZES) != gpu)
         if self.beside < 0:
             raise ValueError(f"beside ({self.beside}) must be at least 0")
         if unknown := [name for name in names if name not in known]:

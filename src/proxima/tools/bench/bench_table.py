@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from proxima.core.json_record import Record
+from proxima.tools.bench.generation_peers import generation_peer_line
 
 ROWS = ("generate", "score", "reward", "value", "update")
 
@@ -33,8 +34,10 @@ def table(result: Record, peer: Record | None = None) -> str:
         f"{result['eager_decode_steps']} without; {result['waiting_slots']:.0%} of their slots waited; "
         f"largest |ratio - 1| of the first minibatch {result['first_ratio_error']:.1g}"
     )
-    if peer:
-        more = " It trains its value model in full, Proxima with LoRA." if result["generations"] == 1 else ""
+    if peer and "peer" in peer:
+        lines.append(generation_peer_line(result, peer))
+    elif peer:
+        more = _what_differs(result)
         lines.append(_peer_line(result, peer, f"generate {peer['generate']:.2f} s") + more)
     return "\n".join(lines)
 
@@ -51,6 +54,13 @@ def finetuning_table(result: Record, peer: Record | None = None) -> str:
         f"{_memory(result)}",
     ]
     return "\n".join([*lines, *([_peer_line(result, peer)] if peer else [])])
+
+
+def _what_differs(result: Record) -> str:
+    """Between a step of TRL's PPO and one of Proxima's."""
+    said = " It trains its value model in full, Proxima with LoRA." if result["generations"] == 1 else ""
+    is_truncated = result["top_k"] > 0 or result["top_p"] < 1
+    return said + (" It samples from all tokens." if is_truncated and result["generations"] == 1 else "")
 
 
 def _memory(result: Record) -> str:

@@ -72,6 +72,7 @@ SHAPES: dict[str, Record] = {
         "max_position_embeddings": 2048,
     },
 }
+CPU_SIZES = "embedded", "tiny"  # that suit a CPU
 
 
 def free_memory() -> None:

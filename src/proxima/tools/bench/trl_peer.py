@@ -57,6 +57,7 @@ def _of_step(case: Case) -> Record:
         "prompt": case.prompt[1],
         "response": case.response[1],
         "epochs": case.epochs,
+        "minibatches": case.minibatches,
         "micro": min(case.responses, 16),
         "generations": case.generations,
     }

@@ -254,6 +254,7 @@ def make_settings(given: Given, device: str) -> Any:
         response_length=given["response"],
         temperature=1.0,
         num_ppo_epochs=given["epochs"],
+        num_mini_batches=given["minibatches"],
         num_sample_generations=0,
         report_to="none",
         save_strategy="no",
