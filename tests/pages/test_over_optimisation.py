@@ -69,10 +69,10 @@ def test_verifiable_rewards_above_their_best_constant_answer_vouch_for_a_gain(tm
     folder = write_outcome(tmp_path / "run", outcome, judges=False)
     found = found_in(folder, CONSTANTS)
     assert found.status == EXPECTED[outcome][2]
-    assert found.decided_by == ("verifiable rewards" if found.status == "good" else "signs")
-    for not_above in ({"gold": ("B", 1.0)}, {**CONSTANTS, "not logged": ("B", 0.0)}, {"other": ("B", 0.1)}):
-        asked = found_in(folder, not_above).decided_by
-        assert asked == ("verifiable rewards" if found.status == "good" and len(not_above) == 2 else "signs")
+    assert (found.decided_by == "verifiable rewards") == (found.status == "good")
+    for other in ({"gold": ("B", 1.0)}, {**CONSTANTS, "not logged": ("B", 0.0)}, {"other": ("B", 0.1)}):
+        vouched = found_in(folder, other).decided_by == "verifiable rewards"
+        assert vouched == (found.status == "good" and len(other) == 2)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_held_out_reward_that_falls_while_the_training_reward_rises_is_enough(
                 line[f"validation/{name}"] -= 2 * (line["step"] - 30) / 60
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = found_in(folder)
-    assert (found.status, found.step) == ("over-optimised", 30)
+    assert (found.status, found.step, found.is_guess) == ("over-optimised", 30, False)
 
 
 def test_signs_are_drawn_against_kl(tmp_path):

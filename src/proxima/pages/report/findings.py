@@ -355,7 +355,7 @@ def _advice(
             f"Only {percent(points[-1]['eos'])} % of the answers finish: raise max_new_tokens, or set "
             "missing_eos_penalty."
         )
-    if optimised.decided_by == "signs":
+    if optimised.decided_by not in VOUCHED:
         yield "Name a judge that is not trained on (--validation, --judges): signs alone prove little."
 
 

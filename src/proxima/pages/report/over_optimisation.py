@@ -24,7 +24,7 @@ from proxima.runs import first_step_row, held_out_evidence, judges_in, title_of
 
 Metrics = Mapping[str, Sequence[float]]
 Status = Literal["good", "one sign", "over-optimised", "collapsed", "declined", "stuck", "too short"]
-Decider = Literal["judges", "verifiable rewards", "signs"]
+Decider = Literal["judges", "verifiable rewards", "reward", "signs"]
 
 ENOUGH_POINTS = 3
 ENOUGH_STEPS = 10
@@ -157,14 +157,14 @@ def _by_reward(points: Sequence[Point], verified: bool) -> Optimisation:
             told = (
                 f"Over-optimised: after step {step} the training reward rose while the held-out reward fell"
             )
-            return _told("over-optimised", f"{told} from {fell}.", points, step)
-        return _told("declined", f"After step {step} the reward fell from {fell}.", points, step)
+            return _told("over-optimised", f"{told} from {fell}.", points, step, "reward")
+        return _told("declined", f"After step {step} the reward fell from {fell}.", points, step, "reward")
     if not end["reward"] - start["reward"] > math.hypot(start["reward_noise"], end["reward_noise"]):
         moved = f"{short(end['kl'])} nats from the reference"
         told = (
             f"The reward did not rise beyond its noise ({short(start['reward'])} to {short(end['reward'])})"
         )
-        return _told("stuck", f"{told}, {moved}.", points, step)
+        return _told("stuck", f"{told}, {moved}.", points, step, "reward")
     if verified:
         told = "What rose can be verified, and is above the best constant answer."
         return _told("good", told, points, step, "verifiable rewards")
