@@ -315,29 +315,39 @@ def test_judges_come_before_a_reward_that_fell():
     assert found[LEARNED].sentence.endswith("Judges prefer its answers to the end: 90 % wins.")
 
 
-EXPECTED = {  # learned, cost, gamed, what the advice begins with
-    **dict.fromkeys(
-        ("good", "deterministic", "brief", "longer", "far"), ("good", "good", "good", "Train longer")
-    ),
-    **dict.fromkeys(
-        ("gamed", "gamed for more KL", "one answer"),
-        ("bad", "bad", "bad", "Take the checkpoint nearest to step 30"),
-    ),
-    "collapsed": ("bad", "bad", "bad", "Go back to the checkpoint nearest to step 30"),
-    "declined": ("bad", "bad", "good", "Go back to the checkpoint nearest to step 30"),
-    "stuck": ("open", "bad", "good", "It moves, but not towards more reward"),
-    "too short": ("good", "open", "open", "Train for 10 steps or more"),
+GOOD, BAD, OPEN = ("good",) * 3, ("bad",) * 3, ("open", "good", "open")
+ON, BACK, READ = "Train longer", "Take the checkpoint nearest to step {}", "Read samples of the last steps"
+RETURN, STUCK = "Go back to the checkpoint nearest to step 30", "It moves, but not towards more reward"
+GAINED, ONE_SIGN = (*GOOD, ON), (*OPEN, READ)
+JUDGED, GUESSED = (*BAD, BACK.format(30)), (*BAD, BACK.format(40))
+EXPECTED = {  # learned, cost, gamed, what the advice begins with; with judges, nobody, verifiable rewards
+    "good": [GAINED] * 3,
+    "deterministic": [GAINED, ONE_SIGN, GAINED],
+    "brief": [GAINED, GUESSED, GAINED],
+    "longer": [GAINED, ONE_SIGN, GAINED],
+    "far": [GAINED, ("open", "open", "open", READ), GAINED],
+    "gamed": [JUDGED, GUESSED, GAINED],
+    "gamed for more KL": [JUDGED, GUESSED, GAINED],
+    "one answer": [JUDGED, GUESSED, GAINED],
+    "collapsed": [(*BAD, RETURN)] * 3,
+    "declined": [("bad", "bad", "good", RETURN)] * 3,
+    "stuck": [("open", "bad", "good", STUCK)] * 3,
+    "too short": [("good", "open", "open", "Train for 10 steps or more")] * 3,
 }
 
 
+@pytest.mark.parametrize("asked", ["judges", "nobody", "verifiable rewards"])
 @pytest.mark.parametrize("outcome", OUTCOMES)
-def test_whole_runs_are_told_in_the_report_and_in_the_terminal(tmp_path, outcome):
-    run = Run(write_outcome(tmp_path / "run", outcome))
-    found = find(run.metrics(), run.samples(), held_out(run, run.metrics()))
-    assert tuple(each.status for each in found[:3]) == EXPECTED[outcome][:3]
-    assert found[4].sentence.startswith(EXPECTED[outcome][3])
-    over_optimised = found[4].sentence.startswith("Take the checkpoint")
-    assert ("after that, quality did not improve." in found[1].sentence) == over_optimised
+def test_whole_runs_are_told_in_the_report_and_in_the_terminal(tmp_path, outcome, asked):
+    folder = write_outcome(tmp_path / "run", outcome, judges=asked == "judges")
+    if asked == "verifiable rewards":
+        (folder / "best_constants.json").write_text(json.dumps({"gold": {"answer": "B", "score": 0.1}}))
+    run = Run(folder)
+    found = find(run.metrics(), run.samples(), held_out(run, run.metrics()), run.best_constants)
+    expected = EXPECTED[outcome][["judges", "nobody", "verifiable rewards"].index(asked)]
+    assert tuple(each.status for each in found[:3]) == expected[:3]
+    assert found[4].sentence.startswith(expected[3])
+    assert ("after that, quality did not improve." in found[1].sentence) == (expected == JUDGED)
     page, told = write_report(run).read_text(encoding="utf-8"), summary(run)
     for each in found:
         assert f"<h3>{each.question} <span" in page

@@ -107,16 +107,16 @@ def learned(metrics: Metrics, measured: HeldOutNumbers | None, optimised: Optimi
     shown = _judged_by(metrics, measured)
     if optimised.is_bad or optimised.decided_by == "judges":
         shown += [each for each in optimised.evidence if each.title in (TITLES["reward"], TITLES["quality"])]
-    judged, verdict = optimised.decided_by == "judges", f"{optimised.sentence} {told}"
+    judged, warned = optimised.decided_by == "judges", f"{optimised.sentence} {told}"
     if optimised.is_bad:
         until = optimised.status == "over-optimised" and better
         perhaps = "perhaps " if optimised.is_guess else ""
         answer = f"{perhaps}until step {optimised.step}" if until else "no"
-        return RunFinding(LEARNED, answer, "bad", verdict, shown, optimised.step)
+        return RunFinding(LEARNED, answer, "bad", warned, shown, optimised.step)
     if optimised.status == "stuck" and judged:
-        return RunFinding(LEARNED, "not shown", "open", verdict, shown, optimised.step)
+        return RunFinding(LEARNED, "not shown", "open", warned, shown, optimised.step)
     if optimised.status == "one sign" and better:
-        return RunFinding(LEARNED, ONLY_REWARD, "open", verdict, shown, optimised.step)
+        return RunFinding(LEARNED, ONLY_REWARD, "open", warned, shown, optimised.step)
     if optimised.status == "good" and (judged or better):
         return RunFinding(LEARNED, "yes", "good", f"{told} {optimised.sentence}", shown, optimised.step)
     answers: dict[bool | None, tuple[str, Status]] = {
