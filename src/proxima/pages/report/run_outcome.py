@@ -67,7 +67,7 @@ class Interval:
         )
 
     def above(self, other: float) -> bool | None:
-        """None where the interval has both; the value alone where there is none."""
+        """None if the interval contains it; without an interval the value alone decides."""
         if not math.isfinite(self.low + self.high):
             return self.value > other
         return True if self.low > other else False if self.high < other else None
