@@ -195,29 +195,51 @@ def write_run(
     return folder
 
 
-OUTCOMES = ("good", "gamed", "collapsed", "declined", "stuck", "too short")
+OUTCOMES = (
+    "good",
+    "deterministic",  # the right answers, and always the same ones
+    "brief",  # the right answers, which get to the point and begin alike
+    "longer",  # one sign
+    "far",  # one sign: the KL
+    "gamed",
+    "gamed for more KL",  # longer answers, many nats, and nothing else
+    "one answer",  # to every prompt, and the reward likes it
+    "collapsed",
+    "declined",
+    "stuck",
+    "too short",
+)
+FALLING = (
+    "gamed",
+    "gamed for more KL",
+    "one answer",
+    "collapsed",
+    "declined",
+)  # in quality, from half way on
+COLLAPSING = ("collapsed", "declined")  # in reward too
 
 
 def outcome_at(outcome: str, step: int, steps: int, judges: bool) -> dict[str, float]:
-    """What changes of `metrics_at` and `validation_at` in a run that ended like this. Half way, a gamed run turns
-    to what the reward likes and judges do not."""
+    """What changes of `metrics_at` and `validation_at` in a run that ended like this. Half way, a run that does
+    not end well turns to what judges do not like."""
     done, late = step / steps, max(0.0, 2 * step / steps - 1)
     wave = 0.02 * math.sin(step * 1.7)
-    rise = {"stuck": 0.0, "declined": done - 1.6 * late}.get(outcome, done)
-    quality = {"gamed": min(done, 0.5) - 0.8 * late, "stuck": 0.0, "declined": done - 1.5 * late}.get(
-        outcome, done
-    )
-    gamed = late if outcome == "gamed" else 0.0
-    collapsed = late if outcome == "collapsed" else 0.0
+    rise = 0.0 if outcome == "stuck" else done - 1.6 * late * (outcome in COLLAPSING)
+    quality = 0.0 if outcome == "stuck" else done - 1.5 * late * (outcome in FALLING)
+    gamed, brief = (late * (outcome == each) for each in ("gamed", "brief"))
+    collapsed = late * (outcome in ("collapsed", "one answer"))
+    longer = late * (outcome in ("gamed", "longer", "gamed for more KL"))
+    sure = done * (outcome == "deterministic")
+    kl = (17 if outcome in ("far", "gamed for more KL") else 6) * done
     held_out = {
         "validation/reward": rise + wave,
         "validation/reward_low": rise + wave - 0.06,
         "validation/reward_high": rise + wave + 0.06,
-        "validation/kl": 6 * done,
-        "validation/response_length": 20 * (1 + gamed),
+        "validation/kl": kl,
+        "validation/response_length": 20 * (1 + longer - 0.7 * brief),
         "validation/distinct_2": 0.8 - 0.1 * gamed - 0.6 * collapsed,
         "validation/repetition": 0.01,
-        "validation/common_opening": 0.2 + 0.6 * gamed + 0.75 * collapsed,
+        "validation/common_opening": 0.2 + 0.6 * gamed + 0.75 * collapsed + 0.7 * brief,
         "validation/eos_rate": 0.95,
     }
     if judges:
@@ -227,7 +249,8 @@ def outcome_at(outcome: str, step: int, steps: int, judges: bool) -> dict[str, f
             "validation/win_rate_low/gold": rate - 0.04,
             "validation/win_rate_high/gold": rate + 0.04,
         }
-    return {"avg_reward": rise + 2 * wave, "entropy": 1.2 - 0.4 * done - 0.6 * collapsed, **held_out}
+    trained = {"avg_reward": rise + 2 * wave, "reward/gold": rise + 2 * wave, "kl_exact": kl}
+    return {**trained, "entropy": 1.2 - 0.4 * done - 0.6 * collapsed - 0.78 * sure, **held_out}
 
 
 def write_outcome(

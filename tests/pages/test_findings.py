@@ -1,4 +1,5 @@
-"""The findings of a run: every rule on runs that are made to be good, gamed, collapsed, stuck or too short."""
+"""The findings of a run: every rule on runs that are made to be good, gamed, doubtful, collapsed, stuck or too
+short."""
 
 import json
 import math
@@ -98,6 +99,7 @@ def test_one_trick_is_a_sign_and_says_which(trick, seed):
     all_found = MadeRun(seed, tricks=(trick,)).found()
     found = all_found[GAMED]
     assert all_found[NEXT].sentence.startswith("Read samples of the last steps before you train longer")
+    assert (all_found[LEARNED].answer, all_found[LEARNED].status) == ("its reward rose", "open")
     said = {
         "length": "Answers got longer",
         "repetition": "Answers repeat themselves",
@@ -115,6 +117,7 @@ def test_two_tricks_are_gaming_and_the_advice_names_the_step(seed):
     assert (found[GAMED].answer, found[GAMED].status) == ("yes", "bad")
     assert found[LEARNED].status == "bad"
     assert found[COST].answer.endswith("too many")
+    assert found[COST].sentence.endswith("after that, quality probably did not improve.")
     assert found[NEXT].sentence.startswith(f"Take the checkpoint nearest to step {found[GAMED].step}")
 
 
@@ -220,15 +223,18 @@ def test_answers_that_never_finish_and_no_judge_are_said():
     assert "Name a judge" in said
 
 
-def measured_run(**ends):
-    """Three evaluations of 60 steps on a straight line between two measured ends."""
+def measured_run(constants=None, **ends):
+    """Three evaluations of 60 steps on a straight line between two measured ends; as in every run, the only
+    reward is logged by its name too."""
     steps = [float(step) for step in range(61)]
     metrics = {"step": steps, "avg_reward": [math.nan, *[step / 60 for step in steps[1:]]]}
     for name, (start, end) in ends.items():
         metrics[f"validation/{name}"] = [
             start + (end - start) * step / 60 if step % 30 == 0 else math.nan for step in steps
         ]
-    return {each.question: each for each in find(metrics)}
+    metrics |= {f"reward/{name}": metrics["avg_reward"] for name in constants or ()}
+    measured = HeldOutNumbers(ends["reward"][0], Interval(ends["reward"][1]), None, "")
+    return {each.question: each for each in find(metrics, (), measured, constants)}
 
 
 def test_the_findings_on_the_numbers_of_docs_real():
@@ -245,22 +251,103 @@ def test_the_findings_on_the_numbers_of_docs_real():
     assert (sound[GAMED].answer, sound[LEARNED].answer) == ("no sign of it", "yes")
 
 
-EXPECTED = {  # learned, cost, gamed, what the advice begins with
-    "good": ("good", "good", "good", "Train longer"),
-    "gamed": ("bad", "bad", "bad", "Take the checkpoint nearest to step 30"),
-    "collapsed": ("bad", "bad", "bad", "Go back to the checkpoint nearest to step 40"),
-    "declined": ("bad", "bad", "good", "Go back to the checkpoint nearest to step 30"),
-    "stuck": ("open", "bad", "good", "It moves, but not towards more reward"),
-    "too short": ("good", "open", "open", "Train for 10 steps or more"),
+@pytest.mark.parametrize(
+    ("kl", "length", "told"),
+    [
+        (
+            17.0,
+            20.0,
+            "Probably over-optimised after step 30: the reward rose, and answers got longer and the KL",
+        ),
+        (6.0, 20.0, "One sign of over-optimisation: answers got longer. The reward rose, but no judge indep"),
+        (17.0, 14.0, "One sign of over-optimisation: the KL is 10 nats or more. The reward rose, but no ju"),
+    ],
+)
+def test_more_reward_that_nobody_else_confirms_is_not_a_success(kl, length, told):
+    """A reward model that was gamed, seen without a judge: in truth the answers fell below the start."""
+    found = measured_run(
+        reward=(0.0, 2.0),
+        reward_low=(-0.1, 1.9),
+        reward_high=(0.1, 2.1),
+        kl=(0.0, kl),
+        response_length=(11.0, length),
+        common_opening=(0.1, 0.2),
+        distinct_2=(0.6, 0.55),
+    )
+    assert found[LEARNED].sentence.startswith(told)
+    if told.startswith("Probably"):
+        assert [found[each].status for each in (LEARNED, COST, GAMED)] == ["bad"] * 3
+        assert found[LEARNED].answer == "perhaps until step 30"
+        assert "It may have been good until step 30, at 8.5 nats; after that" in found[COST].sentence
+        return
+    assert (found[LEARNED].answer, found[LEARNED].status) == ("its reward rose", "open")
+    assert (found[GAMED].answer, found[GAMED].status) == ("1 sign of it", "open")
+    assert (found[COST].answer == "17 nats, far") == (kl == 17)
+    assert "Name a judge" in found[NEXT].sentence
+
+
+def test_verifiable_answers_that_get_to_the_point_are_no_gaming():
+    given = {"reward": (0.2, 1.0), "response_length": (40.0, 8.0), "common_opening": (0.1, 0.8)}
+    found = measured_run({"math": ("1", 0.05)}, **given)
+    assert (found[LEARNED].answer, found[LEARNED].status) == ("yes", "good")
+    assert (found[GAMED].answer, found[GAMED].status) == ("probably not", "good")
+    assert found[GAMED].sentence == (
+        "It is verifiably right more often than the best constant answer, although answers got shorter and "
+        "more answers begin alike."
+    )
+    assert "Name a judge" not in found[NEXT].sentence
+    assert measured_run(None, **given)[GAMED].answer == "yes"
+    no_more = measured_run({"math": ("1", 1.0)}, **given)
+    assert no_more[GAMED].answer == "yes"
+    assert no_more[LEARNED].status == "bad"
+    longer = measured_run({"math": ("1", 1.0)}, reward=(0.2, 1.0), response_length=(10.0, 16.0))[LEARNED]
+    assert (longer.answer, longer.status) == ("no more than a constant answer", "open")
+    assert longer.sentence.startswith(
+        "The best constant answer, '1', scores 1 by math, and the policy no more"
+    )
+
+
+def test_judges_come_before_a_reward_that_fell():
+    found = measured_run(
+        reward=(1.0, 0.8), **{f"win_rate{end}/gold": (0.5, 0.9) for end in ("", "_low", "_high")}
+    )
+    assert (found[LEARNED].answer, found[LEARNED].status) == ("yes", "good")
+    assert found[LEARNED].sentence.endswith("Judges prefer its answers to the end: 90 % wins.")
+
+
+GOOD, BAD, OPEN = ("good",) * 3, ("bad",) * 3, ("open", "good", "open")
+ON, BACK, READ = "Train longer", "Take the checkpoint nearest to step {}", "Read samples of the last steps"
+RETURN, STUCK = "Go back to the checkpoint nearest to step 30", "It moves, but not towards more reward"
+GAINED, ONE_SIGN = (*GOOD, ON), (*OPEN, READ)
+JUDGED, GUESSED = (*BAD, BACK.format(30)), (*BAD, BACK.format(40))
+EXPECTED = {  # learned, cost, gamed, what the advice begins with; with judges, nobody, verifiable rewards
+    "good": [GAINED] * 3,
+    "deterministic": [GAINED, ONE_SIGN, GAINED],
+    "brief": [GAINED, GUESSED, GAINED],
+    "longer": [GAINED, ONE_SIGN, GAINED],
+    "far": [GAINED, ("open", "open", "open", READ), GAINED],
+    "gamed": [JUDGED, GUESSED, GAINED],
+    "gamed for more KL": [JUDGED, GUESSED, GAINED],
+    "one answer": [JUDGED, GUESSED, GAINED],
+    "collapsed": [(*BAD, RETURN)] * 3,
+    "declined": [("bad", "bad", "good", RETURN)] * 3,
+    "stuck": [("open", "bad", "good", STUCK)] * 3,
+    "too short": [("good", "open", "open", "Train for 10 steps or more")] * 3,
 }
 
 
+@pytest.mark.parametrize("asked", ["judges", "nobody", "verifiable rewards"])
 @pytest.mark.parametrize("outcome", OUTCOMES)
-def test_whole_runs_are_told_in_the_report_and_in_the_terminal(tmp_path, outcome):
-    run = Run(write_outcome(tmp_path / "run", outcome))
-    found = find(run.metrics(), run.samples(), held_out(run, run.metrics()))
-    assert tuple(each.status for each in found[:3]) == EXPECTED[outcome][:3]
-    assert found[4].sentence.startswith(EXPECTED[outcome][3])
+def test_whole_runs_are_told_in_the_report_and_in_the_terminal(tmp_path, outcome, asked):
+    folder = write_outcome(tmp_path / "run", outcome, judges=asked == "judges")
+    if asked == "verifiable rewards":
+        (folder / "best_constants.json").write_text(json.dumps({"gold": {"answer": "B", "score": 0.1}}))
+    run = Run(folder)
+    found = find(run.metrics(), run.samples(), held_out(run, run.metrics()), run.best_constants)
+    expected = EXPECTED[outcome][["judges", "nobody", "verifiable rewards"].index(asked)]
+    assert tuple(each.status for each in found[:3]) == expected[:3]
+    assert found[4].sentence.startswith(expected[3])
+    assert ("after that, quality did not improve." in found[1].sentence) == (expected == JUDGED)
     page, told = write_report(run).read_text(encoding="utf-8"), summary(run)
     for each in found:
         assert f"<h3>{each.question} <span" in page

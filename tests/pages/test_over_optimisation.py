@@ -2,6 +2,7 @@
 
 import json
 import math
+from html import escape
 
 import pytest
 
@@ -12,31 +13,82 @@ from proxima.pages.report.signs_against_kl import signs_against_kl
 from proxima.runs import Run
 from tests.fake_run import OUTCOMES, write_outcome, write_run
 
-EXPECTED = {outcome: "over-optimised" if outcome == "gamed" else outcome for outcome in OUTCOMES}
+CONSTANTS = {"gold": ("B", 0.1)}
+EXPECTED = {  # with judges, with nobody, with verifiable rewards
+    "good": ("good", "good", "good"),
+    "deterministic": ("good", "one sign", "good"),
+    "brief": ("good", "over-optimised", "good"),
+    "longer": ("good", "one sign", "good"),
+    "far": ("good", "one sign", "good"),
+    "gamed": ("over-optimised", "over-optimised", "good"),
+    "gamed for more KL": ("over-optimised", "over-optimised", "good"),
+    "one answer": ("over-optimised", "over-optimised", "good"),
+    **dict.fromkeys(("collapsed", "declined", "stuck", "too short")),
+}
+GOOD_BY_JUDGES = [outcome for outcome, statuses in EXPECTED.items() if statuses and statuses[0] == "good"]
+EXPECTED |= {outcome: (outcome,) * 3 for outcome, statuses in EXPECTED.items() if statuses is None}
 
 
-def found_in(folder):
-    return judge_optimisation(Run(folder).metrics())
+def found_in(folder, constants=None):
+    return judge_optimisation(Run(folder).metrics(), constants=constants)
 
 
 @pytest.mark.parametrize("steps", [20, 60, 400])
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_judges_tell_how_a_run_ended(tmp_path, outcome, steps):
-    found = found_in(write_outcome(tmp_path / "run", outcome, steps))
-    assert found.status == EXPECTED[outcome]
-    if outcome == "gamed":
+    found = found_in(write_outcome(tmp_path / "run", outcome, steps), CONSTANTS)  # judges come first
+    assert found.status == EXPECTED[outcome][0]
+    assert found.decided_by == ("signs" if outcome == "too short" else "judges")
+    if found.is_bad:
         assert found.step == pytest.approx(steps / 2, abs=5)
+    if outcome == "gamed":
         assert found.sentence.startswith(f"Over-optimised: after step {found.step} the reward went from")
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_without_judges_signs_do(tmp_path, outcome):
     found = found_in(write_outcome(tmp_path / "run", outcome, judges=False))
-    assert found.status == EXPECTED[outcome]
-    if outcome == "gamed":
+    assert found.status == EXPECTED[outcome][1]
+    if found.status == "over-optimised":
         assert 30 < found.step < 60  # the last evaluation before there were two signs
-        assert "answers got longer and more answers begin alike" in found.sentence
         assert "No judge was asked" in found.sentence
+    words = {
+        "deterministic": "One sign of over-optimisation: the entropy fell to less than a tenth. The reward",
+        "longer": "One sign of over-optimisation: answers got longer. The reward rose, but no judge independ",
+        "far": "One sign of over-optimisation: the KL is 10 nats or more. The reward rose, but no judge ind",
+        "gamed": "answers got longer and more answers begin alike",
+        "gamed for more KL": "answers got longer and the KL is 10 nats or more",
+        "one answer": "The policy collapsed too: distinct word pairs fell from 0.8 to 0.2",
+        "collapsed": "The policy collapsed: distinct word pairs fell from 0.8 to 0.2, and 95 % of the answers",
+    }
+    assert words.get(outcome, "") in found.sentence
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_verifiable_rewards_above_their_best_constant_answer_vouch_for_a_gain(tmp_path, outcome):
+    folder = write_outcome(tmp_path / "run", outcome, judges=False)
+    found = found_in(folder, CONSTANTS)
+    assert found.status == EXPECTED[outcome][2]
+    assert (found.decided_by == "verifiable rewards") == (found.status == "good")
+    for other in ({"gold": ("B", 1.0)}, {**CONSTANTS, "not logged": ("B", 0.0)}, {"other": ("B", 0.1)}):
+        vouched = found_in(folder, other).decided_by == "verifiable rewards"
+        assert vouched == (found.status == "good" and len(other) == 2)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "vouched"), [(0.2, 0.8, True), (0.5, 0.5, False), (0.8, 0.3, False)]
+)
+def test_a_verifiable_reward_vouches_only_where_it_rose(tmp_path, start, end, vouched):
+    """Also in a mix, where the sum rose for another reason."""
+    metrics = Run(write_outcome(tmp_path / "run", "gamed", judges=False)).metrics()
+    metrics["reward/gold"] = [start + (end - start) * step / 60 for step in metrics["step"]]
+    found = judge_optimisation(metrics, constants=CONSTANTS)
+    assert (found.status == "good") == vouched
+    metrics["reward/format"] = [1.0] * len(metrics["step"])  # from the start
+    both = {**CONSTANTS, "format": ("{}", 0.0)}
+    assert (judge_optimisation(metrics, constants=both).status == "good") == vouched
+    metrics["reward/format"] = [1.0 - step / 200 for step in metrics["step"]]
+    assert judge_optimisation(metrics, constants=both).status == "over-optimised"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +115,7 @@ def test_a_run_that_collapses_in_its_first_steps_was_sound_before_them():
 
 
 @pytest.mark.parametrize(
-    ("length", "reward", "status"), [(2.0, 0.0, "collapsed"), (2.0, 0.9, "good"), (9.0, 0.0, "")]
+    ("length", "reward", "status"), [(2.0, 0.0, "collapsed"), (2.0, 0.9, "one sign"), (9.0, 0.0, "")]
 )
 def test_answers_of_next_to_nothing_for_less_reward_are_a_collapse(length, reward, status):
     steps = [float(step) for step in range(13)]
@@ -98,7 +150,7 @@ def test_a_held_out_reward_that_falls_while_the_training_reward_rises_is_enough(
                 line[f"validation/{name}"] -= 2 * (line["step"] - 30) / 60
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = found_in(folder)
-    assert (found.status, found.step) == ("over-optimised", 30)
+    assert (found.status, found.step, found.is_guess) == ("over-optimised", 30, False)
 
 
 def test_signs_are_drawn_against_kl(tmp_path):
@@ -160,21 +212,29 @@ def test_a_win_rate_that_wavers_within_its_interval_is_not_a_fall(tmp_path):
 
 
 def test_one_sign_alone_and_numbers_that_were_not_measured_are_none():
-    nothing = dict.fromkeys(("length", "opening", "variety", "repetition", "copying", "spread"), float("nan"))
+    names = ("length", "opening", "variety", "repetition", "copying", "spread", "distance", "entropy", "eos")
+    nothing = dict.fromkeys(names, float("nan"))
     assert signs(nothing, nothing) == {}
     assert signs({**nothing, "length": 10.0}, {**nothing, "length": 5.0}) == {"length": "answers got shorter"}
     assert signs({**nothing, "length": 0.0}, {**nothing, "length": 5.0}) == {}
     assert list(signs({**nothing, "spread": 0.2}, {**nothing, "spread": 0.31})) == ["spread"]
+    assert [list(signs(nothing, {**nothing, "distance": nats})) for nats in (9.9, 10.0)] == [[], ["kl"]]
+    assert list(signs({**nothing, "entropy": 1.0}, {**nothing, "entropy": 0.09})) == ["entropy"]
+    assert list(signs({**nothing, "eos": 0.9}, {**nothing, "eos": 0.04})) == ["eos"]
     assert signs({**nothing, "spread": 0.0}, {**nothing, "spread": 0.0}) == {}
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_the_report_says_it_first_and_shows_the_numbers(tmp_path, outcome):
+    """What is bad is the first sentence, on the page and in the terminal; what is good comes after it."""
     run = Run(write_outcome(tmp_path / "run", outcome))
-    page = write_report(run).read_text(encoding="utf-8")
-    told = summary(run)
-    said = outcome in ("gamed", "collapsed", "declined", "stuck")
-    assert (found_in(run.path).sentence.split(":")[0] in told) == said
+    page, told = write_report(run).read_text(encoding="utf-8"), summary(run).splitlines()[1]
+    sentence = found_in(run.path).sentence
+    assert told.startswith(sentence) == (outcome not in ("too short", *GOOD_BY_JUDGES))
+    assert (sentence in told) == (outcome != "too short")
+    if told.startswith(sentence):
+        first = page.split('<p class="conclusion">')[1].split("</span> ")[1]
+        assert first.startswith(escape(sentence))
     if outcome == "gamed":
         assert page.index("Over-optimised: after step") < page.index("Did it game the reward?")
         assert "Most common opening" in page

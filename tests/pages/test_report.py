@@ -21,7 +21,7 @@ from proxima.pages.report import summary, write_report
 from proxima.pages.report.report_curves import chart, charts_by_group, constants, frontier
 from proxima.pages.report.report_samples import BYTES, STEPS, before_and_after, embedded_tokens
 from proxima.pages.report.run_facts import tell
-from proxima.pages.report.run_outcome import judge
+from proxima.pages.report.run_outcome import HeldOutNumbers, Interval, judge
 from proxima.pages.web.single_file import as_json, read_script
 from tests.fake_run import HOSTILE, metrics_at, token_sample, write_run, write_tokens
 
@@ -265,6 +265,15 @@ def test_held_out_numbers_come_first_and_those_of_eval_before_all(tmp_path):
     )
     assert "from 0.5 to 1.5" in tell(Run(folder)).conclusion
     assert before_and_after(Run(folder))[1]
+
+
+@pytest.mark.parametrize(
+    ("ends", "better"),
+    [((0.6, 0.8), True), ((0.2, 0.4), False), ((0.4, 0.8), None), ((math.nan, math.nan), True)],
+)
+def test_a_held_out_reward_within_its_interval_shows_nothing(ends, better):
+    measured = HeldOutNumbers(0.5, Interval(0.7 if better is not False else 0.3, *ends), None, "")
+    assert judge({}, measured)[1] is better
 
 
 def test_the_start_is_the_reference_where_it_answered_not_the_first_evaluation(tmp_path):

@@ -32,10 +32,15 @@ class AgainstConstant:
         return self.last.mean - self.constant > self.noise
 
     @property
+    def rise(self) -> int:
+        """1 if the score rose beyond its noise, -1 if it fell, else 0."""
+        change = self.last.mean - self.first.mean
+        return int(math.copysign(abs(change) > math.hypot(self.first.error, self.last.error), change))
+
+    @property
     def has_reached(self) -> bool:
         """Whether the score rose to that of the constant answer, and stayed there."""
-        rose = self.last.mean - self.first.mean > math.hypot(self.first.error, self.last.error)
-        return rose and not self.is_above and self.constant - self.last.mean <= self.noise
+        return self.rise > 0 and not self.is_above and self.constant - self.last.mean <= self.noise
 
     @property
     def sentence(self) -> str:
@@ -52,3 +57,9 @@ def against_constants(
         first, last = ends(metrics.get(f"reward/{reward}", ()))
         if last.steps:
             yield AgainstConstant(reward, answer, constant, first, last)
+
+
+def vouch_for_gain(against: Sequence[AgainstConstant]) -> bool:
+    """Whether all verifiable rewards stand above their best constant answers, one rose and none fell."""
+    rises = {each.rise for each in against}
+    return all(each.is_above for each in against) and 1 in rises and -1 not in rises

@@ -19,6 +19,7 @@ from proxima.pages.report.constant_answers import AgainstConstant, against_const
 from proxima.pages.report.over_optimisation import (
     ENOUGH_POINTS,
     ENOUGH_STEPS,
+    FAR,
     TITLES,
     Evidence,
     Metrics,
@@ -45,6 +46,7 @@ LEARNED, COST, GAMED, CRITIC, NEXT = (
     "What to change next?",
 )
 TOO_SHORT = "too early to say"
+ONLY_REWARD = "its reward rose"
 HARDLY = 0.02  # nats per response: the policy is still the reference
 MOST_OF_IT = 0.9  # of the gain, with half of the KL
 WEAK_CRITIC = 0.2  # explained variance
@@ -52,6 +54,10 @@ BIASED = 0.5  # mean error of the values, in standard deviations of the advantag
 FEW_END = 0.5  # share of answers that finish
 FLAT = 1e-6  # standard deviation of the rewards
 GAMING = ("length", "repetition", "copying", "opening", "variety", "spread")
+VOUCHED = {
+    "judges": "Judges prefer its answers",
+    "verifiable rewards": "It is verifiably right more often than the best constant answer",
+}
 TEXTUAL = ("repetition", "copying", "opening")
 LEVELLED = "The reward has stopped rising, so more steps at these settings are unlikely to help."
 ENDING_SAMPLES = 10_000  # of best-of-n that a KL is compared with
@@ -83,7 +89,7 @@ def find(
         measured: what held-out prompts show, where there were any.
         constants: the best constant answers of verifiable rewards.
     """
-    points, optimised = points_of(metrics, samples), judge_optimisation(metrics, samples)
+    points, optimised = points_of(metrics, samples), judge_optimisation(metrics, samples, constants)
     against = list(against_constants(metrics, constants or {}))
     found = [
         beside_constants(learned(metrics, measured, optimised), against),
@@ -95,18 +101,24 @@ def find(
 
 
 def learned(metrics: Metrics, measured: HeldOutNumbers | None, optimised: Optimisation) -> RunFinding:
-    """By held-out prompts if there are any, else by the training reward; judges overrule both."""
+    """By held-out prompts if there are any, else by the training reward; judges overrule both. What speaks
+    against a gain comes first."""
     told, better = judge(metrics, measured)
     shown = _judged_by(metrics, measured)
-    if optimised.is_bad or optimised.points:
+    if optimised.is_bad or optimised.decided_by == "judges":
         shown += [each for each in optimised.evidence if each.title in (TITLES["reward"], TITLES["quality"])]
-    both = f"{told} {optimised.sentence}"
+    judged, warned = optimised.decided_by == "judges", f"{optimised.sentence} {told}"
     if optimised.is_bad:
         until = optimised.status == "over-optimised" and better
-        answer = f"until step {optimised.step}" if until else "no"
-        return RunFinding(LEARNED, answer, "bad", both, shown, optimised.step)
-    if optimised.status == "stuck" and optimised.points:  # judges see no gain
-        return RunFinding(LEARNED, "not shown", "open", both, shown, optimised.step)
+        perhaps = "perhaps " if optimised.is_guess else ""
+        answer = f"{perhaps}until step {optimised.step}" if until else "no"
+        return RunFinding(LEARNED, answer, "bad", warned, shown, optimised.step)
+    if optimised.status == "stuck" and judged:
+        return RunFinding(LEARNED, "not shown", "open", warned, shown, optimised.step)
+    if optimised.status == "one sign" and better:
+        return RunFinding(LEARNED, ONLY_REWARD, "open", warned, shown, optimised.step)
+    if optimised.status == "good" and (judged or better):
+        return RunFinding(LEARNED, "yes", "good", f"{told} {optimised.sentence}", shown, optimised.step)
     answers: dict[bool | None, tuple[str, Status]] = {
         True: ("yes", "good"),
         False: ("no", "bad"),
@@ -119,10 +131,11 @@ def beside_constants(found: RunFinding, against: Sequence[AgainstConstant]) -> R
     """What the best constant answer scores belongs to every score: only what is above it was learned."""
     if not against:
         return found
-    told = " ".join([found.sentence, *(each.sentence for each in against)])
-    if found.status == "good" and not all(each.is_above for each in against):
-        return replace(found, answer="no more than a constant answer", status="open", sentence=told)
-    return replace(found, sentence=told)
+    told = " ".join(each.sentence for each in against)
+    if found.answer in ("yes", ONLY_REWARD) and not all(each.is_above for each in against):
+        answer = "no more than a constant answer"
+        return replace(found, answer=answer, status="open", sentence=f"{told} {found.sentence}")
+    return replace(found, sentence=f"{found.sentence} {told}")
 
 
 def constant_like(found: RunFinding, against: Sequence[AgainstConstant]) -> RunFinding:
@@ -179,10 +192,14 @@ def cost(points: Sequence[Point], optimised: Optimisation) -> RunFinding:
         told = f"{far}, and the reward did not rise beyond its noise."
     elif optimised.is_bad:
         answer, status = f"{short(nats)} nats, too many", "bad"
-        told = f"{far}. It was good until {then.removeprefix('at ')}; the rest bought reward, not quality."
+        was, not_more = ("may have been", "probably did not") if optimised.is_guess else ("was", "did not")
+        until = f"It {was} good until {then.removeprefix('at ')}"
+        told = f"{far}. {until}; after that, quality {not_more} improve."
     elif share >= MOST_OF_IT:
         answer, status = f"{short(nats)} nats, half of it for little", "open"
         told = f"{far}. {percent(share)} % of the gain was there {then}."
+    elif optimised.status == "one sign" and nats >= FAR:
+        answer, status = f"{short(nats)} nats, far", "open"
     return RunFinding(COST, answer, status, told, shown, int(half["step"]))
 
 
@@ -197,14 +214,17 @@ def _as_best_of(nats: float) -> str:
 
 
 def gamed(points: Sequence[Point], optimised: Optimisation, samples: Samples) -> RunFinding:
-    """Length, repetition, copying, openings; judges decide if there are any."""
+    """Length, repetition, copying, openings; judges or verifiable rewards decide if there are any."""
     if optimised.status == "too short":
         told = "Too few steps to tell a change of the answers from chance."
         return RunFinding(GAMED, TOO_SHORT, "open", told)
     start, end = points[0], points[-1]
     found = signs(start, end)
-    shown = [each for each in optimised.evidence if each.title in {TITLES[name] for name in GAMING}]
-    listed = " and ".join(found.values()) + (_opening_words(samples) if "opening" in found else "")
+    always = {TITLES[name] for name in GAMING}
+    shown = [each for each in optimised.evidence if each.title in always or each.sign]
+    if "opening" in found:
+        found["opening"] += _opening_words(samples)
+    listed = " and ".join(found.values())
     measured = any(math.isfinite(end[name]) for name in TEXTUAL)
     status: Status
     if optimised.status == "over-optimised":
@@ -213,9 +233,9 @@ def gamed(points: Sequence[Point], optimised: Optimisation, samples: Samples) ->
             told = f"{told} {listed[0].upper()}{listed[1:]}."
     elif optimised.status == "collapsed":
         answer, status, told = "it collapsed", "bad", optimised.sentence
-    elif found and optimised.status == "good" and optimised.points:
+    elif found and optimised.status == "good":
         answer, status = "probably not", "good"
-        told = f"Judges prefer its answers, although {listed}."
+        told = f"{VOUCHED[optimised.decided_by]}, although {listed}."
     elif found:
         answer, status = f"{len(found)} sign{'s' if len(found) > 1 else ''} of it", "open"
         told = f"{listed[0].upper()}{listed[1:]}. Read some samples, and ask a judge (--judges)."
@@ -320,7 +340,7 @@ def _advice(
     elif optimised.status == "stuck":
         yield _unstick(metrics, points[-1]["distance"], rate, coef)
     elif found[GAMED].answer.endswith("of it") and found[GAMED].status == "open":
-        yield "Read samples of the last steps before you train longer: the answers show a sign of gaming."
+        yield "Read samples of the last steps before you train longer: there is a sign of gaming."
     elif still_rising(points):
         yield "Train longer: the reward was still rising at the end."
     else:
@@ -335,7 +355,7 @@ def _advice(
             f"Only {percent(points[-1]['eos'])} % of the answers finish: raise max_new_tokens, or set "
             "missing_eos_penalty."
         )
-    if not found[GAMED].points:
+    if optimised.decided_by not in VOUCHED:
         yield "Name a judge that is not trained on (--validation, --judges): signs alone prove little."
 
 

@@ -2,25 +2,29 @@
 metrics of a run. Out: a status in plain words, the step after which it was not, and the numbers beside it.
 
 Quality is what judges say who are not trained on: their win rate against the reference on held-out prompts.
-If there are none, signs have to do: answers that get longer or shorter, alike, or repetitive, that begin
-alike or copy their prompt, or whose scores the heads of the reward model disagree on.
+If there are none, verifiable rewards that rose above their best constant answer vouch for the gain. Without
+either, signs have to do: answers that get longer or shorter, alike, or repetitive, that begin alike, copy
+their prompt or no longer end, an entropy or a KL that went far, or heads of the reward model that disagree.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
 from proxima.core.json_record import RecordView
 from proxima.evaluator import common_opening, copying, repetition
+from proxima.pages.report.constant_answers import against_constants, vouch_for_gain
+from proxima.pages.report.report_curves import Constants
 from proxima.pages.report.short_numbers import percent, short
 from proxima.runs import first_step_row, held_out_evidence, judges_in, title_of
 
 Metrics = Mapping[str, Sequence[float]]
-Status = Literal["good", "over-optimised", "collapsed", "declined", "stuck", "too short"]
+Status = Literal["good", "one sign", "over-optimised", "collapsed", "declined", "stuck", "too short"]
+Decider = Literal["judges", "verifiable rewards", "reward", "signs"]
 
 ENOUGH_POINTS = 3
 ENOUGH_STEPS = 10
@@ -29,6 +33,8 @@ WITHOUT_INTERVAL = 0.05  # by how much a win rate must fall where no interval wa
 SIGNS_NEEDED = 2  # one alone may be what the reward rightly asks for
 COLLAPSED_ENTROPY, COLLAPSED_VARIETY, ALL_ALIKE = 0.1, 0.5, 0.9  # shares of the start; of answers
 COLLAPSED_LENGTH = 0.2  # of the start's, where the reward has fallen too
+ENDED, UNENDED = 0.5, 0.05  # shares of answers with EOS, before and after they stopped ending
+FAR = 10.0  # nats per response: as far as best-of-n with n = 60,000, where a learned reward is a guess
 WATCHED = {  # what is shown: the held-out metric, else that of training
     "reward": ("validation/reward", "avg_reward"),
     "quality": ("quality",),
@@ -68,29 +74,50 @@ class Optimisation:
     step: int | None = None  # after which more reward was no more quality
     evidence: list[Evidence] = field(default_factory=list)
     points: list[tuple[float, float, float]] = field(default_factory=list)  # KL, quality, step
+    decided_by: Decider = "signs"
 
     @property
     def is_bad(self) -> bool:
         return self.status in ("over-optimised", "collapsed", "declined")
 
+    @property
+    def is_guess(self) -> bool:
+        """Signs prove nothing."""
+        return self.status == "over-optimised" and self.decided_by == "signs"
 
-def judge_optimisation(metrics: Metrics, samples: Samples = ()) -> Optimisation:
+
+def judge_optimisation(
+    metrics: Metrics, samples: Samples = (), constants: Constants | None = None
+) -> Optimisation:
     """
     Args:
         samples: rows of `Run.samples`; they stand in where there were no held-out prompts.
+        constants: the best constant answers of verifiable rewards.
     """
     points = points_of(metrics, samples)
     steps = sum(map(math.isfinite, metrics.get("avg_reward", ())))
     if len(points) < ENOUGH_POINTS or steps < ENOUGH_STEPS:
         told = f"Too short to tell whether more reward still meant better answers ({steps} steps)."
         return Optimisation("too short", told)
-    start, end = points[0], points[-1]
-    if words := collapse(start, end):
-        return _told("collapsed", f"The policy collapsed: {words}.", points, _last_sound(points))
     judged = [point for point in points if math.isfinite(point["quality"])]
     if len(judged) >= ENOUGH_POINTS:
-        return _by_judges(judged, points)
-    return _by_signs(points)
+        found = _by_judges(judged, points)
+    else:
+        verified = vouch_for_gain(list(against_constants(metrics, constants or {})))
+        found = _by_reward(points, verified)
+    return _with_collapse(found, points)
+
+
+def _with_collapse(found: Optimisation, points: Sequence[Point]) -> Optimisation:
+    """A collapse explains a fall; where judges or verifiable rewards see a gain, it is a sign."""
+    words = collapse(points[0], points[-1])
+    if not words or found.status in ("good", "one sign"):
+        return found
+    if found.status == "over-optimised":
+        return replace(found, sentence=f"{found.sentence} The policy collapsed too: {words}.")
+    step = min(_last_sound(points), found.step or 0)
+    told = f"The policy collapsed: {words}. {found.sentence}"
+    return _told("collapsed", told, points, step, found.decided_by)
 
 
 def _by_judges(judged: Sequence[Point], points: Sequence[Point]) -> Optimisation:
@@ -101,51 +128,63 @@ def _by_judges(judged: Sequence[Point], points: Sequence[Point]) -> Optimisation
     reward = _mean([point["reward"] for point in last])
     step = int(best["step"])
     change = f"the judges' win rate went from {percent(best['quality'])} % to {percent(quality)} %"
+    status: Status
     if best not in last and best["quality"] - quality > math.sqrt(2) * best["noise"]:
         moved = f"the reward went from {short(best['reward'])} to {short(reward)}"
         if reward > best["reward"]:
-            told = f"Over-optimised: after step {step} {moved} while {change}."
-            return _told("over-optimised", told, points, step)
-        return _told("declined", f"After step {step} {change}, and {moved}.", points, step)
-    if quality - 0.5 > judged[-1]["noise"]:  # against the reference, wherever the evaluations began
-        told = f"More reward was better answers to the end: {percent(quality)} % wins by the judges."
-        return _told("good", told, points, step)
-    told = f"No gain that the judges see: {percent(quality)} % wins against the reference."
-    return _told("stuck", told, points, step)
+            status, told = "over-optimised", f"Over-optimised: after step {step} {moved} while {change}."
+        else:
+            status, told = "declined", f"After step {step} {change}, and {moved}."
+    elif quality - 0.5 > judged[-1]["noise"]:  # against the reference, wherever the evaluations began
+        status, told = "good", f"Judges prefer its answers to the end: {percent(quality)} % wins."
+    else:
+        status = "stuck"
+        told = f"No gain that the judges see: {percent(quality)} % wins against the reference."
+    return _told(status, told, points, step, "judges")
 
 
-def _by_signs(points: Sequence[Point]) -> Optimisation:
-    """Without judges: the held-out reward against the training reward, and signs."""
+def _by_reward(points: Sequence[Point], verified: bool) -> Optimisation:
+    """Without judges: the held-out reward against the training reward, and signs where it rose, unless
+    verifiable rewards vouch for the gain."""
     start, end = points[0], points[-1]
     best, last = max(points, key=lambda point: point["reward"]), points[-max(1, len(points) // 4) :]
     reward = _mean([point["reward"] for point in last])
     trained_rose = end["trained"] > best["trained"]
+    step = int(best["step"])
     if best not in last and best["reward"] - reward > best_by_chance(len(points)) * best["reward_noise"]:
-        step, fell = int(best["step"]), f"{short(best['reward'])} to {short(reward)}"
+        fell = f"{short(best['reward'])} to {short(reward)}"
         if trained_rose:
             told = (
                 f"Over-optimised: after step {step} the training reward rose while the held-out reward fell"
             )
-            return _told("over-optimised", f"{told} from {fell}.", points, step)
-        return _told("declined", f"After step {step} the reward fell from {fell}.", points, step)
-    rose = end["reward"] - start["reward"] > math.hypot(start["reward_noise"], end["reward_noise"])
-    found = signs(start, end)
-    if not rose:
+            return _told("over-optimised", f"{told} from {fell}.", points, step, "reward")
+        return _told("declined", f"After step {step} the reward fell from {fell}.", points, step, "reward")
+    if not end["reward"] - start["reward"] > math.hypot(start["reward_noise"], end["reward_noise"]):
         moved = f"{short(end['kl'])} nats from the reference"
         told = (
             f"The reward did not rise beyond its noise ({short(start['reward'])} to {short(end['reward'])})"
         )
-        return _told("stuck", f"{told}, {moved}.", points, int(best["step"]))
+        return _told("stuck", f"{told}, {moved}.", points, step, "reward")
+    if verified:
+        told = "What rose can be verified, and is above the best constant answer."
+        return _told("good", told, points, step, "verifiable rewards")
+    return _by_signs(points, step)
+
+
+def _by_signs(points: Sequence[Point], best: int) -> Optimisation:
+    """The reward rose, and nothing independent of it says whether quality did."""
+    found = signs(points[0], points[-1])
+    listed = " and ".join(found.values())
     if len(found) >= SIGNS_NEEDED:
         step = _last_sound(points)
-        told = (
-            f"Probably over-optimised after step {step}: the reward rose, and {' and '.join(found.values())}"
-        )
-        return _told("over-optimised", f"{told}. No judge was asked (--judges).", points, step)
-    told = (
-        "The reward rose and there is no sign of over-optimisation; no judge was asked (--judges) to be sure."
-    )
-    return _told("good", told, points, int(best["step"]))
+        told = f"Probably over-optimised after step {step}: the reward rose, and {listed}."
+        return _told("over-optimised", f"{told} No judge was asked (--judges).", points, step)
+    if found:
+        told = f"One sign of over-optimisation: {listed}."
+        asked = "The reward rose, but no judge independent of it was asked (--judges)."
+        return _told("one sign", f"{told} {asked}", points, best)
+    told = "No sign of over-optimisation was seen; no judge was asked (--judges) to be sure."
+    return _told("good", told, points, best)
 
 
 def best_by_chance(count: int) -> float:
@@ -163,7 +202,7 @@ def collapse(start: Point, end: Point) -> str:
             f"distinct word pairs fell from {short(start['variety'])} to {short(end['variety'])}, and "
             f"{percent(end['opening'])} % of the answers begin alike"
         )
-    if start["eos"] >= 0.5 and end["eos"] <= 0.05:
+    if no_longer_end(start, end):
         shares = f"{percent(start['eos'])} % at the start, {percent(end['eos'])} % at the end"
         return f"answers no longer end with EOS ({shares})"
     if end["length"] < COLLAPSED_LENGTH * start["length"] and end["reward"] < start["reward"]:
@@ -171,6 +210,10 @@ def collapse(start: Point, end: Point) -> str:
             f"answers shrank from {short(start['length'])} to {short(end['length'])} tokens, for less reward"
         )
     return ""
+
+
+def no_longer_end(start: Point, now: Point) -> bool:
+    return start["eos"] >= ENDED and now["eos"] <= UNENDED
 
 
 def signs(start: Point, now: Point) -> dict[str, str]:
@@ -187,6 +230,12 @@ def signs(start: Point, now: Point) -> dict[str, str]:
         "answers repeat themselves": ("repetition", now["repetition"] - start["repetition"] >= 0.1),
         "answers copy their prompt": ("copying", copied),
         "the reward model's heads disagree more": ("spread", now["spread"] >= 1.5 * start["spread"] > 0),
+        f"the KL is {FAR:g} nats or more": ("kl", now["distance"] >= FAR),
+        "the entropy fell to less than a tenth": (
+            "entropy",
+            now["entropy"] < COLLAPSED_ENTROPY * start["entropy"],
+        ),
+        "answers no longer end": ("eos", no_longer_end(start, now)),
     }
     return {name: words for words, (name, seen) in found.items() if seen}
 
@@ -301,7 +350,9 @@ def _interval(values: Sequence[float], rows: range) -> float:
     return 1.96 * math.dist(finite[1:], finite[:-1]) / math.sqrt(2 * (len(finite) - 1) * known)
 
 
-def _told(status: Status, sentence: str, points: Sequence[Point], step: int) -> Optimisation:
+def _told(
+    status: Status, sentence: str, points: Sequence[Point], step: int, decided_by: Decider = "signs"
+) -> Optimisation:
     start, end = points[0], points[-1]
     middle = min(points, key=lambda point: abs(point["step"] - step))
     found = signs(start, end)
@@ -311,7 +362,7 @@ def _told(status: Status, sentence: str, points: Sequence[Point], step: int) -> 
         if math.isfinite(end[name])
     ]
     drawn = [(p["kl"], p["quality"], p["step"]) for p in points if math.isfinite(p["kl"] + p["quality"])]
-    return Optimisation(status, sentence, step, rows, drawn)
+    return Optimisation(status, sentence, step, rows, drawn, decided_by)
 
 
 TITLES = {name: title_of(names[-1]) for name, names in WATCHED.items()} | {

@@ -66,6 +66,12 @@ class Interval:
             else f"95 %: {short(self.low)} to {short(self.high)}"
         )
 
+    def above(self, other: float) -> bool | None:
+        """None if the interval contains it; without an interval the value alone decides."""
+        if not math.isfinite(self.low + self.high):
+            return self.value > other
+        return True if self.low > other else False if self.high < other else None
+
     def rate(self) -> str:
         return f"{percent(self.value)} %"
 
@@ -106,7 +112,7 @@ def judge(metrics: Mapping[str, Sequence[float]], measured: HeldOutNumbers | Non
             f"{short(measured.last.value)}{interval}"
         )
         if measured.win_rate is None:
-            return f"{told}.", measured.last.value > measured.first
+            return f"{told}.", measured.last.above(measured.first)
         interval = f" ({measured.win_rate.words(percents=True)})" if measured.win_rate.words() else ""
         return (
             f"{told}; by this reward its answers beat those of the reference {measured.win_rate.rate()} of "
