@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,6 +63,8 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
     """Trains a scalar head: an answer's score, read at its last token."""
 
     name, judged_by, higher_is_better = "reward", "validation_loss", False
+    pairs_only: ClassVar[tuple[str, ...]] = ()
+    """Settings that have no meaning for its examples, and are refused where they are given."""
     config: RewardConfig
     role: RewardModel
 
@@ -80,6 +82,9 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
         """
         if not isinstance(config, RewardConfig):
             config = RewardConfig(**config.to_dict(), lm_coef=0.0, score_penalty=0.0, mismatch_coef=0.0)
+        for name in self.pairs_only:
+            if (value := getattr(config, name)) not in (0, getattr(RewardConfig, name)):
+                raise ValueError(f"{name} ({value:g}) is for pairs, and these are ratings; leave it out")
         super().__init__(config, network, tokenizer)
         self.centre_on = centre_on
         self.unit = ScoreUnit()
