@@ -398,7 +398,7 @@ CENTRE = [Demonstration(f"prompt {i}", " no") for i in range(3)]
 def trained_and_continued(trainer, config, examples, later, **given):
     """A trained model and its members' scores as training left them, and the trainer that goes on from it."""
     first = trainer(config(), **given)
-    rows = [first.encode(item) for item in examples]
+    rows = first._fitting(examples, range(len(examples)))
     answers = [answer for row in rows for answer in first.answers(row)]
     raw, finish = [], first.finish
     first.finish = lambda held_out: raw.append(first.members(answers).detach()) or finish(held_out)

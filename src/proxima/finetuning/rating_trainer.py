@@ -20,6 +20,7 @@ from torch import Tensor
 from proxima.core.json_record import Record
 from proxima.core.regular_files import read_file
 from proxima.data import Rating
+from proxima.finetuning.encoded_examples import Encoded
 from proxima.finetuning.example_batches import encode
 from proxima.finetuning.finetuning_trainer import FinetuningResults
 from proxima.finetuning.reward_losses import score_penalty
@@ -56,7 +57,7 @@ class RatingTrainer(ScoreTrainer[Rating, Rated]):
                 "data"
             )
 
-    def settle(self, rows: Sequence[Rated], held_out: Sequence[Rated]) -> None:
+    def settle(self, rows: Encoded[Rating, Rated], held_out: Encoded[Rating, Rated]) -> None:
         """Also: a model whose training continues was trained on ratings in another unit."""
         super().settle(rows, held_out)
         if self.continued and (before := saved_ratings(self.continued)) is not None:
