@@ -140,11 +140,11 @@ learn: $(VENV)/.installed  ## the long proof: five seeds to convergence (within 
 frontier: $(VENV)/.installed  ## gold and reward-model score against KL, for KL coefficients from 0 to 0.3 and for best-of-n
 	$(BIN)/python -m examples.study.learn --frontier --seeds 0
 
-real: $(VENV)/.installed  ## SmolLM2 on real posts: `make real DATA=folder SEED=0` (examples/tldr_real/README.md)
+real: $(VENV)/.installed  ## SmolLM2 on real posts: `make real DATA=folder SEED=0 PREFERENCES=file` (examples/tldr_real/README.md)
 	$(if $(DATA),,$(error give the folder of posts: make real DATA=folder))
 	$(BIN)/python $(SMOLLM2)
 	$(BIN)/python $(PIP) rouge-score
-	$(BIN)/python -m examples.tldr_real.run $(DATA) --seed $(or $(SEED),0)
+	$(BIN)/python -m examples.tldr_real.run $(DATA) --seed $(or $(SEED),0) $(if $(PREFERENCES),--preferences $(PREFERENCES))
 
 kill: $(VENV)/.installed  ## kill -9 a training run 30 times, resume, compare every bit (log: runs/kill.log)
 	$(BIN)/python -m tests.kill_harness --kills 30 --log runs/kill.log

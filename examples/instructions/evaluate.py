@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+import torch
+
 from examples.instructions.constraints import KINDS, follows, mentions, met, score, words
 from examples.instructions.prompts import TOPICS
 from proxima import PPOConfig, PPOTrainer, Run
-from proxima.core.types import Prompt
+from proxima.core.types import Prompt, Tokens
 from proxima.data import read_prompts
 from proxima.evaluator.diversity import distinct
 from proxima.evaluator.finished_run import open_run
@@ -42,7 +44,8 @@ CRAFTED = (
     f"can we go home with {' '.join(TOPICS['held_out'].split())}?",
 )
 FULL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
-"""Log-probabilities under the model's own distribution: perplexity is not that of a sharper one."""
+"""The model's own distribution: perplexity is not that of a sharper one. KL is that of the policy which acts,
+so it is scored with the settings of sampling."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,13 @@ class Answers:
     texts: list[str]
     sizes: list[int]
     ended: list[bool]
-    kl: list[float]  # sum over an answer's tokens
+    kl: list[float]  # sum over an answer's tokens; nan of greedy answers, which have no distribution
     ref_nll: list[float]  # likewise
 
 
 def answer(trainer: PPOTrainer, prompts: Sequence[Prompt], **sampling: float) -> Answers:
-    """
+    """One answer per prompt.
+
     Args:
         trainer: its settings are `FULL`.
         sampling: settings to sample with, for example `top_k` 1 for greedy answers.
@@ -69,13 +73,21 @@ def answer(trainer: PPOTrainer, prompts: Sequence[Prompt], **sampling: float) ->
     for start in range(0, len(prompts), trainer.config.batch_size):
         part = by_length[start : start + trainer.config.batch_size]
         read = sampler.read_prompts([prompts[at] for at in part], seen)
-        tokens = replace(sampler.sample(read, VALIDATION_STEP), kept=None)
-        columns = trainer.generator.score(tokens)
-        ours, reference = (columns[name] * tokens.mask for name in ("logprob_policy", "logprob_ref"))
-        sums = ((ours - reference).sum(1), (-reference).sum(1))
+        tokens = sampler.sample(read, VALIDATION_STEP)
+        nll = -trainer.generator.score(replace(tokens, kept=None))["logprob_ref"]
+        kl = torch.full_like(nll, math.nan) if sampler.config.top_k == 1 else log_ratios(sampler, tokens)
+        sums = [(column * tokens.mask).sum(1) for column in (kl, nll)]
         numbers = [column.tolist() for column in (tokens.sizes, tokens.ended, *sums)]
         rows += zip(part, tokens.texts(), *numbers, strict=True)
     return Answers(*(list(column) for column in list(zip(*sorted(rows), strict=True))[1:]))
+
+
+def log_ratios(sampler: SequenceGenerator, tokens: Tokens) -> torch.Tensor:
+    """Per token (B, R), the policy that acts, truncated as it samples, against the reference over the whole
+    vocabulary at the same temperature; their mean over answers is the KL (docs/concepts/4-rewards-and-kl.md).
+    """
+    columns = sampler.score(tokens)
+    return columns["logprob_policy"] - columns["logprob_ref"]
 
 
 def success(prompts: Sequence[Prompt], texts: Sequence[str]) -> dict[str, float]:
@@ -167,7 +179,7 @@ def table(prompts: Sequence[Prompt], results: dict) -> str:
     lines.append(["", "", *("" for _ in columns), ""])
     shown = [name for name in results[columns[0]] if name not in ("success", "answers")]
     lines += [
-        [name.replace("_", " "), "", *(f"{results[c][name]:.3g}" for c in columns), ""] for name in shown
+        [name.replace("_", " "), "", *(_figure(results[c][name]) for c in columns), ""] for name in shown
     ]
     widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
     rows = [
@@ -181,6 +193,10 @@ def table(prompts: Sequence[Prompt], results: dict) -> str:
     ]
     constant = results["best_constant"]
     return "\n".join([*rows, f"best constant answer, of {constant['tried']} texts: {constant['text']!r}"])
+
+
+def _figure(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.3g}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

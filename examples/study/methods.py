@@ -34,6 +34,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "preset_sao": preset("sao"),
     "preset_grpo": preset("grpo"),
 }
+CONSTANT = {"lr_schedule": "constant"}  # a KL that is held, not one that stops because the learning rate does
 WARM = {"value_epochs": 6, "critic_warmup_steps": 2}
 VARIANTS: dict[str, dict[str, Any]] = {
     "lam_1": {"lam": 1.0, **WARM},
@@ -49,6 +50,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "clip_higher": {"lam": 0.8, "clip_epsilon_high": 0.28, **WARM},
     "kl_loss": {"kl_coef": 0.0, "kl_loss_coef": 0.1, "lam": 0.8, **WARM},
     "kl_budget": {"kl_controller": "budget", "kl_target": 1.5, "lam": 0.8, **WARM},
+    "fixed": CONSTANT,
+    "adaptive": {"kl_controller": "adaptive", "kl_target": 4.0, "kl_horizon": 400, **CONSTANT},
+    "budget": {"kl_controller": "budget", "kl_target": 4.0, **CONSTANT},
     "kl_0.2_rloo": groups_of(4, "rloo", kl_coef=0.2),
 }
 

@@ -8,10 +8,12 @@ import json
 import math
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
+import torch
 from gguf_cases import small_network, write_small
 
 from examples.instructions import evaluate, run
@@ -31,6 +33,7 @@ from examples.instructions.prompts import SHORT, TOPICS, can_be_met, draw, rows,
 from proxima import PPOConfig, PPOTrainer, Run
 from proxima.core.types import Prompt
 from proxima.data import read_prompts
+from proxima.ppo_trainer import SequenceGenerator
 
 LONG = "word " * 100_000
 CODE = "def f(x):\n    return x ** 2  # squared, e.g. 4"
@@ -675,6 +678,8 @@ def test_a_run_is_evaluated_before_and_after(model, folder, capsys):
         assert name.replace("_", " ") in shown
     assert found["before_sampled"]["kl"] == 0
     assert found["after_sampled"]["kl"] > 0
+    assert found["before_greedy"]["kl"] is found["after_greedy"]["kl"] is None
+    assert "nan" not in shown
     assert found["before_sampled"]["answers"] != found["after_sampled"]["answers"]
     assert (
         found["before_greedy"]["perplexity_under_reference"]
@@ -723,6 +728,40 @@ def test_an_answer_does_not_depend_on_the_batches(model, folder):
     assert [len(trainers[0].tokenizer.encode(text)) > 0 for text in small.texts] == [
         size > 0 for size in small.sizes
     ]
+
+
+@pytest.mark.parametrize("own", [{}, {"top_k": 7}, {"top_p": 0.6}], ids=["all", "top_k", "top_p"])
+def test_kl_is_that_of_the_policy_that_acts(model, folder, own):
+    """Of one token, by an exact sum over the vocabulary; greedy answers have none."""
+    own = {"temperature": 0.7, "top_k": 0, "top_p": 1.0, **own}
+    trainer = PPOTrainer(settings(model, folder, max_new_tokens=1, temperature=1.0))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in trainer.models.policy.parameters():
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+    prompt = read_prompts("my-instructions/held_out.jsonl", trainer.tokenizer)[0]
+    ids = torch.tensor([trainer.tokenizer(prompt, add_special_tokens=False)["input_ids"]])
+    logits = []
+    for role in (trainer.models.policy, trainer.models.sft):
+        with torch.no_grad(), role.active():
+            logits.append(role.backbone.network(ids).logits[0, -1].double() / own["temperature"])
+    chances, reference = logits[0].softmax(-1), logits[1].log_softmax(-1)
+    order = chances.argsort(descending=True)
+    before = chances[order].cumsum(-1) - chances[order]
+    kept = order[: own["top_k"] or len(order)][before[: own["top_k"] or len(order)] < own["top_p"]]
+    acting = chances[kept] / chances[kept].sum()
+    exact = float((acting * (acting.log() - reference[kept])).sum())
+    sampler = SequenceGenerator(trainer.models, trainer.tokenizer, replace(trainer.config, **own))
+    tokens = sampler.sample([prompt] * len(kept))
+    every = replace(tokens, response_ids=kept[:, None], mask=torch.ones(len(kept), 1, dtype=torch.bool))
+    ratios = evaluate.log_ratios(sampler, every)[:, 0].double()
+    assert exact > 0.01
+    assert float(acting @ ratios) == pytest.approx(exact, rel=1e-3)
+    one = evaluate.answer(trainer, [prompt], **own)
+    drawn = (ratios - one.kl[0]).abs().argmin()
+    assert one.kl[0] == pytest.approx(float(ratios[drawn]), abs=1e-4)
+    at_1 = (logits[1] * own["temperature"]).log_softmax(-1)
+    assert one.ref_nll[0] == pytest.approx(-float(at_1[kept[drawn]]), rel=1e-3)
+    assert math.isnan(evaluate.answer(trainer, [prompt], top_k=1).kl[0])
 
 
 def test_success_counts_all_constraints_of_a_prompt_and_each_of_a_kind():

@@ -114,13 +114,13 @@ def test_one_command_studies_the_instructions(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(run.subprocess, "run", here)
     words = ["--task", "instructions", "--model-name", str(model), "--seeds", "0", "--steps", "2"]
-    words += ["--methods", "ppo_2022", "rloo", "--folder", str(tmp_path / "study")]
+    words += ["--methods", "budget", "rloo", "--folder", str(tmp_path / "study")]
     for _ in range(2):
         run.main(words)
-    assert started == ["ppo_2022", "rloo"]
+    assert started == ["budget", "rloo"]
     shown = capsys.readouterr().out
     assert "| method | seeds | success | worst seed |" in shown
-    for method in ("ppo_2022", "rloo"):
+    for method in ("budget", "rloo"):
         folder = tmp_path / "study" / "seed-0" / method
         judged = json.loads((folder / run.JUDGED).read_text())
         assert 0 <= judged["gold"] <= 1

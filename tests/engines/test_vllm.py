@@ -13,8 +13,10 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from proxima.base_setup.loading import EMBEDDED
-from proxima.config import PPOConfig
+from proxima.config import PPOConfig, RewardConfig, RewardSpec
 from proxima.core.errors import EngineFailure
+from proxima.finetuning import Preference, RewardTrainer
+from proxima.models import saved_units
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runtime.vllm import vllm_rollouts
 from proxima.runtime.vllm.engine_abilities import known_arguments
@@ -190,6 +192,29 @@ def test_the_memory_it_may_take_changes_nothing_else(tmp_path):
         )
         texts.append(trainer.generator.sample(PROMPTS).texts())
     assert texts[0] == texts[1]
+
+
+def test_an_ensemble_in_its_unit_under_a_kl_budget(urls, tmp_path):
+    """Both read what vLLM sampled: the heads that disagree, and the exact KL that sets the coefficient."""
+    pairs = [
+        Preference(prompt, " i feel sad.", " anyway" + "!" * (at % 3)) for at, prompt in enumerate(PROMPTS)
+    ]
+    config = RewardConfig("embedded", ensemble=3, epochs=1, batch_size=4, run_dir=str(tmp_path))
+    folder = str(RewardTrainer(config).train(pairs).folder)
+    assert len(saved_units(folder)) == 3
+    rewards = (RewardSpec(folder, options={"doubt_coef": 2.0}),)
+    trainer = PPOTrainer(make(tmp_path, urls, rewards=rewards, kl_controller="budget", kl_target=0.05))
+    tokens = trainer.generator.sample(PROMPTS)
+    scored = trainer.reward_computer.score_tokens(tokens)
+    members = trainer.models.reward.token_members(tokens).double()
+    expected = members.mean(1) - 2 * members.std(1, correction=0)
+    assert torch.allclose(scored.total, expected, atol=1e-4)
+    steps = trainer.train(PROMPTS).metrics
+    assert steps[-1]["kl_coef"] > steps[0]["kl_coef"]  # the KL is far above the target
+    for step in steps:
+        assert step["reward_spread"] > 0
+        assert abs(step["avg_reward"] + 2 * step["reward_spread"]) < 3  # the mean of the heads, in its unit
+        assert step["sampling_gap"] < 1e-3
 
 
 def test_a_server_samples_what_this_process_would(servers, tmp_path):

@@ -138,6 +138,36 @@ def test_every_setting_of_reward_training_changes_the_outcome(training, name, va
     assert outcome(**{name: value}) != outcome()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("lm_coef", 0.0), ("score_penalty", 0.5), ("epochs", 2), ("ensemble", 2)]
+)
+def test_every_setting_of_training_on_ratings_changes_the_outcome(training, name, value):
+    def outcome(**settings):
+        return RatingTrainer(training(**settings)).train(RATINGS, RATINGS[:4]).metrics[-1]["train_loss"]
+
+    assert outcome(**{name: value}) != outcome()
+
+
+@pytest.mark.parametrize("given", [{"label_smoothing": 0.1}, {"mismatch_coef": 0.5}])
+def test_what_only_pairs_have_is_refused_for_ratings(training, given):
+    [(name, value)] = given.items()
+    with pytest.raises(ValueError, match=rf"^{name} \({value}\) is for pairs, and these are ratings; leave"):
+        RatingTrainer(training(**given))
+    RatingTrainer(training(label_smoothing=0.0, mismatch_coef=0.0))
+
+
+def test_the_penalty_of_a_rating_is_its_squared_score(training):
+    losses = {}
+    for coef in (0.0, 2.0):
+        trainer = RatingTrainer(training(lm_coef=0.0, score_penalty=coef, ensemble=2))
+        trainer.prepare(RATINGS, RATINGS)
+        rows = [trainer.encode(item) for item in RATINGS[:3]]
+        with torch.no_grad(), trainer.role.active():
+            losses[coef] = float(trainer.loss(rows))
+            scores = trainer.members([row for row, _ in rows])
+    assert losses[2.0] - losses[0.0] == pytest.approx(2 * float(scores.square().mean(1).sum()), rel=1e-4)
+
+
 def test_a_mismatch_is_the_next_pairs_chosen_answer_where_it_says_something(training):
     trainer = RewardTrainer(training(max_length=12))
     data = [Preference("a", " x", " y"), Preference("b", " z", " w"), Preference("b", " v", " w")]
@@ -314,7 +344,10 @@ def test_saved_scores_have_mean_0_and_unit_variance_over_samples_of_the_start(tr
     from proxima.models import REPORT_FILE, saved_units
     from proxima.ppo_trainer import PPOTrainer
 
-    results = RewardTrainer(training(**way)).train(PREFERENCES)
+    trainer = RewardTrainer(training(**way))
+    results = trainer.train(PREFERENCES)
+    with torch.no_grad():
+        assert_standardised(trainer.all_scores(trainer.samples.rows))
     unit = json.loads((results.folder / REPORT_FILE).read_text())["unit"]
     assert len(saved_units(results.folder)) == 1
     assert unit["samples"] == 23  # one per training prompt; one pair is held out
@@ -322,17 +355,22 @@ def test_saved_scores_have_mean_0_and_unit_variance_over_samples_of_the_start(tr
     config = PPOConfig(
         tiny,
         rewards=str(results.folder),
+        temperature=1.0,
         top_k=0,
         top_p=1.0,
         max_new_tokens=unit["max_new_tokens"],
     )
     ppo = PPOTrainer(config)
     assert ppo.reward_computer.lacking_units() == []
-    rng = random.Random(1)
-    prompts = [rng.choice(PREFERENCES).prompt for _ in range(200)]
-    scores = ppo.reward_computer.score_tokens(ppo.generator.sample(prompts, 7, reference=True)).total
-    assert abs(float(scores.mean())) < 0.8  # 23 samples measured it, 200 others are scored
-    assert 0.4 < float(scores.std()) < 2.5
+    prompts = [trainer.tokenizer.decode(prompt) for prompt, _ in trainer.samples.rows]
+    tokens = ppo.generator.sample(prompts, 0, reference=True)  # the same noise: the same answers
+    assert tokens.response_rows == [response for _, response in trainer.samples.rows]
+    assert_standardised(ppo.reward_computer.score_tokens(tokens).total)
+
+
+def assert_standardised(scores):
+    assert float(scores.mean()) == pytest.approx(0, abs=1e-3)
+    assert float(scores.std(correction=0)) == pytest.approx(1, abs=1e-3)
 
 
 def test_constant_scores_are_refused_in_one_line(training, monkeypatch):
@@ -360,7 +398,7 @@ CENTRE = [Demonstration(f"prompt {i}", " no") for i in range(3)]
 def trained_and_continued(trainer, config, examples, later, **given):
     """A trained model and its members' scores as training left them, and the trainer that goes on from it."""
     first = trainer(config(), **given)
-    rows = [first.encode(item) for item in examples]
+    rows = first._fitting(examples, range(len(examples)))
     answers = [answer for row in rows for answer in first.answers(row)]
     raw, finish = [], first.finish
     first.finish = lambda held_out: raw.append(first.members(answers).detach()) or finish(held_out)

@@ -8,10 +8,19 @@ import pytest
 import torch
 
 from proxima.cli import main
-from proxima.config import RewardConfig
+from proxima.config import PPOConfig, RewardConfig
 from proxima.finetuning import LearningCurve, Preference, RewardTrainer, reward_trainer
-from proxima.finetuning.reward_report import HeldOutPairs, PairFacts, length_accuracy, lines, report
+from proxima.finetuning.held_out_prompts import prompt_key
+from proxima.finetuning.reward_report import (
+    Before,
+    HeldOutPairs,
+    PairFacts,
+    length_accuracy,
+    lines,
+    report,
+)
 from proxima.models.reward_model import REPORT_FILE
+from proxima.ppo_trainer import PPOTrainer
 
 PAIRS = HeldOutPairs(
     margins=torch.tensor([2.0, -0.1, 0.3, 5.0]),
@@ -66,6 +75,70 @@ def test_a_model_that_is_no_better_than_length_or_ignores_the_prompt_is_told():
     right = torch.where(torch.arange(400) % 10 < 7, 2.0, -2.0)
     one_prompt = report(HeldOutPairs(right, right * math.nan, lengths.flip(1), -torch.arange(400.0), True))
     assert not any("hardly" in line for line in lines(0.7, one_prompt))  # no other prompt was tried
+
+
+def test_the_report_of_training_that_continued_by_hand():
+    before = Before(["new", "earlier", "new", "new"], torch.tensor([-1.0, 2.0, 3.0, -0.5]), -torch.ones(50))
+    found = report(replace(PAIRS, before=before))
+    assert found["by_source"] == {
+        "new": {"pairs": 3, "accuracy": 1.0, "accuracy_before": pytest.approx(1 / 3)},
+        "earlier": {"pairs": 1, "accuracy": 0.0, "accuracy_before": 1.0},
+    }
+    assert found["before_on_new_pairs"] == {"pairs": 50, "accuracy": 0.0}
+    shown = "\n".join(lines(0.75, found))
+    assert (
+        "accuracy 0.000 on new pairs (50); held-out pairs: new 0.333, now 1.000 (3); earlier 1.000," in shown
+    )
+    assert "not clearly better than chance on the new pairs" in shown
+    right = report(replace(PAIRS, before=replace(before, new_margins=torch.ones(50))))
+    assert not any("better than chance" in line for line in lines(0.75, right))
+    none = report(replace(PAIRS, before=replace(before, new_margins=torch.zeros(0))))
+    assert "before this training: held-out pairs: new 0.333" in "\n".join(lines(0.75, none))
+    assert before.of(torch.tensor([True, False, False, True])).sources == ["new", "new"]
+    assert "by_source" not in report(PAIRS)
+
+
+def test_a_model_that_continues_is_measured_on_new_pairs_before_it_learns_from_them(tiny, tmp_path):
+    config = RewardConfig(
+        tiny, learning_rate=0.02, batch_size=8, epochs=1, validation_share=0.25, lora_dropout=0.0,
+        run_dir=str(tmp_path),
+    )  # fmt: skip
+    first, earlier = RewardTrainer(config), varied(24)
+    folder = str(first.train(earlier).folder)
+    new = [Preference(f"n {i}", pair.rejected, pair.chosen, tie=i < 4) for i, pair in enumerate(varied(20))]
+    computer = PPOTrainer(PPOConfig(tiny, rewards=folder)).reward_computer
+
+    def margins(pairs):
+        prompts = [pair.prompt for pair in pairs]
+        scores = (
+            computer.compute_rewards(prompts, [getattr(pair, side) for pair in pairs])
+            for side in ("chosen", "rejected")
+        )
+        return torch.tensor([a - b for a, b in zip(*scores, strict=True)])
+
+    def go_on(validation=None):
+        trainer = RewardTrainer(config)
+        trainer.continued, trainer.new_examples = folder, len(new)
+        trainer.held_out_before = first.held_out
+        return trainer, trainer.train([*new, *earlier], validation)
+
+    second, results = go_on()
+    expected = margins(new[4:]) * first.unit.deviation
+    assert torch.allclose(second.before.new_margins.sort().values, expected.sort().values, atol=1e-4)
+    held_out = [pair for pair in [*new, *earlier] if prompt_key(pair.prompt) in second.held_out]
+    old = [pair for pair in held_out if pair.prompt.startswith("p")]
+    fresh = [pair for pair in held_out if pair.prompt.startswith("n") and not pair.tie]
+    assert (len(old), len(held_out) - len(old)) == (6, 5)
+    found = json.loads((results.folder / REPORT_FILE).read_text())["held_out"]
+    for name, pairs in (("earlier", old), ("new", fresh)):
+        assert found["by_source"][name]["pairs"] == len(pairs)
+        share = float((margins(pairs) > 0).double().mean())
+        assert found["by_source"][name]["accuracy_before"] == pytest.approx(share)
+    assert found["before_on_new_pairs"]["pairs"] == 16
+    assert "before this training: accuracy" in "\n".join(second.report_lines(results))
+    third, _ = go_on(varied(6))
+    assert list(third.held_out_report["by_source"]) == ["given"]
+    assert third.held_out_report["before_on_new_pairs"] == found["before_on_new_pairs"]
 
 
 def test_length_alone_counts_equal_lengths_half():

@@ -104,14 +104,16 @@ class RewardConfig(FinetuningConfig):
     nothing."""
     lm_coef: float = setting(0.3, at_least=0)
     """Weight of the language-model loss on the chosen answer, through the same trunk (GRM): it keeps what the
-    base knows, so that scores hold on answers that PPO finds; 0 = off."""
+    base knows, so that scores hold on answers that PPO finds; of ratings, on answers rated above the mean;
+    0 = off."""
     score_penalty: float = setting(0.01, at_least=0)
-    """Weight of the mean squared score, which holds scores near 0; 0 = off."""
+    """Weight of the mean squared score, which holds scores near 0 (of ratings: near the mean rating);
+    0 = off."""
     mismatch_coef: float = setting(1.0, at_least=0)
     """Weight of the loss on the chosen answer of a pair against the chosen answer to another prompt (as in
-    RRM): scores then depend on whether an answer is true to its prompt; 0 = off."""
+    RRM): scores then depend on whether an answer is true to its prompt; pairs only; 0 = off."""
     label_smoothing: float = setting(0.0, at_least=0, below=0.5)
-    """Share of the pairs that is assumed to be labelled the wrong way round; 0 = none."""
+    """Share of the pairs that is assumed to be labelled the wrong way round; pairs only; 0 = none."""
     ensemble: int = setting(1, at_least=1, at_most=64)
     """Heads on the one trunk, each trained on a different two thirds of the examples. PPO then takes their
     mean minus `doubt_coef`, an option of the reward, times their spread; 1 = a single head on all

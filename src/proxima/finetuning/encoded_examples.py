@@ -34,16 +34,16 @@ class Encoded(Sequence[TokenRow], Generic[Example, TokenRow]):
         Args:
             lengths: position and length of each example that is used.
         """
-        self._examples = examples
+        self.examples = examples
         self._encode = encode
-        self._places = array("Q")
+        self.places = array("Q")
         self.lengths = array("Q")
         for place, length in lengths:
-            self._places.append(place)
+            self.places.append(place)
             self.lengths.append(length)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
     @overload
     def __getitem__(self, index: int) -> TokenRow: ...
@@ -51,5 +51,5 @@ class Encoded(Sequence[TokenRow], Generic[Example, TokenRow]):
     def __getitem__(self, index: slice) -> list[TokenRow]: ...
     def __getitem__(self, index: int | slice) -> TokenRow | list[TokenRow]:
         if isinstance(index, slice):
-            return [self._encode(self._examples[place]) for place in self._places[index]]
-        return self._encode(self._examples[self._places[index]])
+            return [self._encode(self.examples[place]) for place in self.places[index]]
+        return self._encode(self.examples[self.places[index]])

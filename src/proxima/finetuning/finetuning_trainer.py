@@ -219,7 +219,7 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
     def prepare(self, examples: Iterable[Example], held_out: Iterable[Example]) -> None:
         """Compute what must be known about the data before training."""
 
-    def settle(self, rows: Sequence[TokenRow], held_out: Sequence[TokenRow]) -> None:
+    def settle(self, rows: Encoded[Example, TokenRow], held_out: Encoded[Example, TokenRow]) -> None:
         """Decide what depends on the encoded examples, before training."""
 
     def keep(self) -> None:

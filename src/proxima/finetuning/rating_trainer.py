@@ -2,9 +2,9 @@
 `RewardTrainer`'s.
 
 The head regresses the rating with a squared error; ratings are standardised by the mean and standard
-deviation of the training set. The language-model loss is on answers rated above the mean. Held-out accuracy
-is the share of pairs with different ratings that the scores put in the right order, as for a preference
-model.
+deviation of the training set. The language-model loss is on answers rated above the mean; the score penalty
+draws scores towards the mean rating. Held-out accuracy is the share of pairs with different ratings that the
+scores put in the right order, as for a preference model.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from torch import Tensor
 from proxima.core.json_record import Record
 from proxima.core.regular_files import read_file
 from proxima.data import Rating
+from proxima.finetuning.encoded_examples import Encoded
 from proxima.finetuning.example_batches import encode
 from proxima.finetuning.finetuning_trainer import FinetuningResults
+from proxima.finetuning.reward_losses import score_penalty
 from proxima.finetuning.reward_trainer import Row, ScoreTrainer
 from proxima.models import REPORT_FILE, ScoreUnit
 
@@ -31,6 +33,7 @@ Rated = tuple[Row, float]  # an answer, its rating
 class RatingTrainer(ScoreTrainer[Rating, Rated]):
     """Learns how people rate an answer."""
 
+    pairs_only = ("label_smoothing", "mismatch_coef")
     mean = 0.0
     deviation = 1.0
 
@@ -54,7 +57,7 @@ class RatingTrainer(ScoreTrainer[Rating, Rated]):
                 "data"
             )
 
-    def settle(self, rows: Sequence[Rated], held_out: Sequence[Rated]) -> None:
+    def settle(self, rows: Encoded[Rating, Rated], held_out: Encoded[Rating, Rated]) -> None:
         """Also: a model whose training continues was trained on ratings in another unit."""
         super().settle(rows, held_out)
         if self.continued and (before := saved_ratings(self.continued)) is not None:
@@ -77,7 +80,8 @@ class RatingTrainer(ScoreTrainer[Rating, Rated]):
         is_read = [rating > self.mean for _, rating in rows]
         scores, language = self.scores_and_language_losses([row for row, _ in rows], is_read)
         found = (self.shares(rows) * self.squares(scores, rows)).mean(1)
-        return found.sum() + self.config.lm_coef * language.sum()
+        penalty = self.config.score_penalty * score_penalty(scores)
+        return found.sum() + self.config.lm_coef * language.sum() + penalty.sum()
 
     def measure(self, rows: Sequence[Rated]) -> dict[str, float]:
         parts = []

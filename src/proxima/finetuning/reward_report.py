@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
@@ -27,6 +27,23 @@ ONE_SIDED = 0.97  # share of pairs that one side wins by its length, from which 
 
 
 @dataclass(frozen=True)
+class Before:
+    """What the reward model that training continues from made of pairs, before the first update."""
+
+    sources: list[str]
+    """Of each held-out pair: `new`, `earlier`, or `given` (as validation data)."""
+    margins: Tensor
+    """r(chosen) - r(rejected) (B,) of the held-out pairs."""
+    new_margins: Tensor
+    """The same of new pairs that are not ties, held out or not."""
+
+    def of(self, decided: Tensor) -> Before:
+        """Of some of the held-out pairs."""
+        places = decided.nonzero()[:, 0].tolist()
+        return replace(self, sources=[self.sources[i] for i in places], margins=self.margins[decided])
+
+
+@dataclass(frozen=True)
 class HeldOutPairs:
     """Held-out pairs that are not ties, as the report reads them."""
 
@@ -35,6 +52,7 @@ class HeldOutPairs:
     lengths: Tensor  # (B, 2) tokens of chosen and rejected
     likelihoods: Tensor  # (B,) mean log-probability per token of both, by the model before training, or nan
     longer_wins: bool  # whether the longer answer was chosen more often in training
+    before: Before | None = None  # where training continued
 
 
 def report(pairs: HeldOutPairs) -> Record:
@@ -52,6 +70,7 @@ def report(pairs: HeldOutPairs) -> Record:
             "another_prompt": float((elsewhere > 0).double().mean()) if len(elsewhere) else 0.5,
             "another_prompt_pairs": len(elsewhere),
         },
+        **(_continued(right, pairs.before) if pairs.before else {}),
     }
 
 
@@ -100,6 +119,16 @@ def _by_likelihood(right: Tensor, likelihoods: Tensor) -> dict[str, dict[str, fl
     )
 
 
+def _continued(right: Tensor, before: Before) -> Record:
+    """Accuracy by where the pairs came from, and that of the model before, which had seen no new pair."""
+    table = {}
+    was_right, new = (before.margins > 0).double(), (before.new_margins > 0).double()
+    for name in dict.fromkeys(before.sources):
+        inside = torch.tensor([source == name for source in before.sources])
+        table[name] = {**_part(right, inside), "accuracy_before": float(was_right[inside].mean())}
+    return {"by_source": table, "before_on_new_pairs": _part(new, torch.ones_like(new).bool())}
+
+
 def _known(table: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     return {name: part for name, part in table.items() if part["pairs"]}
 
@@ -120,8 +149,27 @@ def lines(accuracy: float, found: RecordView) -> list[str]:
         f"against {accuracy:.3f}: length alone {base['length_alone']:.3f}, the answers after another prompt "
         f"{base['another_prompt']:.3f} ({base['another_prompt_pairs']}), the prompt alone "
         f"{base['prompt_alone']:.1f}",
+        *_lines_of_continued(found),
         *_warnings(accuracy, found),
     ]
+
+
+def _lines_of_continued(found: RecordView) -> list[str]:
+    if "by_source" not in found:
+        return []
+    before = found["before_on_new_pairs"]
+    new = f"accuracy {before['accuracy']:.3f} on new pairs ({before['pairs']}); " if before["pairs"] else ""
+    sources = "; ".join(
+        f"{name} {part['accuracy_before']:.3f}, now {part['accuracy']:.3f} ({part['pairs']})"
+        for name, part in found["by_source"].items()
+    )
+    told = [f"before this training: {new}held-out pairs: {sources}"]
+    if new and before["accuracy"] < 0.5 + 1 / math.sqrt(before["pairs"]):  # within two standard errors
+        told.append(
+            "the model was not clearly better than chance on the new pairs: what PPO gained by its scores up "
+            "to there may not be quality"
+        )
+    return told
 
 
 def _warnings(accuracy: float, found: RecordView) -> list[str]:

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,12 +28,12 @@ from proxima.core.tokenizer import Tokenizer
 from proxima.data import Demonstration, Preference
 from proxima.finetuning.encoded_examples import Encoded, Example, TokenRow
 from proxima.finetuning.example_batches import collate, encode, encode_completion, token_losses
-from proxima.finetuning.finetuning_trainer import FinetuningResults, FinetuningTrainer
+from proxima.finetuning.finetuning_trainer import FinetuningResults, FinetuningTrainer, Item
 from proxima.finetuning.held_out_prompts import hold_out, prompt_key
 from proxima.finetuning.own_samples import OwnSamples, sample_answers
 from proxima.finetuning.reward_defaults import with_defaults
 from proxima.finetuning.reward_losses import mean_by_answer, preference_loss, score_penalty
-from proxima.finetuning.reward_report import HeldOutPairs, PairFacts, lines, report
+from proxima.finetuning.reward_report import Before, HeldOutPairs, PairFacts, lines, report
 from proxima.models import REPORT_FILE, PolicyModel, RewardModel, ScoreUnit, saved_units, scalar_head
 from proxima.runs import write_json
 
@@ -46,6 +46,7 @@ Row = tuple[list[int], list[int]]
 BINS = 10  # of the calibration error
 UNIT_SAMPLES = 256  # answers that the unit of the scores is measured on
 LOOKED_AT = 256  # held-out pairs whose likelihood, and whose margin after another prompt, the report has
+NEW_LOOKED_AT = 1024  # new pairs that a model whose training continues is measured on before it
 
 
 class RowPair(NamedTuple):
@@ -63,6 +64,8 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
     """Trains a scalar head: an answer's score, read at its last token."""
 
     name, judged_by, higher_is_better = "reward", "validation_loss", False
+    pairs_only: ClassVar[tuple[str, ...]] = ()
+    """Settings that have no meaning for its examples, and are refused where they are given."""
     config: RewardConfig
     role: RewardModel
 
@@ -80,6 +83,9 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
         """
         if not isinstance(config, RewardConfig):
             config = RewardConfig(**config.to_dict(), lm_coef=0.0, score_penalty=0.0, mismatch_coef=0.0)
+        for name in self.pairs_only:
+            if (value := getattr(config, name)) not in (0, getattr(RewardConfig, name)):
+                raise ValueError(f"{name} ({value:g}) is for pairs, and these are ratings; leave it out")
         super().__init__(config, network, tokenizer)
         self.centre_on = centre_on
         self.unit = ScoreUnit()
@@ -129,7 +135,7 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
         )
         return next(places), next(places)
 
-    def settle(self, rows: Sequence[TokenRow], held_out: Sequence[TokenRow]) -> None:
+    def settle(self, rows: Encoded[Example, TokenRow], held_out: Encoded[Example, TokenRow]) -> None:
         """Fill in the settings that are left to rules, and sample the model as it is before training."""
         self.ends_when_stale = not self.config.epochs
         self.config = with_defaults(self.config, self.backbone.network.num_parameters(), len(rows))
@@ -261,6 +267,8 @@ class RewardTrainer(ScoreTrainer[Preference, RowPair]):
     """Of the best weights (B,): r(chosen) - r(rejected) of the held-out pairs that fit max_length, in order,
     before the scores get their unit."""
     held_out_report: Record
+    before: Before | None = None
+    """What the reward model that training continues from made of the pairs."""
     _looked_at: Sequence[int]  # places of held-out pairs
     _likelihoods: Tensor  # of these pairs
     _measured: Tensor  # margins of the last evaluation
@@ -272,6 +280,28 @@ class RewardTrainer(ScoreTrainer[Preference, RowPair]):
         if all(item.tie for item in held_out):
             raise ValueError("all held-out pairs are ties; hold out more, or give --validation")
         self.longer_wins = 2 * facts.longer >= facts.differ
+
+    def settle(self, rows: Encoded[Preference, RowPair], held_out: Encoded[Preference, RowPair]) -> None:
+        super().settle(rows, held_out)
+        if self.continued:
+            self.before = self._look_before(rows, held_out)
+
+    @torch.no_grad()
+    def _look_before(
+        self, rows: Encoded[Preference, RowPair], held_out: Encoded[Preference, RowPair]
+    ) -> Before:
+        """New pairs are evidence whether they are held out or not, since that model saw none of them."""
+        count = len(rows.examples) if self.new_examples is None else self.new_examples
+        is_split = held_out.examples is rows.examples
+        parts = (rows, held_out) if is_split else (rows,)
+        places = [(part, i) for part in parts for i, place in enumerate(part.places) if place < count]
+        new = [part[i] for part, i in spread(places, NEW_LOOKED_AT)]
+        sources = ["new" if place < count else "earlier" for place in held_out.places]
+        return Before(
+            sources if is_split else ["given"] * len(held_out),
+            self.all_margins(held_out[:]),
+            self.all_margins([pair for pair in new if not pair.tie]),
+        )
 
     def look(self, held_out: Sequence[RowPair]) -> None:
         """How likely the answers of some held-out pairs are to it."""
@@ -307,6 +337,7 @@ class RewardTrainer(ScoreTrainer[Preference, RowPair]):
                 lengths[decided],
                 likelihoods[decided],
                 self.longer_wins,
+                self.before and self.before.of(decided),
             )
         )
         super().finish(held_out)
@@ -349,7 +380,8 @@ class RewardTrainer(ScoreTrainer[Preference, RowPair]):
         return scores[0::2] - scores[1::2]
 
     def all_margins(self, pairs: Sequence[RowPair]) -> Tensor:
-        return torch.cat([self.margins(chunk) for chunk in self.chunks(pairs, self.tokens)]).cpu()
+        parts = [self.margins(chunk).cpu() for chunk in self.chunks(pairs, self.tokens)]
+        return torch.cat([torch.zeros(0), *parts])
 
     def batches(self, rows: Encoded[Preference, RowPair], epoch: int) -> Iterator[list[RowPair]]:
         """Whole batches, before they are cut into micro-batches: each pair gets the next one's answer."""
@@ -411,7 +443,7 @@ def row_tokens(row: Row) -> int:
     return len(row[0]) + len(row[1])
 
 
-def spread(places: Sequence[int], count: int) -> Sequence[int]:
+def spread(places: Sequence[Item], count: int) -> Sequence[Item]:
     """At most `count` of these places: every n-th."""
     return places[:: max(1, len(places) // count)][:count]
 
