@@ -2,9 +2,9 @@
 
 In: a config, the model's config and the longest prompt. Out: bytes by what takes them:
 
-weights      parameters x bytes per weight (and those of reward models with networks of their own); where all
-             weights train, 4 more bytes per parameter for each trained copy; with quantize nf4 0.516 bytes
-             per weight of a linear map, and two of the largest in full
+weights      parameters x bytes per weight (and those of reward and value models with networks of their own);
+             where all weights train, 4 bytes per parameter for each trained network beside them; with
+             quantize nf4 0.516 bytes per weight of a linear map, and two of the largest in full
 adapters     rank x (inputs + outputs of every adapted linear map) x 4 bytes, for each role that has one
 optimizer    12 bytes per trained weight: gradient and two moments
 activations  KEPT x tokens of a pass x (inputs + outputs of every linear map) x bytes per number; with
@@ -162,6 +162,7 @@ def estimate_memory(
     longest_prompt: int = 512,
     on_gpu: bool = True,
     others: Sequence[PreTrainedConfig] = (),
+    value: PreTrainedConfig | None = None,
     smallest: bool = False,
     processes: int = 1,
     memory: int | None = None,
@@ -171,7 +172,9 @@ def estimate_memory(
     Args:
         network: the model's config, as `transformers` has it.
         longest_prompt: in tokens.
-        others: configs of further networks that are loaded, such as reward models of their own.
+        others: configs of further networks that are loaded and do not train, such as reward models of their
+            own.
+        value: config of a value model with a network of its own.
         smallest: with passes of one sequence, as a run on a GPU falls back to when memory runs out.
         processes: how many share the batch (and, with shard_base, the layers); the estimate is for one.
         memory: bytes of the device, from which follows how many sequences are generated at once; None = as
@@ -180,12 +183,15 @@ def estimate_memory(
     size = network_size(network, config.lora_targets)
     width = 4 if config.dtype == "float32" or (config.dtype == "auto" and not on_gpu) else 2
     full, shared = config.lora_r == 0, config.value_model == "policy"
-    copies = 1 if shared or not config.has_critic else 2  # policy and value
+    has_value = config.has_critic and not shared
     base = size.parameters - (size.in_layers * (processes - 1) // processes if config.shard_base else 0)
-    trained = (base if full else config.lora_r * size.adapted) * copies
+    own = count_weights(without_weights(AutoModel, value)) if has_value and value is not None else 0
+    adapted = config.lora_r * size.adapted
+    trained = base + has_value * (own or base) if full else adapted * (1 + has_value)
     batch = -(-config.batch_size * config.num_generations // processes)
     minibatch = -(-config.minibatch_size // processes)
-    held = (base + sum(count_weights(without_weights(AutoModel, other)) for other in others)) * width
+    beside = sum(count_weights(without_weights(AutoModel, other)) for other in others)
+    held = (base + beside + (0 if full else own)) * width
     if config.quantize == "nf4":
         held += int(size.mapped * (NF4_BYTES - width)) + 2 * size.largest * width
     longest = longest_prompt + config.max_new_tokens
@@ -194,7 +200,7 @@ def estimate_memory(
     tokens = max(longest, min(sequences * longest, budget))
     positions = min(_chunk(config, budget), max(1, tokens // longest) * config.max_new_tokens)
     weights = held + (4 * trained if full else 0)
-    adapters = 4 * ((0 if full else trained) + _frozen_adapters(config) * config.lora_r * size.adapted)
+    adapters = 4 * ((0 if full else trained) + _frozen_adapters(config) * adapted)
     fitting = cache_tokens(memory, weights + adapters + MOMENTS * trained, size.cached * width)
     slots = _sampling(config, budget, fitting, on_gpu).slots(longest)
     return MemoryEstimate(
