@@ -172,9 +172,8 @@ def estimate_memory(
     Args:
         network: the model's config, as `transformers` has it.
         longest_prompt: in tokens.
-        others: configs of further networks that are loaded and do not train, such as reward models of their
-            own.
-        value: config of a value model with a network of its own.
+        others: configs of reward models with networks of their own.
+        value: that of such a value model.
         smallest: with passes of one sequence, as a run on a GPU falls back to when memory runs out.
         processes: how many share the batch (and, with shard_base, the layers); the estimate is for one.
         memory: bytes of the device, from which follows how many sequences are generated at once; None = as
@@ -182,16 +181,15 @@ def estimate_memory(
     """
     size = network_size(network, config.lora_targets)
     width = 4 if config.dtype == "float32" or (config.dtype == "auto" and not on_gpu) else 2
-    full, shared = config.lora_r == 0, config.value_model == "policy"
-    has_value = config.has_critic and not shared
+    full = config.lora_r == 0
+    has_value = config.has_critic and config.value_model != "policy"
     base = size.parameters - (size.in_layers * (processes - 1) // processes if config.shard_base else 0)
-    own = count_weights(without_weights(AutoModel, value)) if has_value and value is not None else 0
+    own = _count_all([value]) if has_value and value is not None else 0
     adapted = config.lora_r * size.adapted
     trained = base + has_value * (own or base) if full else adapted * (1 + has_value)
     batch = -(-config.batch_size * config.num_generations // processes)
     minibatch = -(-config.minibatch_size // processes)
-    beside = sum(count_weights(without_weights(AutoModel, other)) for other in others)
-    held = (base + beside + (0 if full else own)) * width
+    held = (base + _count_all(others) + (0 if full else own)) * width
     if config.quantize == "nf4":
         held += int(size.mapped * (NF4_BYTES - width)) + 2 * size.largest * width
     longest = longest_prompt + config.max_new_tokens
@@ -212,6 +210,10 @@ def estimate_memory(
         logits=LOGITS * positions * size.vocabulary * 4,
         overhead=OVERHEAD["cuda" if on_gpu else "cpu"],
     )
+
+
+def _count_all(networks: Sequence[PreTrainedConfig]) -> int:
+    return sum(count_weights(without_weights(AutoModel, network)) for network in networks)
 
 
 def _kept(config: PPOConfig, size: NetworkSize, by_kernels: bool) -> float:
