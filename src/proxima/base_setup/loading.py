@@ -24,6 +24,7 @@ from proxima.base_setup.nf4_loading import (
 )
 from proxima.core.errors import first_line
 from proxima.core.hub import hub_or_cache
+from proxima.core.regular_files import check_files
 from proxima.runtime import (
     FAST_PATH,
     default_device,
@@ -72,6 +73,7 @@ def explain_loading(what: str, name: str) -> Iterator[None]:
     """Turn a loading failure into one message: what failed, why, and what to do offline."""
     with hub_or_cache(model_path(name)) as problem:
         try:
+            check_files(model_path(name))
             yield
         except Exception as error:  # for damaged files and odd settings the libraries raise anything
             if is_out_of_memory(error) or isinstance(error, QuantizeError):

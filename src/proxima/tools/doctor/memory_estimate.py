@@ -176,24 +176,20 @@ def estimate_memory(
         value: that of such a value model.
         smallest: with passes of one sequence, as a run on a GPU falls back to when memory runs out.
         processes: how many share the batch (and, with shard_base, the layers); the estimate is for one.
-        memory: bytes of the device, from which follows how many sequences are generated at once; None = as
-            many as there are.
+        memory: bytes of the device, which bound how many sequences are generated at once; None = no bound.
     """
     size = network_size(network, config.lora_targets)
     width = 4 if config.dtype == "float32" or (config.dtype == "auto" and not on_gpu) else 2
     full = config.lora_r == 0
-    has_value = config.has_critic and config.value_model != "policy"
     base = size.parameters - (size.in_layers * (processes - 1) // processes if config.shard_base else 0)
+    has_value = config.has_critic and config.value_model != "policy"
     own = _count_all([value]) if has_value and value is not None else 0
     adapted = config.lora_r * size.adapted
     trained = base + has_value * (own or base) if full else adapted * (1 + has_value)
     batch = -(-config.batch_size * config.num_generations // processes)
-    minibatch = -(-config.minibatch_size // processes)
-    held = (base + _count_all(others) + (0 if full else own)) * width
-    if config.quantize == "nf4":
-        held += int(size.mapped * (NF4_BYTES - width)) + 2 * size.largest * width
+    held = (base + _count_all(others) + (0 if full else own)) * width + _quantized(config, size, width)
     longest = longest_prompt + config.max_new_tokens
-    sequences = 1 if smallest else min(batch, minibatch, config.micro_batch_size)
+    sequences = 1 if smallest else min(batch, -(-config.minibatch_size // processes), config.micro_batch_size)
     budget = config.micro_batch_tokens or USUAL_TOKENS
     tokens = max(longest, min(sequences * longest, budget))
     positions = min(_chunk(config, budget), max(1, tokens // longest) * config.max_new_tokens)
@@ -210,6 +206,13 @@ def estimate_memory(
         logits=LOGITS * positions * size.vocabulary * 4,
         overhead=OVERHEAD["cuda" if on_gpu else "cpu"],
     )
+
+
+def _quantized(config: PPOConfig, size: NetworkSize, width: int) -> int:
+    """What the base's bytes change by in 4 bits."""
+    if config.quantize == "none":
+        return 0
+    return int(size.mapped * (NF4_BYTES - width)) + 2 * size.largest * width
 
 
 def _count_all(networks: Sequence[PreTrainedConfig]) -> int:
