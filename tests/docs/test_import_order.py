@@ -68,5 +68,5 @@ def test_a_wrong_order_is_found():
     assert too_late("def late():\n    from transformers import X\nimport proxima") == "transformers"
     assert not too_late("import proxima\nimport torch")
     assert not too_late("import torch")
-    assert sum(len(codes) for codes in PROGRAMS.values()) > 100
+    assert sum(len(codes) for codes in PROGRAMS.values()) > 60
     assert any(too_late("import torch\n" + code) for codes in PROGRAMS.values() for code in codes)
