@@ -6,20 +6,28 @@ import json
 import logging
 import os
 import random
+import shutil
+import signal
+import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import webbrowser
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 
 import pytest
+import torch
 
+from proxima.base_setup import load_config, load_network, load_tokenizer
 from proxima.cli import main, parse
 from proxima.config import PPOConfig, RewardSpec
-from proxima.config.secrets import hide_address, is_secret
+from proxima.config.secrets import hide_address, is_secret, shareable, shareable_words
 from proxima.config.settings_base import read_yaml
 from proxima.core.terminal_text import printable, visible, without_lone_surrogates
 from proxima.data import BrokenData, check, open_rows, read_demonstrations, read_preferences, read_prompts
@@ -31,7 +39,9 @@ from proxima.pages.web import page_server as web_server
 from proxima.ppo_trainer import PPOTrainer
 from proxima.ppo_trainer.trainer_state import changed_settings
 from proxima.rewards import READY_MADE
+from proxima.rewards.endings import recorded_ending
 from proxima.runs import Run
+from proxima.runs.checkpoint import Checkpoints
 from proxima.tools.migrate import migrate
 from proxima.tools.model_export import export as export_model
 from tests.fake_run import write_run
@@ -106,6 +116,45 @@ def test_options_are_known_by_their_names():
             ),
         )
     )
+
+
+@pytest.mark.parametrize("weight", ["", "0.5*", "-2e-1*"])
+@pytest.mark.parametrize(
+    "address",
+    [f"https://h/score?api_key={KEY}", f"https://me:{KEY}@h/s?x={KEY};y={KEY}#{KEY}", "https://h/s"],
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        *("", ",timeout=5", ",batch=4,name=judge,retries=0", f",timeout=5,api_key={KEY},send_ids=true"),
+        *(f",token='{KEY} two',batch=4", ",eos=append,token_env=REWARD_TOKEN,x='a, b=c'"),
+    ],
+)
+def test_what_follows_a_key_in_a_reward_is_kept(weight, address, options):
+    """In a command line, a message and a settings file: the reward without its keys has its weight, its name
+    and its other options, and it is known for the same reward when a run is resumed."""
+    text = f"{weight}{address}{options}"
+    given = RewardSpec.of(text)
+    wanted = given.to_dict()
+    assert KEY not in json.dumps(wanted)
+    for hidden in (
+        *shareable_words([text]),
+        shareable_words([f"--rewards={text}"])[0].removeprefix("--rewards="),
+        given.to_text(),
+    ):
+        assert KEY not in hidden
+        assert RewardSpec.of(hidden).to_dict() == wanted
+        assert RewardSpec.of(shareable(hidden)).to_dict() == wanted  # a message may be cleared twice
+    before = {"rewards": [wanted]}
+    assert changed_settings(before, PPOConfig(rewards=(given,))) == []
+    other = RewardSpec.of(f"{text},concurrency=2")
+    assert changed_settings(before, PPOConfig(rewards=(other,))) == ["rewards"]
+    said = f"reward {text!r} is odd, see {text} or {text}, low=1"
+    told = shareable(said)
+    assert f"api_key={KEY}" not in told
+    assert f"token='{KEY}" not in told
+    assert told.count("timeout=5") == said.count("timeout=5")
+    assert told.count("batch=4") == said.count("batch=4")
 
 
 def test_a_key_is_used_but_reaches_nothing_that_a_run_leaves(tiny, tmp_path, monkeypatch, caplog, capfd):
@@ -441,6 +490,120 @@ def test_a_pipe_as_settings_or_script_is_refused_but_what_the_shell_has_opened_i
     os.close(reader)
 
 
+def replace_by_pipe(path, kind):
+    """A named pipe, a link to an endless device, or a socket, in place of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        here = os.getcwd()
+        os.chdir(path.parent)  # the address of a socket is short
+        try:
+            socket.socket(socket.AF_UNIX).bind(path.name)
+        finally:
+            os.chdir(here)
+
+
+MODEL_FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+MODEL_FILES += ["generation_config.json", "chat_template.jinja", "additional_chat_templates/x.jinja"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("name", MODEL_FILES)
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
+def test_a_pipe_among_the_files_of_a_model_is_refused_at_once(tiny, tmp_path, name, kind):
+    folder = Path(shutil.copytree(tiny, tmp_path / "m"))
+    replace_by_pipe(folder / name, kind)
+    config = PPOConfig(str(folder))
+    for load in (
+        lambda: load_tokenizer(str(folder)),
+        lambda: load_config(str(folder)),
+        lambda: load_network(config, str(folder), torch.device("cpu")),
+    ):
+        refusal = within(20, load)
+        assert isinstance(refusal, ValueError)
+        assert "is a pipe or a device" in str(refusal)
+        assert name.split("/")[-1] in str(refusal)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json", "head.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_among_the_files_of_an_adapter_is_refused_at_once(make_config, tmp_path, name, kind):
+    trainer = PPOTrainer(make_config())
+    folder = trainer.models.value.save(tmp_path / "a")
+    replace_by_pipe(folder / name, kind)
+    again = PPOTrainer(make_config())
+    for load in (
+        lambda: again.models.value.load(folder),
+        lambda: PPOTrainer(make_config(value_model=str(folder))),
+        lambda: PPOTrainer(make_config(rewards=str(folder))),
+        lambda: PPOTrainer(make_config(sft_adapter=str(folder))),
+    ):
+        refusal = within(30, load)
+        assert isinstance(refusal, ValueError), refusal
+        assert "\n" not in str(refusal)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("name", ["reward.json", "training_args.bin", "README.md"])
+def test_a_pipe_beside_a_classifier_says_nothing_of_its_ending(tiny, tmp_path, name):
+    folder = Path(shutil.copytree(tiny, tmp_path / "m"))
+    replace_by_pipe(folder / name, "pipe")
+    tokenizer, saved = load_tokenizer(tiny), load_config(tiny)
+    assert not isinstance(within(20, recorded_ending, str(folder), saved, tokenizer, False), BaseException)
+
+
+RUN_FILES = ["metrics.jsonl", "samples.jsonl", "warnings.jsonl", "log.txt", ".lock", "environment.json"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_in_a_run_that_is_continued_is_one_line(make_config, tmp_path, prompts, kind):
+    config = make_config(run_name="r", checkpoint_every=1, batch_size=2)
+    PPOTrainer(config).train(prompts[:2])
+    run = tmp_path / "runs" / "r"
+    for name in RUN_FILES:
+        copy = Path(shutil.copytree(run, run.with_name(f"{kind}-{name}")))
+        replace_by_pipe(copy / name, kind)
+        trainer = PPOTrainer(replace(config, run_name=copy.name))
+        refusal = within(60, partial(trainer.train, resume=True), prompts[:2])
+        assert isinstance(refusal, ValueError), (name, refusal)
+        assert f"{copy / name}: it is a pipe or a device" in str(refusal)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_in_a_checkpoint_is_a_damaged_checkpoint(make_config, tmp_path, prompts, kind):
+    config = make_config(run_name="r", checkpoint_every=1, batch_size=2)
+    PPOTrainer(config).train(prompts[:2])
+    *others, newest = Checkpoints(tmp_path / "runs" / "r" / "checkpoints", 1).paths()
+    for other in others:
+        shutil.rmtree(other)
+    kept = shutil.copytree(newest, tmp_path / "kept")
+    for file in [path.relative_to(kept) for path in kept.rglob("*") if path.is_file()]:
+        shutil.rmtree(newest)
+        shutil.copytree(kept, newest)
+        replace_by_pipe(newest / file, kind)
+        found = Checkpoints(newest.parent, 1)
+        assert within(20, found.newest) is None
+        assert not isinstance(within(20, found.by_evaluation), BaseException)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "tokenizer.json", "extra.bin"])
+def test_a_pipe_among_exported_files_is_refused(make_config, tmp_path, prompts, name):
+    PPOTrainer(make_config(run_name="r", batch_size=2)).train(prompts[:2])
+    run = tmp_path / "runs" / "r"
+    replace_by_pipe(run / "policy" / name, "pipe")
+    refusal = within(30, export_model, run, tmp_path / "out")
+    assert isinstance(refusal, ValueError)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("name", ["d.jsonl.gz", "d.json.gz", "d.csv.gz", "d.txt.gz"])
 def test_a_damaged_gz_is_named(tmp_path, name):
     """Whichever byte is wrong, it is read as it was or refused by name."""
@@ -500,16 +663,23 @@ def test_what_label_exports_is_as_private_as_the_umask_says(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("*jsonl*")) == ["18.jsonl", "23.jsonl", "63.jsonl"]
 
 
-def test_opening_the_page_shows_the_token_to_nobody_else(monkeypatch):
-    """The browser is started with the name of a file that only this user can read; it leads on to the
-    page."""
+@pytest.mark.parametrize("home", ["here", "missing", "unknown"])
+def test_opening_the_page_shows_the_token_to_nobody_else(monkeypatch, tmp_path, home):
+    """The browser is started with the name of a file that only this user can read; it leads on to the page.
+    It lies in the home folder, not hidden: a browser in a sandbox reads no other place."""
     seen = {}
+    places = {"here": tmp_path, "missing": tmp_path / "nothing"}
+    if home == "unknown":
+        monkeypatch.setattr(Path, "home", classmethod(no_home))
+    else:
+        monkeypatch.setenv("HOME", str(places[home]))
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
 
     def browser(url):
         page = Path(url.removeprefix("file://"))
-        seen.update(
-            url=url, text=page.read_text(), modes=[stat.S_IMODE(page.parent.stat().st_mode)], page=page
-        )
+        seen.update(url=url, text=page.read_text(), mode=stat.S_IMODE(page.stat().st_mode), page=page)
 
     class Nothing:
         def run(self, sockets):
@@ -519,8 +689,34 @@ def test_opening_the_page_shows_the_token_to_nobody_else(monkeypatch):
     monkeypatch.setattr(webbrowser, "open", browser)
     monkeypatch.setattr(web_server, "_server", lambda app: Nothing())
     web_server.serve(None, site, open_browser=True)
+    assert signal.getsignal(signal.SIGTERM) is before
     site.socket.close()
+    assert seen["page"].parent == (tmp_path if home == "here" else tmp_path / "temporary")
+    assert not seen["page"].name.startswith(".")
     assert site.token not in seen["url"]
     assert f'url={site.url}"' in seen["text"]
-    assert seen["modes"] == [0o700]
+    assert seen["mode"] == 0o600
     assert not seen["page"].exists()
+
+
+def no_home(cls):
+    raise RuntimeError("Could not determine home directory.")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_file_for_the_browser_is_gone_when_the_server_is_stopped(tmp_path, number):
+    program = (
+        "import webbrowser\nfrom proxima.cli import main\n"
+        "webbrowser.open = lambda url: print(url, flush=True)\n"
+        "main(['studio', '--run-dir', '.', '--open'])\n"
+    )
+    given = {**os.environ, "HOME": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=tmp_path, env=given, stdout=subprocess.PIPE, text=True
+    ) as studio:
+        page = next(line.strip() for line in studio.stdout if line.startswith("file://"))
+        assert Path(page.removeprefix("file://")).parent == tmp_path
+        time.sleep(1)  # the server has begun
+        studio.send_signal(number)
+        studio.wait(20)
+    assert not Path(page.removeprefix("file://")).exists()

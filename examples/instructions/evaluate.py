@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-import torch
-
 from examples.instructions.constraints import KINDS, follows, mentions, met, score, words
 from examples.instructions.prompts import TOPICS
 from proxima import PPOConfig, PPOTrainer, Run
@@ -27,6 +25,9 @@ from proxima.evaluator.held_out import VALIDATION_STEP
 from proxima.evaluator.win_rates import mean_interval
 from proxima.ppo_trainer import SequenceGenerator
 from proxima.runs import write_json
+
+# isort: split
+import torch  # after proxima, which says how long its threads wait
 
 GROUPS = {1: "one constraint", 2: "two, unseen together"}
 CRAFTED = (

@@ -7,8 +7,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from proxima.base_setup import BaseSetup
-from proxima.config import FinetuningConfig
-from proxima.finetuning import SFTTrainer
+from proxima.config import FinetuningConfig, RewardConfig
+from proxima.data import Demonstration, Preference
+from proxima.finetuning import RewardTrainer, SFTTrainer
 from proxima.models import SFTModel
 from proxima.models.passes import Passes
 from proxima.models.weight_files import HEAD_FILE
@@ -261,8 +262,7 @@ def test_a_small_update_survives_the_merge_into_half_precision_weights(
 ):
     """Every start of full fine-tuning from an adapter: policy, value from reward, value by name, and the
     stages."""
-    kind = torch.float32 if start == "stage" else torch.bfloat16  # PPO's copies start from the frozen weights
-    base = AutoModelForCausalLM.from_pretrained(tiny, dtype=kind).state_dict()
+    base = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32).state_dict()
     if start == "stage":
         config = FinetuningConfig(tiny, lora_r=0, dtype="bfloat16", sft_adapter=small_update)
         network = SFTTrainer(config).backbone.network
@@ -284,6 +284,60 @@ def test_full_fine_tuning_trains_in_float32_whatever_the_frozen_type(make_config
         torch.float32
     }
     assert next(models.sft.backbone.network.parameters()).dtype == torch.float16
+
+
+@pytest.fixture
+def half_checkpoint(tiny, tmp_path):
+    """The tiny model as most checkpoints are stored: in bfloat16."""
+    AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(tmp_path / "half")
+    return str(tmp_path / "half")
+
+
+def below_half(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """Whether many weights moved, by less than bfloat16 would have kept."""
+    kept = (before != after) & (before.bfloat16() == after.bfloat16())
+    return float(kept.float().mean()) > 0.2
+
+
+def test_all_weights_of_a_half_checkpoint_train_by_steps_that_half_precision_would_lose(
+    make_config, prompts, half_checkpoint, tmp_path
+):
+    rates = {"learning_rate": 1e-6, "value_learning_rate": 1e-6}
+    trainer = PPOTrainer(make_config(model_name=half_checkpoint, dtype="bfloat16", lora_r=0, **rates))
+    before = weights(trainer)
+    trainer.ppo_step(prompts)
+    after = weights(trainer)
+    assert all(before[role].dtype == torch.float32 for role in before)
+    assert below_half(before["policy"], after["policy"])
+    assert next(trainer.models.sft.backbone.network.parameters()).dtype == torch.bfloat16
+    for kind, stage, data in (
+        (FinetuningConfig, SFTTrainer, [Demonstration("a", " b"), Demonstration("c", " d")] * 2),
+        (RewardConfig, RewardTrainer, [Preference("a", " b", " c"), Preference("d", " e", " f")] * 2),
+    ):
+        config = kind(half_checkpoint, dtype="bfloat16", lora_r=0, learning_rate=1e-6, run_dir=str(tmp_path))
+        role = stage(config)
+        network = role.backbone.network
+        first = torch.cat([p.detach().flatten().clone() for p in network.parameters()])
+        role.train(data)
+        assert below_half(first, torch.cat([p.detach().flatten() for p in network.parameters()]))
+
+
+@pytest.mark.parametrize("start", ["base", "value", "reward"])
+def test_weights_that_train_keep_what_a_float32_checkpoint_holds(make_config, tiny, tmp_path, start):
+    """`dtype` rounds the frozen weights alone: those that train are read as they were saved."""
+    exact = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    change = {"base": {}, "value": {"value_model": tiny}, "reward": {}}[start]
+    if start == "reward":
+        config = RewardConfig(tiny, lora_r=0, run_dir=str(tmp_path))
+        RewardTrainer(config).role.save(tmp_path / "reward")
+        change = {"rewards": str(tmp_path / "reward")}
+    models = PPOTrainer(make_config(lora_r=0, dtype="bfloat16", **change)).models
+    network = (models.policy if start == "base" else models.value).backbone.network
+    own = dict(getattr(network, network.base_model_prefix, network).named_parameters())
+    wanted = dict(exact.base_model.named_parameters())
+    assert own.keys() == wanted.keys()
+    assert all(torch.equal(own[name], wanted[name]) for name in wanted)
 
 
 def test_a_classifier_with_its_own_tokenizer_can_be_the_reward(make_config, prompts, tiny_folders, tmp_path):

@@ -16,7 +16,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, Qwen3Config
 
 from proxima.cli import main
-from proxima.config import PPOConfig, RewardSpec
+from proxima.config import PPOConfig, RewardConfig, RewardSpec
+from proxima.finetuning import RewardTrainer
 from proxima.ppo_trainer import PPOTrainer, SequenceGenerator
 from proxima.tools.doctor import estimate_memory, examine, resource_checks
 from proxima.tools.doctor import examination as doctor
@@ -332,6 +333,36 @@ def test_the_estimate_follows_the_settings():
     assert of(value_model="policy").optimizer == plain.optimizer // 2
     assert of(lora_r=0).optimizer == 2 * 12 * network_size(network).parameters
     assert plain.total == sum(vars(plain).values())
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("where", ["value", "reward"])
+def test_the_estimate_counts_a_value_model_with_a_network_of_its_own(
+    make_config, tiny_folders, tmp_path, rank, where
+):
+    """Another architecture's, or a copy of a reward model's: once, frozen as `dtype` says or trained in
+    float32."""
+    if where == "reward":
+        RewardTrainer(RewardConfig(tiny_folders["qwen3"], lora_r=0)).role.save(tmp_path / "reward")
+    given = {
+        "value": {"value_model": tiny_folders["llama"]},
+        "reward": {"rewards": str(tmp_path / "reward"), "value_model": "adapter"},
+    }
+    config = make_config(model_name=tiny_folders["qwen3"], lora_r=rank, dtype="bfloat16", **given[where])
+    models = PPOTrainer(config).models
+    roles = [models.policy, models.sft, models.value, models.reward]
+    networks = {id(role.backbone.network): role.backbone.network for role in roles}.values()
+    held = sum(
+        weight.numel() * weight.element_size()
+        for network in networks
+        for name, weight in network.named_parameters()
+        if "lora" not in name
+    )
+    network = AutoConfig.from_pretrained(config.model_name)
+    others = resource_checks.other_networks(config)
+    value = resource_checks.own_value_network(config)
+    estimate = estimate_memory(config, network, 40, on_gpu=False, others=others, value=value)
+    assert estimate.weights == pytest.approx(held, rel=0.01)
 
 
 def test_free_memory_is_at_most_what_the_machine_has():

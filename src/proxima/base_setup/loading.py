@@ -24,6 +24,7 @@ from proxima.base_setup.nf4_loading import (
 )
 from proxima.core.errors import first_line
 from proxima.core.hub import hub_or_cache
+from proxima.core.regular_files import check_files
 from proxima.runtime import (
     FAST_PATH,
     default_device,
@@ -72,6 +73,7 @@ def explain_loading(what: str, name: str) -> Iterator[None]:
     """Turn a loading failure into one message: what failed, why, and what to do offline."""
     with hub_or_cache(model_path(name)) as problem:
         try:
+            check_files(model_path(name))
             yield
         except Exception as error:  # for damaged files and odd settings the libraries raise anything
             if is_out_of_memory(error) or isinstance(error, QuantizeError):
@@ -128,13 +130,24 @@ def load_network(
     device: torch.device,
     kind: AutoClass = AutoModelForCausalLM,
     labels: int = 1,
+    trains: bool = False,
 ) -> PreTrainedModel:
-    """A pretrained network, from safetensors or GGUF, without remote code unless the config allows it."""
-    return load_with_missing(config, name, device, kind, labels)[0]
+    """A pretrained network, from safetensors or GGUF, without remote code unless the config allows it.
+
+    Args:
+        trains: all its weights will train. They are then read as float32, whatever `dtype` says: a weight
+            that was rounded first keeps neither what its checkpoint holds nor a small update.
+    """
+    return load_with_missing(config, name, device, kind, labels, trains)[0]
 
 
 def load_with_missing(
-    config: ModelSettings, name: str, device: torch.device, kind: AutoClass, labels: int = 1
+    config: ModelSettings,
+    name: str,
+    device: torch.device,
+    kind: AutoClass,
+    labels: int = 1,
+    trains: bool = False,
 ) -> tuple[PreTrainedModel, set[str]]:
     """The same, and the names of weights that the checkpoint lacks and that are therefore untrained."""
     if device.type == "cpu" and any(problem := thread_wait_problem(torch.get_num_threads())):
@@ -142,7 +155,7 @@ def load_with_missing(
     extra: dict[str, object] = {}
     if kind is AutoModelForSequenceClassification:
         extra["num_labels"] = labels
-    dtype = pick_dtype(config.dtype, device)
+    dtype = torch.float32 if trains else pick_dtype(config.dtype, device)
     wanted = config.quantize if name == config.model_name else "none"
     if is_gguf(path := model_path(name)):
         with no_progress_bar():
@@ -152,8 +165,8 @@ def load_with_missing(
         own = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code, **extra)
         saved = quantization_of(own)
         if saved is not None or wanted == "nf4":
-            # a network beside the base is taken as it is
-            check_quantization(name, saved, wanted if name == config.model_name else "nf4")
+            # a frozen network beside the base is taken as it is
+            check_quantization(name, saved, wanted if name == config.model_name or trains else "nf4")
             extra = loading_arguments(own, saved, device)
         network, loaded = kind.from_pretrained(
             path,

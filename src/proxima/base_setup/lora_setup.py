@@ -104,7 +104,7 @@ def adapter_task(folder: str) -> str | None:
     """PEFT's task type of an adapter, such as CAUSAL_LM or SEQ_CLS; None where its config does not say."""
     try:
         task = json.loads(read_file(Path(folder) / "adapter_config.json"))["task_type"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return task if isinstance(task, str) else None
 

@@ -235,7 +235,8 @@ def _value(
     if config.value_model != "adapter":
         return _value_checkpoint(config, base, tokenizer)
     if reward.source != "untrained" and not reward.adapter:  # a full network: start from a copy of it
-        return _on_network(config, Backbone(load_network(config, reward.source, base.device)), head)
+        network = load_network(config, reward.source, base.device, trains=config.lora_r == 0)
+        return _on_network(config, Backbone(network), head)
     if config.lora_r == 0:
         return ValueModel(
             _trainable_copy(config, reward.source if reward.adapter else config.sft_adapter), None, head
@@ -249,7 +250,9 @@ def _value_checkpoint(config: PPOConfig, base: Backbone, tokenizer: Tokenizer) -
     """A separate network with the policy's vocabulary: a causal LM, or a one-score classifier, whose head is
     used."""
     name = config.value_model
-    network, missing = load_with_missing(config, name, base.device, AutoModelForSequenceClassification)
+    network, missing = load_with_missing(
+        config, name, base.device, AutoModelForSequenceClassification, trains=config.lora_r == 0
+    )
     backbone = Backbone(network.base_model)
     head = scalar_head(backbone.hidden_size, 0.0, base.device)
     score = getattr(network, "score", None)
@@ -275,18 +278,18 @@ def _value_checkpoint(config: PPOConfig, base: Backbone, tokenizer: Tokenizer) -
 def _on_network(config: PPOConfig, backbone: Backbone, head: torch.nn.Linear) -> ValueModel:
     """A value model on a separate network, trained through an adapter or in full."""
     if config.lora_r == 0:
-        backbone.network.float().requires_grad_(True)
+        backbone.network.requires_grad_(True)
         return ValueModel(backbone, None, head)
     return ValueModel(backbone, add_adapter(backbone, "value", lora_config(config, backbone)), head)
 
 
 def _trainable_copy(config: PPOConfig, adapter_folder: str) -> Backbone:
-    """A second copy of the base with all weights trainable (in float32, or small steps are lost), and with an
-    adapter merged where one is named."""
-    copied = Backbone(load_network(config, config.model_name, pick_device(config.device)))
+    """A second copy of the base with all weights trainable, in float32, and with an adapter merged where one
+    is named."""
+    copied = Backbone(load_network(config, config.model_name, pick_device(config.device), trains=True))
     if adapter_folder:
         copied = merge_adapter(copied, adapter_folder)
-    copied.network.float().requires_grad_(True)
+    copied.network.requires_grad_(True)
     return copied
 
 

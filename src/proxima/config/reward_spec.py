@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from proxima.config.secrets import HIDDEN, hide_address, hide_options, shareable
+from proxima.config.secrets import HIDDEN, OPTION, hide_address, hide_options, shareable
 from proxima.core.json_record import Record
 
 LARGEST = sys.float_info.max
@@ -140,12 +140,12 @@ class RewardSpec:
 def _from_text(text: str) -> RewardSpec:
     """`[WEIGHT*]SOURCE[,KEY=VALUE...]`; a comma separates only before `key=`, so that sources may hold
     commas."""
-    source, *pairs = re.split(r",(?=[a-z_]+=)", text)
+    source, *pairs = re.split(OPTION, text)
     options = {key: _scalar(value) for key, _, value in (pair.partition("=") for pair in pairs)}
     name = "" if options.get("name") is None else str(options["name"])
     options.pop("name", None)
     weight = "1"
-    if "*" in source:
+    if "*" in source.partition("://")[0]:  # the query of an address may hold a star too
         weight, source = source.split("*", 1)
     try:
         return RewardSpec(source.strip(), float(weight), name, options)

@@ -27,6 +27,8 @@ SECRET_LAST = (
     "signature",
 )  # words that may also begin a name
 SPECIAL_TOKENS = {"eos", "bos", "pad", "unk", "sep", "mask", "stop", "end"}  # text of a vocabulary, no secret
+OPTION = r",(?=[a-z_]+=)"
+"""Where an option of a reward begins, in its text."""
 COUNTED_TOKENS = {  # of a number of tokens
     *("max", "min", "num", "n", "new", "total", "batch", "batched"),
     *("episode", "prompt", "response", "completion"),
@@ -78,7 +80,7 @@ def shareable_words(words: Sequence[str]) -> list[str]:
 
 
 def _word(word: str) -> str:
-    first, *options = re.split(r",(?=[\w-]+=)", word)
+    first, *options = re.split(OPTION, word)
     flag, equals, value = first.partition("=")
     if flag.startswith("--") and equals:
         first = f"{flag}={HIDDEN if is_secret(flag[2:]) else _hide_addresses(value)}"
@@ -94,9 +96,20 @@ def _hide_addresses(text: str) -> str:
 
 
 def shareable(text: str) -> str:
-    """Any text without the keys of addresses in it: a name and password, or a query's value whose name
-    tells that it is one."""
+    """Any text without the keys in it: an address's name and password, a value of its query or a reward's
+    option whose name tells that it is one. The options that follow stay."""
     text = re.sub(r"(?<=://)[^/@\s]+@", f"{HIDDEN}@", text)
-    return re.sub(
-        r"(?i)([?&][\w-]*(?:key|token|secret|pass|pwd|jwt|auth|sig)[\w-]*=)[^&\s'\"]+", rf"\1{HIDDEN}", text
+    return PAIR.sub(
+        lambda found: f"{found['name']}={HIDDEN}" if _is_key(found[0][0], found["name"][1:]) else found[0],
+        text,
     )
+
+
+PAIR = re.compile(rf"""(?P<name>[?&;,][\w-]+)=(?:'(?:[^']|'')*'|(?:(?!{OPTION}|;[\w-]+=)[^&\s'"])+)""")
+"""A value by name in a query (`?name=value`) or in a reward's options (`,name=value`)."""
+
+
+def _is_key(separator: str, name: str) -> bool:
+    if separator == ",":
+        return is_secret(name)
+    return re.search("key|token|secret|pass|pwd|jwt|auth|sig", name, re.IGNORECASE) is not None

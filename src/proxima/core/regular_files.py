@@ -1,4 +1,4 @@
-"""Opens files from untrusted sources: an error at once for a pipe or a device.
+"""Opens files from untrusted sources: an error at once for a pipe, a socket or a device.
 
 Opening a named pipe blocks until something writes to it, perhaps indefinitely, and a device may never end.
 """
@@ -21,11 +21,27 @@ def open_file(path: str | Path) -> BinaryIO:
         if stat.S_ISDIR(os.fstat(number).st_mode):
             raise IsADirectoryError(21, "it is a folder", str(path))
         if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise OSError(22, "it is a pipe or a device, not a file", str(path))
+            raise _irregular(path)
         return os.fdopen(number, "rb")
     except BaseException:
         os.close(number)
         raise
+
+
+def check_files(path: str | Path) -> None:
+    """An OSError where this path, or a file in this folder or in its subfolders, is a pipe, a socket or a
+    device: for what a library is about to open by itself."""
+    for place in (Path(path), *Path(path).glob("*"), *Path(path).glob("*/*")):
+        try:
+            kind = os.stat(place).st_mode
+        except OSError:  # a link that leads nowhere; or it cannot be read, which its reader says
+            continue
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            raise _irregular(place)
+
+
+def _irregular(path: str | Path) -> OSError:
+    return OSError(22, "it is a pipe or a device, not a file", str(path))
 
 
 def read_file(path: str | Path) -> bytes:

@@ -108,9 +108,8 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         self.config = config
         self.tokenizer = tokenizer or load_tokenizer(config.model_name, config.trust_remote_code)
         device = pick_device(config.device)
-        if network is None:  # weights that train are loaded in float32, not rounded first
-            loaded = config if config.lora_r else replace(config, dtype="float32")
-            network = load_network(loaded, config.model_name, device)
+        if network is None:
+            network = load_network(config, config.model_name, device, trains=config.lora_r == 0)
         self.backbone = Backbone(network.to(device))
         self.skipped = 0
         with forked_random_state(device):

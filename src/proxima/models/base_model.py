@@ -16,6 +16,7 @@ from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
 
 from proxima.core.errors import first_line
+from proxima.core.regular_files import check_files
 from proxima.core.types import Tokens
 from proxima.models.backbone import Backbone
 from proxima.models.response_tokens import unpack
@@ -138,6 +139,7 @@ class BaseModel:
         """Load the weights of a role that `save` wrote; shapes must agree."""
         folder = Path(folder)
         try:
+            check_files(folder)
             if self.adapter and self.backbone.peft is not None:
                 load_adapter_weights(self.backbone.peft, self.adapter, folder / ADAPTER_FILE)
             elif self.backbone.sharded:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from proxima.core.regular_files import open_file, read_file
 from proxima.core.tokenizer import Tokenizer
 from proxima.models import REPORT_FILE
 from proxima.rewards.reward_samples import Samples, columns_of
@@ -93,8 +94,8 @@ def unread_pad(saved: PretrainedConfig, tokenizer: Tokenizer) -> int | None:
 def _reported(source: str) -> str:
     """The ending in the report that this package writes beside a reward model; empty without one."""
     try:
-        how = json.loads((Path(source) / REPORT_FILE).read_text(encoding="utf-8"))["eos"]
-    except (OSError, ValueError, KeyError, TypeError):
+        how = json.loads(read_file(Path(source) / REPORT_FILE))["eos"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
     return how if how in HOW else ""
 
@@ -108,7 +109,7 @@ def _is_trl(source: str) -> bool:
     tag. Nothing is unpickled: only the name of the class is searched for."""
     folder = Path(source)
     try:
-        with zipfile.ZipFile(folder / TRAINING_ARGUMENTS) as archive:
+        with open_file(folder / TRAINING_ARGUMENTS) as given, zipfile.ZipFile(given) as archive:
             name = next(item for item in archive.namelist() if item.endswith("data.pkl"))
             with archive.open(name) as file:
                 if b"trl." in (found := file.read(MAX_ARGUMENTS)) and b"RewardConfig" in found:
@@ -116,9 +117,9 @@ def _is_trl(source: str) -> bool:
     except (OSError, StopIteration, zipfile.BadZipFile, NotImplementedError, RuntimeError):
         pass
     try:
-        with (folder / "README.md").open(encoding="utf-8", errors="replace") as file:
-            front_matter = file.read(MAX_ARGUMENTS).split("\n---", 1)[0]
-            return re.search(r"^- reward-trainer\s*$", front_matter, re.MULTILINE) is not None
+        with open_file(folder / "README.md") as file:
+            front_matter = file.read(MAX_ARGUMENTS).split(b"\n---", 1)[0]
+            return re.search(rb"^- reward-trainer\s*$", front_matter, re.MULTILINE) is not None
     except OSError:
         return False
 

@@ -21,6 +21,7 @@ from typing import IO, TextIO
 
 from proxima.config import PPOConfig, shareable
 from proxima.core.json_record import Record
+from proxima.core.regular_files import check_files
 from proxima.core.terminal_text import LineFormatter, stderr_handler
 from proxima.runs.checkpoint import Checkpoint, Checkpoints, replace_text, sync
 from proxima.runs.environment import changed, describe_environment
@@ -183,6 +184,10 @@ class RunFolder:
 
 def lock_folder(folder: Path) -> ExitStack:
     """Held until closed or until the process dies, however it dies. File systems without locks go without."""
+    try:
+        check_files(folder)
+    except OSError as error:
+        raise ValueError(f"{error.filename}: {error.strerror}; move it away") from None
     held = ExitStack()
     file = held.enter_context((folder / ".lock").open("a+", encoding="utf-8"))
     try:

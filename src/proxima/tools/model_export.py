@@ -106,6 +106,8 @@ def export(
 def _check_weights(folder: Path) -> None:
     """The weights exist, are complete and are safetensors; no file is a link to one outside the run."""
     for path in folder.rglob("*"):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ValueError(f"{path} is a pipe or a device, not a file; remove it")
         if not path.resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"{path} is a link that leads out of the run; put the file itself there")
     files = sorted(folder.glob("*.safetensors"))

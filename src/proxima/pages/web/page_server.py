@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import secrets
+import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -74,18 +76,42 @@ def serve(app: FastAPI, site: Site, open_browser: bool = False) -> None:
 def _opened(url: str) -> Iterator[None]:
     """Show a page in the browser. Every user of a machine can read the words a program is started with, so
     the browser is given a file that nobody else can read, and the file leads on to the address with the
-    token."""
+    token. It is removed when the block ends, also by SIGTERM."""
     import webbrowser
 
-    with tempfile.TemporaryDirectory(prefix="proxima-") as folder:
-        page = Path(folder) / "open.html"
-        page.write_text(
-            f'<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
-            f'<meta http-equiv="refresh" content="0; url={escape(url)}"><title>Proxima</title>',
-            encoding="utf-8",
-        )
-        webbrowser.open(page.as_uri())
+    number, name = _private_file()
+    try:
+        with open(number, "w", encoding="utf-8") as page:
+            page.write(
+                f'<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
+                f'<meta http-equiv="refresh" content="0; url={escape(url)}"><title>Proxima</title>'
+            )
+        with _exit_on_sigterm():
+            webbrowser.open(Path(name).as_uri())
+            yield
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """SIGTERM, which uvicorn raises again after it has stopped, ends the block like any exception."""
+    if threading.current_thread() is not threading.main_thread():
         yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _private_file() -> tuple[int, str]:
+    """A new file of this user alone, open, and its path: in the home folder and not hidden, for a browser in
+    a sandbox (a snap) reads nothing else; where that cannot be written, among the temporary files."""
+    with contextlib.suppress(OSError, RuntimeError):
+        return tempfile.mkstemp(".html", "proxima-", Path.home())
+    return tempfile.mkstemp(".html", "proxima-")
 
 
 @contextlib.contextmanager

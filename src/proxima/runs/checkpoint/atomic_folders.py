@@ -14,6 +14,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from proxima.core.regular_files import read_file
+
 MANIFEST = "manifest.json"
 FORMAT = 1
 
@@ -61,12 +63,12 @@ def check_folder(folder: Path) -> None:
     """`Damaged` where any file is missing, too many, of another size, or has another checksum than the
     manifest says."""
     try:
-        noted = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        noted = json.loads(read_file(folder / MANIFEST))
         form = noted["format"]
         files = {
             str(name): (int(note["bytes"]), str(note["sha256"])) for name, note in noted["files"].items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Damaged(f"{MANIFEST} cannot be read") from None
     if form != FORMAT:
         raise Damaged(f"{MANIFEST} has the format {form!r}, this version reads {FORMAT}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxima.core.json_record import Record, RecordView
+from proxima.core.regular_files import read_file
 from proxima.runs.checkpoint.atomic_folders import (
     Damaged,
     check_folder,
@@ -106,8 +107,8 @@ class Checkpoints:
         for path in paths:
             try:
                 check_folder(path)
-                return Checkpoint(path, json.loads((path / STATE).read_text(encoding="utf-8")))
-            except (Damaged, OSError, ValueError) as error:
+                return Checkpoint(path, json.loads(read_file(path / STATE)))
+            except (Damaged, OSError, ValueError, RecursionError) as error:
                 log.warning("checkpoint %s is damaged; skipped: %s", path, error)
         return None
 
@@ -134,8 +135,8 @@ def _place(path: Path) -> tuple[int, int]:
 
 def _eval_reward(path: Path) -> float | None:
     try:
-        return eval_reward(json.loads((path / STATE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, AttributeError):
+        return eval_reward(json.loads(read_file(path / STATE)))
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
 
 

@@ -2,9 +2,9 @@
 
 In: a config, the model's config and the longest prompt. Out: bytes by what takes them:
 
-weights      parameters x bytes per weight (and those of reward models with networks of their own); where all
-             weights train, 4 more bytes per parameter for each trained copy; with quantize nf4 0.516 bytes
-             per weight of a linear map, and two of the largest in full
+weights      parameters x bytes per weight (and those of reward and value models with networks of their own);
+             where all weights train, 4 bytes per parameter for each trained network beside them; with
+             quantize nf4 0.516 bytes per weight of a linear map, and two of the largest in full
 adapters     rank x (inputs + outputs of every adapted linear map) x 4 bytes, for each role that has one
 optimizer    12 bytes per trained weight: gradient and two moments
 activations  KEPT x tokens of a pass x (inputs + outputs of every linear map) x bytes per number; with
@@ -162,6 +162,7 @@ def estimate_memory(
     longest_prompt: int = 512,
     on_gpu: bool = True,
     others: Sequence[PreTrainedConfig] = (),
+    value: PreTrainedConfig | None = None,
     smallest: bool = False,
     processes: int = 1,
     memory: int | None = None,
@@ -171,30 +172,29 @@ def estimate_memory(
     Args:
         network: the model's config, as `transformers` has it.
         longest_prompt: in tokens.
-        others: configs of further networks that are loaded, such as reward models of their own.
+        others: configs of reward models with networks of their own.
+        value: that of such a value model.
         smallest: with passes of one sequence, as a run on a GPU falls back to when memory runs out.
         processes: how many share the batch (and, with shard_base, the layers); the estimate is for one.
-        memory: bytes of the device, from which follows how many sequences are generated at once; None = as
-            many as there are.
+        memory: bytes of the device, which bound how many sequences are generated at once; None = no bound.
     """
     size = network_size(network, config.lora_targets)
     width = 4 if config.dtype == "float32" or (config.dtype == "auto" and not on_gpu) else 2
-    full, shared = config.lora_r == 0, config.value_model == "policy"
-    copies = 1 if shared or not config.has_critic else 2  # policy and value
+    full = config.lora_r == 0
     base = size.parameters - (size.in_layers * (processes - 1) // processes if config.shard_base else 0)
-    trained = (base if full else config.lora_r * size.adapted) * copies
+    has_value = config.has_critic and config.value_model != "policy"
+    own = _count_all([value]) if has_value and value is not None else 0
+    adapted = config.lora_r * size.adapted
+    trained = base + has_value * (own or base) if full else adapted * (1 + has_value)
     batch = -(-config.batch_size * config.num_generations // processes)
-    minibatch = -(-config.minibatch_size // processes)
-    held = (base + sum(count_weights(without_weights(AutoModel, other)) for other in others)) * width
-    if config.quantize == "nf4":
-        held += int(size.mapped * (NF4_BYTES - width)) + 2 * size.largest * width
+    held = (base + _count_all(others) + (0 if full else own)) * width + _quantized(config, size, width)
     longest = longest_prompt + config.max_new_tokens
-    sequences = 1 if smallest else min(batch, minibatch, config.micro_batch_size)
+    sequences = 1 if smallest else min(batch, -(-config.minibatch_size // processes), config.micro_batch_size)
     budget = config.micro_batch_tokens or USUAL_TOKENS
     tokens = max(longest, min(sequences * longest, budget))
     positions = min(_chunk(config, budget), max(1, tokens // longest) * config.max_new_tokens)
     weights = held + (4 * trained if full else 0)
-    adapters = 4 * ((0 if full else trained) + _frozen_adapters(config) * config.lora_r * size.adapted)
+    adapters = 4 * ((0 if full else trained) + _frozen_adapters(config) * adapted)
     fitting = cache_tokens(memory, weights + adapters + MOMENTS * trained, size.cached * width)
     slots = _sampling(config, budget, fitting, on_gpu).slots(longest)
     return MemoryEstimate(
@@ -206,6 +206,17 @@ def estimate_memory(
         logits=LOGITS * positions * size.vocabulary * 4,
         overhead=OVERHEAD["cuda" if on_gpu else "cpu"],
     )
+
+
+def _quantized(config: PPOConfig, size: NetworkSize, width: int) -> int:
+    """What the base's bytes change by in 4 bits."""
+    if config.quantize == "none":
+        return 0
+    return int(size.mapped * (NF4_BYTES - width)) + 2 * size.largest * width
+
+
+def _count_all(networks: Sequence[PreTrainedConfig]) -> int:
+    return sum(count_weights(without_weights(AutoModel, network)) for network in networks)
 
 
 def _kept(config: PPOConfig, size: NetworkSize, by_kernels: bool) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from proxima.base_setup import is_adapter, load_config, pick_device
+from proxima.base_setup import has_head, is_adapter, load_config, pick_device
 from proxima.config import PPOConfig
 from proxima.core.json_record import Record
 from proxima.rewards import is_ready_made
@@ -33,6 +33,7 @@ def check_memory(config: PPOConfig, network: PreTrainedConfig, longest_prompt: i
         "longest_prompt": longest_prompt,
         "on_gpu": on_gpu,
         "others": other_networks(config),
+        "value": own_value_network(config),
         "processes": rank_and_count()[1],
         "memory": device_memory(device),
     }
@@ -71,22 +72,30 @@ REMEDIES = {
 
 
 def other_networks(config: PPOConfig) -> list[PreTrainedConfig]:
-    """Configs of the networks that are loaded beside the base; one that cannot be read is reported when it is
-    loaded."""
-    names = [] if config.value_model in ("adapter", "policy") else [config.value_model]
+    """Configs of the reward models' own networks."""
+    names = []
     for spec in config.rewards:
         is_model = not (spec.is_http or spec.is_function or is_ready_made(spec))
         if isinstance(spec.source, str) and is_model:
             names.append(spec.source)
-    found = []
-    for name in names:
-        if is_adapter(name):
-            continue
-        try:
-            found.append(load_config(name, config.trust_remote_code))
-        except ValueError:
-            continue
-    return found
+    found = [_own_network(config, name) for name in names]
+    return [network for network in found if network is not None]
+
+
+def own_value_network(config: PPOConfig) -> PreTrainedConfig | None:
+    """The config of the value model's own network, which may be a copy of the trained reward model's."""
+    rewards = [spec.source for spec in config.rewards if isinstance(spec.source, str)]
+    trained = [source for source in rewards if has_head(source)][:1]
+    names = {"adapter": trained, "policy": []}.get(config.value_model, [config.value_model])
+    return _own_network(config, names[0]) if names else None
+
+
+def _own_network(config: PPOConfig, name: str) -> PreTrainedConfig | None:
+    """None for an adapter, and for what cannot be read, which is reported when it is loaded."""
+    try:
+        return None if is_adapter(name) else load_config(name, config.trust_remote_code)
+    except ValueError:
+        return None
 
 
 def check_disk(config: PPOConfig, network: PreTrainedConfig) -> Finding:
