@@ -273,7 +273,8 @@ class PPOConfig(Settings):
 
     critic_warmup_until: float = setting(0.0, at_least=0, below=1)
     """Explained variance that the value model must have reached in a step before the policy trains, after
-    `critic_warmup_steps`; 0 = none."""
+    `critic_warmup_steps`; not reached in 20 steps more, the policy trains all the same, and a warning says
+    so. 0 = none."""
 
     # --- the buffer ---
     buffer_sampling: Literal["shuffled", "sequential", "length_balanced", "token_budget"] = setting(
@@ -307,7 +308,7 @@ class PPOConfig(Settings):
     generation of their own."""
     patience: int = setting(0, at_least=0, changes_results=False)
     """Stop after this many evaluations in a row without improvement, unless the last 2 * patience still rise;
-    0 = never."""
+    those during critic warm-up do not count. 0 = never."""
     min_improvement: float = setting(0.0, at_least=0, changes_results=False)
     """By how much the average reward, or with `judges` their mean win rate, must beat the best so far to be
     an improvement."""
