@@ -16,6 +16,7 @@ from tests.helpers import weights
 from tests.ppo_trainer.test_resume import Crash, lines, same_run
 
 NAN = float("nan")
+NO_CRITIC = {"whiten_advantages": False, "value_learning_rate": 1e-4}
 LIMITS = {
     "max_skipped_updates": 4,
     "kl_limit": 10.0,
@@ -24,9 +25,12 @@ LIMITS = {
     "max_declining_evals": 3,
     "max_failed_rewards": 20.0,
     "critic_warmup_until": 0.3,
+    "leaves_out_cut": True,
 }
 HEALTHY = {
     "skipped_updates": 0,
+    "optimizer_steps": 8,
+    "kl_stopped": 0,
     "kl_exact": 2.0,
     "entropy": 1.5,
     "response_length": 20.0,
@@ -75,12 +79,13 @@ def test_a_healthy_run_raises_none_at_any_step():
         ({"failed_rewards": [5] * 3}, "rewards"),
         ({"explained_variance": [0.29] * 20}, "critic"),
         ({"explained_variance": [-1.0, NAN] * 10}, "critic"),
+        ({"optimizer_steps": [0] * 3}, "cut"),
     ],
 )
 def test_what_goes_wrong_raises_its_own_alarm_and_0_turns_it_off(columns, guard):
     made = history(max(12, *map(len, columns.values())), **columns)
     assert raised(made) == [guard]
-    names = ["nonfinite", "kl", "entropy", "length", "overoptimization", "rewards", "critic"]
+    names = ["nonfinite", "kl", "entropy", "length", "overoptimization", "rewards", "critic", "cut"]
     limit = dict(zip(names, LIMITS, strict=True))[guard]
     assert raised(made, **{limit: 0}) == []
 
@@ -89,6 +94,10 @@ def test_what_goes_wrong_raises_its_own_alarm_and_0_turns_it_off(columns, guard)
     "columns",
     [
         {"skipped_updates": [3]},
+        {"optimizer_steps": [0] * 2},
+        {"optimizer_steps": [0, 8, 0, 0]},
+        {"optimizer_steps": [0] * 3, "skipped_updates": [1] * 3},
+        {"optimizer_steps": [0] * 3, "kl_stopped": [1, 1, 1]},  # it was stopped, not without a response
         {"skipped_updates": [4] + [0] * 10},  # long ago
         {"kl_exact": [10.0]},
         {"entropy": [0.5]},
@@ -167,6 +176,24 @@ def test_a_policy_whose_critic_never_gets_good_trains_after_a_stated_wait(make_c
     assert "has not reached critic_warmup_until (0.999)" in written
 
 
+@pytest.mark.parametrize("method", [{}, {"adv_estimator": "rloo", "num_generations": 2, **NO_CRITIC}])
+def test_a_run_whose_responses_are_all_cut_and_left_out_says_so_and_changes_nothing(make_config, method):
+    more = {"batch_size": 2, "max_new_tokens": 4, "cut_responses": "leave_out", "run_name": "cut", **method}
+    trainer = PPOTrainer(make_config(**more))
+    trainer.models.eos_ids = ()
+    before = weights(trainer)
+    results = trainer.train(PROMPTS * 2)
+    assert [step["alarms"] for step in results.metrics] == [0, 0, 1, 1, 1, 1]
+    assert all(step["optimizer_steps"] == step["eos_rate"] == 0 for step in results.metrics)
+    assert all(math.isfinite(step[name]) for step in results.metrics for name in ("avg_reward", "kl"))
+    assert all(torch.equal(before[name], now) for name, now in weights(trainer).items())
+    assert not optimizer_states(trainer)
+    [warning] = warnings_of(results.run_folder)
+    assert (warning["step"], warning["guard"], warning["action"]) == (3, "cut", "warn")
+    written = (results.run_folder / "log.txt").read_text()
+    assert written.count("no update, as none of") == 6
+
+
 def flat(prompts, texts):
     return [float(i) for i in range(len(texts))]
 
@@ -203,6 +230,7 @@ def optimizer_states(trainer):
     return [
         value.clone()
         for part in parts
+        if part is not None
         for each in part.state_dict()["state"].values()
         for value in each.values()
     ]

@@ -232,7 +232,8 @@ class PPOConfig(Settings):
     cut_responses: Literal["terminal", "bootstrap", "leave_out"] = setting("terminal")
     """How responses truncated at `max_new_tokens` are treated: `terminal`, as finished, with its score;
     `bootstrap`, as unfinished, with the value after its last token in place of its sequence score;
-    `leave_out`, not trained on."""
+    `leave_out`, not trained on; a step without a finished response updates nothing, and three in a row
+    raise an alarm."""
     whiten_advantages: bool = setting(True)
     """Shift and scale the advantages of a rollout to zero mean and unit variance, so that the size of an
     update does not depend on the rewards' scale."""
@@ -357,8 +358,9 @@ class PPOConfig(Settings):
     """Alarm when the validation reward, or the mean win rate by `judges`, fell this many evaluations in a row
     while the training reward rose (over-optimisation); 0 = off."""
     on_guard: Literal["warn", "stop", "rollback"] = setting("warn", changes_results=False)
-    """On an alarm of `kl_limit`, `min_entropy`, `length_limit` or `max_declining_evals`: warn; stop; or roll
-    back to the best checkpoint and continue with smaller learning rates (3 times, then stop)."""
+    """On an alarm of `kl_limit`, `min_entropy`, `length_limit` or `max_declining_evals`, or where all
+    responses are cut and left out: warn; stop; or roll back to the best checkpoint and continue with smaller
+    learning rates (3 times, then stop)."""
     rollback_rate_factor: float = setting(0.5, above=0, at_most=1, changes_results=False)
     """Factor of both learning rates at each rollback."""
 

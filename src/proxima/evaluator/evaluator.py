@@ -93,14 +93,17 @@ class Evaluator:
             "validation": {f"validation/{name}": number for name, number in validation.items()},
             "samples": self._samples(metrics),
         }
-        converged = self.evaluations_since_best >= patience and not is_rising(recent)
+        return performance, self._convergence(patience, is_rising(recent))
+
+    def _convergence(self, patience: int, rising: bool) -> Record:
+        converged = self.evaluations_since_best >= patience and not rising
         stop = converged and self.config.patience > 0
         by = " by judges" if self.decided_by == JUDGES else ""
         reason = (
             f"no improvement over {self.best_reward:.4g}{by} (step {self.best_step}) in "
             f"{self.evaluations_since_best} evaluations"
         )
-        return performance, {
+        return {
             "converged": converged,
             "should_continue": not stop,
             "reason": reason if converged else "",

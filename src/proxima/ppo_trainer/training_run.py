@@ -335,6 +335,7 @@ class TrainingRun:
             critic_warmup_until=0.0 if self.trainer.critic_is_ready else config.critic_warmup_until,
             critic_warmup_steps=config.critic_warmup_steps,
             last_step=self.trainer.total_steps,
+            leaves_out_cut=config.cut_responses == "leave_out",
         )
 
     def new_alarms(self, raised: list[Alarm]) -> list[Alarm]:

@@ -19,6 +19,7 @@ WINDOW = 10  # steps over which skipped updates are counted
 CONSECUTIVE = 3  # steps with too long responses, or too many failures; one batch may be chance
 FAILED_PART = 0.2  # of the failed rewards that would stop a run: the alarm comes long before
 LONGEST_WAIT = 20  # steps after `critic_warmup_steps` in which the policy waits for `critic_warmup_until`
+UPDATES = ("optimizer_steps", "skipped_updates", "kl_stopped")  # all 0 where there was nothing to train on
 MAX_ROLLBACKS = 3  # after these the run stops
 
 
@@ -42,6 +43,7 @@ def alarms(
     critic_warmup_until: float = 0.0,
     critic_warmup_steps: int = 0,
     last_step: int | None = None,
+    leaves_out_cut: bool = False,
 ) -> list[Alarm]:
     """The alarms of the last step; a limit of 0 turns its guard off.
 
@@ -51,6 +53,7 @@ def alarms(
         critic_warmup_until: explained variance that the policy still waits for.
         critic_warmup_steps: number of the last step in which it would wait anyway.
         last_step: with which the run ends.
+        leaves_out_cut: whether responses that were cut are not trained on.
     """
     waits = critic_warmup_steps, last_step
     messages = {
@@ -61,6 +64,7 @@ def alarms(
         "overoptimization": overoptimized(history, max_declining_evals, start) if max_declining_evals else "",
         "rewards": failing(history, FAILED_PART * max_failed_rewards) if max_failed_rewards else "",
         "critic": waited(history, critic_warmup_until, *waits) if critic_warmup_until else "",
+        "cut": all_cut(history) if leaves_out_cut else "",
     }
     return [Alarm(guard, message) for guard, message in messages.items() if message]
 
@@ -141,6 +145,18 @@ def waited(history: History, until: float, warmup_steps: int, last_step: int | N
         f"{'the run ends before the policy trained' if ends else 'the policy trains from the next step on'}: "
         "raise value_learning_rate or value_epochs, or lower critic_warmup_until"
         f"{'' if ends else '; to let it wait longer, raise critic_warmup_steps'}"
+    )
+
+
+def all_cut(history: History) -> str:
+    """No response of the last steps was finished, and so none was trained on."""
+    recent = history[-CONSECUTIVE:]
+    updated = any(step[name] for step in recent for name in UPDATES)
+    if len(recent) < CONSECUTIVE or updated:
+        return ""
+    return (
+        f"nothing was trained in the last {CONSECUTIVE} steps: no response finished, and cut_responses "
+        "leave_out trains on finished ones alone; raise max_new_tokens, or set cut_responses to terminal"
     )
 
 
