@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from proxima.config.credit_checks import WITHOUT_CRITIC, check_credit, idle_credit
+from proxima.config.credit_checks import WITHOUT_CRITIC, check_credit
+from proxima.config.idle_settings import idle_settings
 from proxima.config.presets import preset_values
 from proxima.config.reward_spec import RewardSpec
 from proxima.config.setting_checks import (
@@ -443,31 +444,4 @@ class PPOConfig(Settings):
 
         Not refused: old runs must load.
         """
-        found = idle_credit(self)
-        if self.kl_controller == "adaptive" and self.kl_coef == 0:
-            what = (
-                "kl_controller adaptive multiplies kl_coef, and 0 stays 0: there is no KL penalty at any "
-                "distance"
-            )
-            found["kl_controller"] = (
-                what,
-                "start with kl_coef above 0, for example 0.1, or set kl_controller to fixed",
-            )
-        if self.kl_controller == "fixed" and self.kl_target != 6:
-            what = f"kl_target ({self.kl_target:g}) has no effect with kl_controller fixed"
-            found["kl_target"] = what, "set kl_controller to budget, or leave kl_target out"
-        if self.kl_loss != "exact" and self.kl_loss_coef == 0:
-            what = f"kl_loss {self.kl_loss} has no effect while kl_loss_coef is 0"
-            found["kl_loss"] = what, "set kl_loss_coef, for example to 0.05, or leave kl_loss out"
-        if self.environment and not self.rewards and not self.missing_eos_penalty:
-            for name in ("normalize_rewards", "clip_rewards"):
-                if getattr(self, name):
-                    what = f"{name} has no effect: it is for scores of whole responses, not of turns"
-                    found[name] = what, f"leave {name} out, or scale the rewards in the environment"
-        if self.buffer_overflow == "drop_oldest":
-            what = (
-                "buffer_overflow drop_oldest acts as error: a PPO step holds one rollout, and nothing "
-                "older to drop"
-            )
-            found["buffer_overflow"] = what, "set buffer_overflow to error or disk"
-        return found
+        return idle_settings(self)
