@@ -226,7 +226,8 @@ class PPOConfig(Settings):
     says), or `lambda_return`, advantage + value, as if `value_lam` were the policy's lambda."""
     lam_alpha: float = setting(0.0, at_least=0)
     """Length-adaptive lambda of the policy, instead of `lam`: 1 - 1 / (lam_alpha * tokens of the response),
-    at least 0 (VAPO: 0.05, for answers of thousands of tokens; SAO: 1.5); 0 = off."""
+    at least 0 (VAPO: 0.05, for answers of thousands of tokens; SAO: 1.5). Of an episode, the policy's tokens
+    in all its turns; with `discount` turn, its turns. 0 = off."""
     discount: Literal["token", "turn"] = setting("token")
     """Where `gamma` and `lam` act in an episode: at every token of the policy, or, `turn`, only between its
     turns, as if each were one action."""
