@@ -269,10 +269,11 @@ class PPOConfig(Settings):
     """Both learning rates over one call of `train`: constant, or falling to 0. `ppo_step` outside of
     `train`, also after it, has no end to aim for and stays constant."""
     warmup_steps: int = setting(0, at_least=0)
-    """PPO steps at the start of `train` over which both learning rates rise from 0; 0 = none."""
+    """PPO steps at the start of `train` over which both learning rates rise from 0, those of critic warm-up
+    included: for the policy to begin slowly, more than these; 0 = none."""
     critic_warmup_steps: int = setting(0, at_least=0)
     """First PPO steps that train the value model alone, so that the policy begins with values that mean
-    something."""
+    something. They count for `lr_schedule`."""
 
     critic_warmup_until: float = setting(0.0, at_least=0, below=1)
     """Explained variance that the value model must have reached in a step before the policy trains, after
