@@ -82,6 +82,23 @@ def test_by_turns_both_factors_act_between_turns_alone(turns, gap, gamma, lam, v
     assert result.targets[0][real].tolist() == near(target)
 
 
+@pytest.mark.parametrize("alpha", [0.4, 1.5])
+@pytest.mark.parametrize(("by_turns", "steps"), [(False, 6), (True, 3)])
+def test_the_length_that_lambda_follows_counts_what_it_acts_at(alpha, by_turns, steps):
+    """Turns of 3, 2 and 1 tokens with 4 read between them: 6 tokens, or 3 turns."""
+    mask = [True] * 3 + [False] * 4 + [True] * 2 + [False] * 4 + [True]
+    rewards = [0.1 * i for i in range(len(mask))]
+    values = [0.5 - 0.07 * i for i in range(len(mask))]
+    lam = oracles.adaptive_lambda(steps, alpha)
+    found = gae(rewards, values, mask, 0.9, 0.123, lam_alpha=alpha, by_turns=by_turns)
+    expected = gae(rewards, values, mask, 0.9, lam, by_turns=by_turns)
+    real = torch.tensor(mask)
+    # lambda by length is float32
+    assert found.advantages[0][real].tolist() == pytest.approx(
+        expected.advantages[0][real].tolist(), abs=1e-6
+    )
+
+
 def test_turns_of_one_token_are_discounted_as_tokens_are():
     rewards, values, mask = (
         [1.0, 9.0, 2.0, 9.0, 3.0],

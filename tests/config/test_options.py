@@ -244,6 +244,27 @@ def test_schedules(make_config, schedule, expected):
     )
 
 
+def test_the_schedule_counts_ppo_steps_whatever_is_trained_in_them_and_how_often(make_config):
+    """Critic warm-up uses up its steps, and `value_epochs` are at the rate of their step."""
+    more = {"critic_warmup_steps": 2, "warmup_steps": 1, "ppo_epochs": 1, "value_epochs": 3}
+    trainer, taken = PPOTrainer(make_config(batch_size=1, **more)), []
+    model_trainer = trainer.model_trainer
+    for name, base in (("policy", 1e-3), ("value", 1e-3)):
+        optimizer = getattr(model_trainer, f"{name}_optimizer")
+        real = optimizer.step
+        optimizer.step = lambda name=name, base=base, optimizer=optimizer, real=real: (
+            taken.append((trainer.step + 1, name, optimizer.param_groups[0]["lr"] / base)) or real()
+        )
+    trainer.train(["a", "b", "c", "d", "e"])
+    factors = {1: 0.5, 2: 1.0, 3: 0.75, 4: 0.5, 5: 0.25}
+    expected = [
+        (step, name, pytest.approx(factor))
+        for step, factor in factors.items()
+        for name in (["value"] * 3 if step <= 2 else ["policy"] + ["value"] * 3)
+    ]
+    assert taken == expected
+
+
 def test_a_step_without_an_end_in_sight_keeps_the_full_rate(make_config, prompts):
     trainer = PPOTrainer(make_config(lr_schedule="linear"))
     assert [trainer.ppo_step(prompts)["learning_rate"] for _ in range(3)] == [

@@ -44,6 +44,18 @@ def test_patience_counts_evaluations_in_a_row_and_improvement_starts_it_anew():
     assert convergence == {"converged": False, "should_continue": True, "reason": ""}
 
 
+def test_evaluations_of_a_policy_that_waits_for_its_critic_do_not_count():
+    """The luckiest of them is no best that would be hard to beat, and none is a step without improvement."""
+    evaluator = Evaluator(config=PPOConfig(patience=2))
+    found = [evaluator.evaluate({"avg_reward": x}, policy_waits=True) for x in (1.0, 9.0, 0.5, 0.5, 0.5)]
+    assert [each["performance_improved"] for each, _ in found] == [True] + [False] * 4
+    assert all(each["should_continue"] and not each["converged"] for _, each in found)
+    assert (evaluator.best_reward, evaluator.rewards, evaluator.evaluations_since_best) == (1.0, [1.0], 0)
+    found = [evaluator.evaluate({"avg_reward": x}) for x in (1.5, 1.4, 1.3)]
+    assert [each["performance_improved"] for each, _ in found] == [True, False, False]
+    assert [each["should_continue"] for _, each in found] == [True, True, False]
+
+
 def test_the_reason_names_the_best_and_how_long_ago():
     evaluator = Evaluator(config=PPOConfig(patience=2))
     for reward in (1.5, 1.0):

@@ -133,6 +133,7 @@ def test_settings_that_contradict_each_other_are_refused_in_one_line(settings, s
 
 
 GAME = {"environment": "my_game:Game"}
+VLLM = {"engine": "vllm"}
 
 
 @pytest.mark.parametrize(
@@ -141,17 +142,22 @@ GAME = {"environment": "my_game:Game"}
         ({"adv_estimator": "reinforce_plus_plus", "lam": 0.8, "gamma": 0.9}, ["gamma", "lam"]),
         ({"adv_estimator": "reinforce_plus_plus", "lam": 1.0, "gamma": 1.0}, []),
         ({"lam_alpha": 1.5, "lam": 0.8, "gamma": 0.9}, ["lam"]),
-        ({"importance_low": 0.9}, ["importance_low"]),
+        ({"importance_low": 0.9, **VLLM}, ["importance_low"]),
         ({"objective": "cispo", "clip_epsilon": 0.3, "clip_epsilon_high": 0.4}, ["clip_epsilon"]),
         ({"objective": "cispo", "clip_epsilon": 0.3}, []),
-        ({"kl_target": 3.0}, ["kl_target"]),
+        ({"kl_target": 3.0, "kl_horizon": 400}, ["kl_target", "kl_horizon"]),
         ({"kl_target": 3.0, "kl_horizon": 400, "kl_controller": "budget"}, ["kl_horizon"]),
         ({"kl_target": 3.0, "kl_horizon": 400, "kl_controller": "adaptive"}, []),
         ({"kl_coef": 0.5, "kl_controller": "budget"}, ["kl_coef"]),
-        ({"importance_mode": "sequence_mask"}, ["importance_mode"]),
-        ({"importance_mode": "sequence_mask", "importance_clip": 1.01}, []),
-        ({"importance_mode": "sequence_mask", "importance_low": 0.99}, []),
-        ({"importance_low": 0.9, "importance_mode": "mask"}, []),
+        ({"importance_mode": "sequence_mask", **VLLM}, ["importance_mode"]),
+        ({"importance_mode": "sequence_mask", "importance_clip": 1.01, **VLLM}, []),
+        ({"importance_mode": "sequence_mask", "importance_low": 0.99, **VLLM}, []),
+        ({"importance_low": 0.9, "importance_mode": "mask", **VLLM}, []),
+        ({"importance_mode": "mask", "importance_clip": 3.0}, ["importance_mode", "importance_clip"]),
+        ({"value_coef": 0.5}, ["value_coef"]),
+        ({"value_coef": 0.5, "value_model": "policy"}, []),
+        ({**GAME, "discount": "turn", "gamma": 1.0, "lam": 1.0}, ["discount"]),
+        ({**GAME, "discount": "turn", "gamma": 1.0, "lam": 1.0, "value_lam": 0.9}, []),
         ({"kl_loss": "k3"}, ["kl_loss"]),
         ({"kl_loss": "k3", "kl_loss_coef": 0.1}, []),
         ({**GAME, "normalize_rewards": True, "clip_rewards": 2.0}, ["normalize_rewards", "clip_rewards"]),

@@ -16,6 +16,7 @@ from tests.helpers import weights
 from tests.ppo_trainer.test_resume import Crash, lines, same_run
 
 NAN = float("nan")
+NO_CRITIC = {"whiten_advantages": False, "value_learning_rate": 1e-4}
 LIMITS = {
     "max_skipped_updates": 4,
     "kl_limit": 10.0,
@@ -24,9 +25,12 @@ LIMITS = {
     "max_declining_evals": 3,
     "max_failed_rewards": 20.0,
     "critic_warmup_until": 0.3,
+    "leaves_out_cut": True,
 }
 HEALTHY = {
     "skipped_updates": 0,
+    "optimizer_steps": 8,
+    "kl_stopped": 0,
     "kl_exact": 2.0,
     "entropy": 1.5,
     "response_length": 20.0,
@@ -39,7 +43,9 @@ HEALTHY = {
 
 def history(steps: int = 12, **columns) -> list[dict[str, float]]:
     """Healthy steps, with these columns as given from the last step backwards."""
-    made = [{**HEALTHY, "avg_reward": 0.1 * i, "validation/reward": 0.1 * i} for i in range(steps)]
+    made = [
+        {**HEALTHY, "step": i + 1, "avg_reward": 0.1 * i, "validation/reward": 0.1 * i} for i in range(steps)
+    ]
     for name, values in columns.items():
         for step, value in zip(made[-len(values) :], values, strict=True):
             step[name.replace("validation_", "validation/")] = value
@@ -72,13 +78,14 @@ def test_a_healthy_run_raises_none_at_any_step():
         ({"validation_win_rate/judge": [0.9, 0.8, 0.7, 0.6]}, "overoptimization"),  # its own reward rises
         ({"failed_rewards": [5] * 3}, "rewards"),
         ({"explained_variance": [0.29] * 20}, "critic"),
-        ({"explained_variance": [-1.0, NAN] * 11}, "critic"),
+        ({"explained_variance": [-1.0, NAN] * 10}, "critic"),
+        ({"optimizer_steps": [0] * 3}, "cut"),
     ],
 )
 def test_what_goes_wrong_raises_its_own_alarm_and_0_turns_it_off(columns, guard):
     made = history(max(12, *map(len, columns.values())), **columns)
     assert raised(made) == [guard]
-    names = ["nonfinite", "kl", "entropy", "length", "overoptimization", "rewards", "critic"]
+    names = ["nonfinite", "kl", "entropy", "length", "overoptimization", "rewards", "critic", "cut"]
     limit = dict(zip(names, LIMITS, strict=True))[guard]
     assert raised(made, **{limit: 0}) == []
 
@@ -87,6 +94,10 @@ def test_what_goes_wrong_raises_its_own_alarm_and_0_turns_it_off(columns, guard)
     "columns",
     [
         {"skipped_updates": [3]},
+        {"optimizer_steps": [0] * 2},
+        {"optimizer_steps": [0, 8, 0, 0]},
+        {"optimizer_steps": [0] * 3, "skipped_updates": [1] * 3},
+        {"optimizer_steps": [0] * 3, "kl_stopped": [1, 1, 1]},  # it was stopped, not without a response
         {"skipped_updates": [4] + [0] * 10},  # long ago
         {"kl_exact": [10.0]},
         {"entropy": [0.5]},
@@ -110,19 +121,22 @@ def test_what_is_within_its_limits_raises_none(columns):
     assert raised(history(**columns)) == []
 
 
-def test_a_policy_waits_for_its_critic_a_while_before_it_is_said():
+def test_a_policy_waits_for_its_critic_a_while_and_then_it_is_said():
     made = history(40, explained_variance=[0.1] * 40)
-    assert raised(made[:19]) == []
-    assert raised(made[:20]) == ["critic"]
-    assert raised(made[:29], critic_warmup_steps=10) == []  # until then the policy waits in any case
+    assert [raised(made[:count]) for count in (19, 20, 21)] == [[], ["critic"], []]
+    assert raised(made[:20], critic_warmup_steps=10) == []  # until then the policy waits in any case
     [alarm] = alarms(made[:30], critic_warmup_until=0.3, critic_warmup_steps=10)
     assert alarm.message == (
         "the policy has waited 20 steps for the value model, whose explained variance was at most 0.1, and "
-        "critic_warmup_until is 0.3; raise value_learning_rate or value_epochs, or lower critic_warmup_until"
+        "critic_warmup_until is 0.3; the policy trains from the next step on: raise value_learning_rate or "
+        "value_epochs, or lower critic_warmup_until; to let it wait longer, raise critic_warmup_steps"
     )
+    [alarm] = alarms(made[:7], critic_warmup_until=0.3, critic_warmup_steps=2, last_step=7)
+    assert "waited 5 steps" in alarm.message
+    assert "; the run ends before the policy trained: raise" in alarm.message
     made[15]["explained_variance"] = 0.3
-    assert raised(made) == []
-    assert raised(made, critic_warmup_steps=16) == ["critic"]  # what came before does not count
+    assert raised(made[:20]) == []
+    assert raised(made[:36], critic_warmup_steps=16) == ["critic"]  # what came before does not count
 
 
 def test_runs_that_never_ended_responses_are_not_blamed_for_it():
@@ -144,15 +158,44 @@ def test_a_message_names_the_numbers():
 # --- in a run ---
 
 
-def test_a_policy_that_waits_forever_is_one_warning(make_config, monkeypatch):
-    monkeypatch.setattr(guards, "PATIENCE", 2)
+def test_a_policy_whose_critic_never_gets_good_trains_after_a_stated_wait(make_config, monkeypatch):
+    """One warning, a line in the log, and evaluations of a policy that did not move are not counted."""
+    monkeypatch.setattr(guards, "LONGEST_WAIT", 2)
+    more = {"critic_warmup_until": 0.999, "critic_warmup_steps": 1, "on_guard": "stop", "patience": 1}
     config = make_config(
-        batch_size=2, max_new_tokens=4, critic_warmup_until=0.999, on_guard="stop", run_name="waits"
+        batch_size=2, max_new_tokens=4, run_name="waits", min_improvement=1e3, rewards=(flat,), **more
     )
     results = PPOTrainer(config).train(PROMPTS * 2)
-    assert [step["alarms"] for step in results.metrics] == [0, 1, 1, 1, 1, 1]
+    assert [math.isnan(step["policy_loss"]) for step in results.metrics] == [True] * 3 + [False]
+    assert [step["alarms"] for step in results.metrics] == [0, 0, 1, 0]
+    assert results.stop_reason.startswith("no improvement over")  # by the evaluation after the wait
     [warning] = lines(results.run_folder, "warnings.jsonl")
-    assert (warning["step"], warning["guard"], warning["action"]) == (2, "critic", "warn")
+    assert (warning["step"], warning["guard"], warning["action"]) == (3, "critic", "warn")
+    written = (results.run_folder / "log.txt").read_text()
+    assert "step 4: the policy trains from here on; the explained variance" in written
+    assert "has not reached critic_warmup_until (0.999)" in written
+
+
+@pytest.mark.parametrize("method", [{}, {"adv_estimator": "rloo", "num_generations": 2, **NO_CRITIC}])
+def test_a_run_whose_responses_are_all_cut_and_left_out_says_so_and_changes_nothing(make_config, method):
+    more = {"batch_size": 2, "max_new_tokens": 4, "cut_responses": "leave_out", "run_name": "cut", **method}
+    trainer = PPOTrainer(make_config(**more))
+    trainer.models.eos_ids = ()
+    before = weights(trainer)
+    results = trainer.train(PROMPTS * 2)
+    assert [step["alarms"] for step in results.metrics] == [0, 0, 1, 1, 1, 1]
+    assert all(step["optimizer_steps"] == step["eos_rate"] == 0 for step in results.metrics)
+    assert all(math.isfinite(step[name]) for step in results.metrics for name in ("avg_reward", "kl"))
+    assert all(torch.equal(before[name], now) for name, now in weights(trainer).items())
+    assert not optimizer_states(trainer)
+    [warning] = warnings_of(results.run_folder)
+    assert (warning["step"], warning["guard"], warning["action"]) == (3, "cut", "warn")
+    written = (results.run_folder / "log.txt").read_text()
+    assert written.count("no update, as none of") == 6
+
+
+def flat(prompts, texts):
+    return [float(i) for i in range(len(texts))]
 
 
 PROMPTS = [f"prompt {i}" for i in range(6)]
@@ -187,6 +230,7 @@ def optimizer_states(trainer):
     return [
         value.clone()
         for part in parts
+        if part is not None
         for each in part.state_dict()["state"].values()
         for value in each.values()
     ]

@@ -656,6 +656,11 @@ def test_a_length_adaptive_lambda_that_is_0_for_short_answers_is_said():
     assert "lambda 0 for responses of up to 20 tokens and 0.62 for the longest (53)" in found.text
     for fine in ({"max_new_tokens": 4096, "lam_alpha": 0.05}, {"max_new_tokens": 53, "lam_alpha": 1.5}):
         assert check_reach(PPOConfig(**fine)).level == "ok"
+    game = {"environment": ("game:Game",), "max_new_tokens": 64, "max_turns": 5, "lam_alpha": 0.05}
+    assert check_reach(PPOConfig(**game)).level == "ok"  # 320 tokens
+    found = check_reach(PPOConfig(**game, discount="turn"))
+    assert found.level == "warn"
+    assert "lambda 0 for responses of up to 20 turns and 0 for the longest (5)" in found.text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,10 @@ discounted reward-to-go for a `value_lam` of 1, and A_t + V(s_t) with its own la
     lambda = clamp(1 - 1 / (lam_alpha * l), 0, 1)
 
 In an episode of several turns, gamma and lambda act at every token, or, by turns, at the last token of each
-turn alone: the tokens of a turn are then one action, and 1 takes the place of both between them.
+turn alone: the tokens of a turn are then one action, and 1 takes the place of both between them. The length l
+counts what lambda acts at: all tokens that the policy chose in the episode, not those it read; by turns, the
+turns. So (1 - 1 / (lam_alpha l))^l, what is left of a final score at the beginning, is about
+exp(-1 / lam_alpha) either way.
 """
 
 from __future__ import annotations
@@ -45,9 +48,13 @@ class Terms(NamedTuple):
     by_turns: bool = False  # gamma and lambda act at the ends of turns alone
 
 
-def adaptive_lam(mask: Tensor, lam_alpha: float) -> Tensor:
-    """(B, R) -> (B,), in float32."""
-    return (1 - 1 / (lam_alpha * mask.sum(1).clamp(min=1))).clamp(0, 1)
+def adaptive_lam(steps: Tensor, lam_alpha: float) -> Tensor:
+    """(B, R) -> (B,), in float32.
+
+    Args:
+        steps: True where lambda acts.
+    """
+    return (1 - 1 / (lam_alpha * steps.sum(1).clamp(min=1))).clamp(0, 1)
 
 
 def at_turn_ends(factor: float | Tensor, pairs: SAPairs) -> Tensor:
@@ -61,7 +68,8 @@ def gae(outcome: Outcome, terms: Terms) -> Credit:
     parts = terms.parts
     pairs = outcome.as_pairs(terms.gamma)
     gamma: float | Tensor = terms.gamma
-    lam = adaptive_lam(pairs.mask, terms.lam_alpha) if terms.lam_alpha > 0 else terms.lam
+    steps = turn_ends(pairs.mask) if terms.by_turns else pairs.mask
+    lam = adaptive_lam(steps, terms.lam_alpha) if terms.lam_alpha > 0 else terms.lam
     value_lam: float | Tensor | None = terms.value_lam
     if terms.by_turns:
         gamma, lam = at_turn_ends(gamma, pairs), at_turn_ends(lam, pairs)

@@ -27,7 +27,6 @@ OF_THE_CRITIC = (
 )
 
 OF_THE_WEIGHTS = ("importance_mode", "importance_low", "importance_clip")
-WIDE = (0.5, 2.0)  # a band that means something for tokens, and nothing for means over responses
 
 
 def check_credit(config: PPOConfig) -> None:
@@ -66,10 +65,10 @@ def check_credit(config: PPOConfig) -> None:
             else f"{name} does not discount"
         )
         raise ValueError(f"discount turn acts between turns, and {why}: leave discount out")
-    if config.objective == "dis" and (moved := _moved(config, OF_THE_WEIGHTS)):
+    if config.objective == "dis" and (given := moved(config, OF_THE_WEIGHTS)):
         raise ValueError(
             "objective dis takes its ratio to the policy that sampled, and importance weights would count it "
-            f"twice: leave {', '.join(moved)} out"
+            f"twice: leave {', '.join(given)} out"
         )
     if config.objective != "ppo" and config.dual_clip:
         raise ValueError(
@@ -77,47 +76,18 @@ def check_credit(config: PPOConfig) -> None:
         )
 
 
-def idle_credit(config: PPOConfig) -> dict[str, tuple[str, str]]:
-    """Settings that have no effect with the others as they are: what is wrong, and what to do."""
-    unread: dict[str, str] = {}
-    if not config.has_critic:  # undiscounted, as a gamma and a lambda of 1 would be
-        reader = f"adv_estimator {config.adv_estimator}"
-        unread = {name: reader for name in ("gamma", "lam") if getattr(config, name) != 1}
-    elif config.lam_alpha:
-        unread = {"lam": f"lam_alpha ({config.lam_alpha:g}), which replaces it"}
-    if config.importance_mode == "truncate":
-        unread["importance_low"] = "importance_mode truncate"
-    if config.objective == "cispo" and config.clip_epsilon_high:
-        unread["clip_epsilon"] = f"objective cispo and clip_epsilon_high ({config.clip_epsilon_high:g})"
-    if config.kl_controller == "budget":
-        unread["kl_horizon"] = "kl_controller budget"
-        unread["kl_coef"] = "kl_controller budget, which finds its own as soon as rewards differ"
-    found = {
-        name: (f"{name} ({getattr(config, name):g}) has no effect with {unread[name]}", f"leave {name} out")
-        for name in _moved(config, unread)
-    }
-    low, high = config.importance_low, config.importance_clip
-    if config.importance_mode == "sequence_mask" and low <= WIDE[0] and high >= WIDE[1]:
-        found["importance_mode"] = (
-            f"importance_mode sequence_mask has no effect in practice from {low:g} to {high:g}: the "
-            "geometric mean of a response's weights is nearly always within 0.99 to 1.01",
-            "set importance_low and importance_clip, for example to 0.99 and 1.01",
-        )
-    return found
-
-
-def _moved(config: PPOConfig, names: Iterable[str]) -> list[str]:
+def moved(config: PPOConfig, names: Iterable[str]) -> list[str]:
     """Those of the settings that are not at their defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     return [name for name in names if getattr(config, name) != defaults[name]]
 
 
 def _refuse_critic_settings(config: PPOConfig) -> None:
-    moved = _moved(config, OF_THE_CRITIC)
+    given = moved(config, OF_THE_CRITIC)
     if config.cut_responses == "bootstrap":
-        moved.append("cut_responses bootstrap")
-    if moved:
+        given.append("cut_responses bootstrap")
+    if given:
         raise ValueError(
-            f"adv_estimator {config.adv_estimator} has no value model, which {', '.join(moved)} "
-            f"need{'s' if len(moved) == 1 else ''}: leave out, or set adv_estimator to gae"
+            f"adv_estimator {config.adv_estimator} has no value model, which {', '.join(given)} "
+            f"need{'s' if len(given) == 1 else ''}: leave out, or set adv_estimator to gae"
         )

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from proxima.config.credit_checks import WITHOUT_CRITIC, check_credit, idle_credit
+from proxima.config.credit_checks import WITHOUT_CRITIC, check_credit
+from proxima.config.idle_settings import idle_settings
 from proxima.config.presets import preset_values
 from proxima.config.reward_spec import RewardSpec
 from proxima.config.setting_checks import (
@@ -225,14 +226,16 @@ class PPOConfig(Settings):
     says), or `lambda_return`, advantage + value, as if `value_lam` were the policy's lambda."""
     lam_alpha: float = setting(0.0, at_least=0)
     """Length-adaptive lambda of the policy, instead of `lam`: 1 - 1 / (lam_alpha * tokens of the response),
-    at least 0 (VAPO: 0.05, for answers of thousands of tokens; SAO: 1.5); 0 = off."""
+    at least 0 (VAPO: 0.05, for answers of thousands of tokens; SAO: 1.5). Of an episode, the policy's tokens
+    in all its turns; with `discount` turn, its turns. 0 = off."""
     discount: Literal["token", "turn"] = setting("token")
     """Where `gamma` and `lam` act in an episode: at every token of the policy, or, `turn`, only between its
     turns, as if each were one action."""
     cut_responses: Literal["terminal", "bootstrap", "leave_out"] = setting("terminal")
     """How responses truncated at `max_new_tokens` are treated: `terminal`, as finished, with its score;
     `bootstrap`, as unfinished, with the value after its last token in place of its sequence score;
-    `leave_out`, not trained on."""
+    `leave_out`, not trained on; a step without a finished response updates nothing, and three in a row
+    raise an alarm."""
     whiten_advantages: bool = setting(True)
     """Shift and scale the advantages of a rollout to zero mean and unit variance, so that the size of an
     update does not depend on the rewards' scale."""
@@ -266,14 +269,16 @@ class PPOConfig(Settings):
     """Both learning rates over one call of `train`: constant, or falling to 0. `ppo_step` outside of
     `train`, also after it, has no end to aim for and stays constant."""
     warmup_steps: int = setting(0, at_least=0)
-    """PPO steps at the start of `train` over which both learning rates rise from 0; 0 = none."""
+    """PPO steps at the start of `train` over which both learning rates rise from 0, those of critic warm-up
+    included: for the policy to begin slowly, more than these; 0 = none."""
     critic_warmup_steps: int = setting(0, at_least=0)
     """First PPO steps that train the value model alone, so that the policy begins with values that mean
-    something."""
+    something. They count for `lr_schedule`."""
 
     critic_warmup_until: float = setting(0.0, at_least=0, below=1)
     """Explained variance that the value model must have reached in a step before the policy trains, after
-    `critic_warmup_steps`; 0 = none."""
+    `critic_warmup_steps`; not reached in 20 steps more, the policy trains all the same, and a warning says
+    so. 0 = none."""
 
     # --- the buffer ---
     buffer_sampling: Literal["shuffled", "sequential", "length_balanced", "token_budget"] = setting(
@@ -307,7 +312,7 @@ class PPOConfig(Settings):
     generation of their own."""
     patience: int = setting(0, at_least=0, changes_results=False)
     """Stop after this many evaluations in a row without improvement, unless the last 2 * patience still rise;
-    0 = never."""
+    those during critic warm-up do not count. 0 = never."""
     min_improvement: float = setting(0.0, at_least=0, changes_results=False)
     """By how much the average reward, or with `judges` their mean win rate, must beat the best so far to be
     an improvement."""
@@ -356,8 +361,9 @@ class PPOConfig(Settings):
     """Alarm when the validation reward, or the mean win rate by `judges`, fell this many evaluations in a row
     while the training reward rose (over-optimisation); 0 = off."""
     on_guard: Literal["warn", "stop", "rollback"] = setting("warn", changes_results=False)
-    """On an alarm of `kl_limit`, `min_entropy`, `length_limit` or `max_declining_evals`: warn; stop; or roll
-    back to the best checkpoint and continue with smaller learning rates (3 times, then stop)."""
+    """On an alarm of `kl_limit`, `min_entropy`, `length_limit` or `max_declining_evals`, or where all
+    responses are cut and left out: warn; stop; or roll back to the best checkpoint and continue with smaller
+    learning rates (3 times, then stop)."""
     rollback_rate_factor: float = setting(0.5, above=0, at_most=1, changes_results=False)
     """Factor of both learning rates at each rollback."""
 
@@ -440,31 +446,4 @@ class PPOConfig(Settings):
 
         Not refused: old runs must load.
         """
-        found = idle_credit(self)
-        if self.kl_controller == "adaptive" and self.kl_coef == 0:
-            what = (
-                "kl_controller adaptive multiplies kl_coef, and 0 stays 0: there is no KL penalty at any "
-                "distance"
-            )
-            found["kl_controller"] = (
-                what,
-                "start with kl_coef above 0, for example 0.1, or set kl_controller to fixed",
-            )
-        if self.kl_controller == "fixed" and self.kl_target != 6:
-            what = f"kl_target ({self.kl_target:g}) has no effect with kl_controller fixed"
-            found["kl_target"] = what, "set kl_controller to budget, or leave kl_target out"
-        if self.kl_loss != "exact" and self.kl_loss_coef == 0:
-            what = f"kl_loss {self.kl_loss} has no effect while kl_loss_coef is 0"
-            found["kl_loss"] = what, "set kl_loss_coef, for example to 0.05, or leave kl_loss out"
-        if self.environment and not self.rewards and not self.missing_eos_penalty:
-            for name in ("normalize_rewards", "clip_rewards"):
-                if getattr(self, name):
-                    what = f"{name} has no effect: it is for scores of whole responses, not of turns"
-                    found[name] = what, f"leave {name} out, or scale the rewards in the environment"
-        if self.buffer_overflow == "drop_oldest":
-            what = (
-                "buffer_overflow drop_oldest acts as error: a PPO step holds one rollout, and nothing "
-                "older to drop"
-            )
-            found["buffer_overflow"] = what, "set buffer_overflow to error or disk"
-        return found
+        return idle_settings(self)

@@ -52,11 +52,13 @@ class Evaluator:
         self.rewards: list[float] = []  # what decided the last evaluations
         self.decided_by = ""  # reward or judges; a resumed run keeps who decided before
 
-    def evaluate(self, metrics: RecordView) -> tuple[Record, Record]:
+    def evaluate(self, metrics: RecordView, policy_waits: bool = False) -> tuple[Record, Record]:
         """
         Args:
             metrics: `avg_reward` at least; losses, `step`, `generated_texts`, `rewards` and `prompts` are
                 shown with the evaluation.
+            policy_waits: whether the step was one of critic warm-up. The policy is then what it was: after
+                the first, such evaluations neither improve nor count against `patience`.
         Returns:
             performance: `performance_improved`, the reward, the `evidence` that decides and the best of it so
                 far, the `trend` of the last evaluations, `validation` numbers and `samples`.
@@ -69,12 +71,13 @@ class Evaluator:
         validation = dict(self.validate()) if self.validate else {}
         reward = float(validation["reward"] if "reward" in validation else metrics["avg_reward"])
         evidence = self._evidence(validation, reward)
-        self.rewards = [*self.rewards, evidence][-REMEMBERED:]
-        improved = evidence > self.best_reward + self.config.min_improvement  # anything beats -inf
+        counts = not (policy_waits and self.rewards)
+        improved = counts and evidence > self.best_reward + self.config.min_improvement  # anything beats -inf
+        if counts:
+            self.rewards = [*self.rewards, evidence][-REMEMBERED:]
+            self.evaluations_since_best += 1
         if improved:
             self.best_reward, self.best_step, self.evaluations_since_best = evidence, step, 0
-        else:
-            self.evaluations_since_best += 1
         patience = self.config.patience or PLATEAU
         recent = self._since(2 * patience)
         performance = {
@@ -90,14 +93,17 @@ class Evaluator:
             "validation": {f"validation/{name}": number for name, number in validation.items()},
             "samples": self._samples(metrics),
         }
-        converged = self.evaluations_since_best >= patience and not is_rising(recent)
+        return performance, self._convergence(patience, is_rising(recent))
+
+    def _convergence(self, patience: int, rising: bool) -> Record:
+        converged = self.evaluations_since_best >= patience and not rising
         stop = converged and self.config.patience > 0
         by = " by judges" if self.decided_by == JUDGES else ""
         reason = (
             f"no improvement over {self.best_reward:.4g}{by} (step {self.best_step}) in "
             f"{self.evaluations_since_best} evaluations"
         )
-        return performance, {
+        return {
             "converged": converged,
             "should_continue": not stop,
             "reason": reason if converged else "",

@@ -5,6 +5,7 @@ In: a config, then prompts. Out: a trained policy, and metrics for every step.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,9 +44,11 @@ from proxima.ppo_trainer.training_run import TrainingRun
 from proxima.ppo_trainer.value_adder import ValueAdder
 from proxima.reward_kl import KLBudget, KLDivergence, RewardAdjuster, adapt_kl_coef
 from proxima.rewards import check_rewards
-from proxima.runs import advantage_metrics, rollout_metrics, score_metrics
+from proxima.runs import advantage_metrics, guards, rollout_metrics, score_metrics
 from proxima.runs.checkpoint import write_folder
 from proxima.training import learning_rate_factor
+
+log = logging.getLogger(__name__)
 
 ROUNDING = 1e-6  # relative to the largest reward
 
@@ -92,6 +95,7 @@ class PPOTrainer:
         self.kl_budget = KLBudget(config.kl_target) if config.kl_controller == "budget" else None
         self.rate_factor = 1.0  # of both learning rates; smaller after a rollback
         self.critic_is_ready = config.critic_warmup_until == 0
+        self.policy_trains = True  # not so in steps of critic warm-up
         self.step = 0
         self.first_step = 0  # of the call of `train` under way; its schedule begins there
         self.total_steps: int | None = None  # the step at which that call ends; None outside `train`
@@ -136,9 +140,9 @@ class PPOTrainer:
         self.buffer.clear()
         batches = self.buffer.store(trained, self.step) if trains else None
         measured = advantage_metrics(estimated)
-        is_warm = self._critic_is_warm(measured["explained_variance"])
+        self.policy_trains = self._critic_is_warm(measured["explained_variance"])
         with self.generator.read_ahead.running():
-            updated = self.model_trainer.update_models(batches, self._rate(), is_warm)
+            updated = self.model_trainer.update_models(batches, self._rate(), self.policy_trains)
         clock.lap("update")
         self._end_step()
         metrics = {
@@ -153,7 +157,7 @@ class PPOTrainer:
             "buffer_bytes": self.buffer.nbytes,
             **clock.seconds(),
         }
-        if is_warm and trains:
+        if self.policy_trains and trains:
             self._adapt_kl_coef(metrics, rollout.batch_size)
         self.generator.check_sampling_gap(metrics["sampling_gap"])
         done = {"generated_texts": texts, "sa_pairs": trained, "trained_rows": rows.tolist()}
@@ -188,10 +192,19 @@ class PPOTrainer:
         return self.rate_factor * learning_rate_factor(self.config.lr_schedule, *steps)
 
     def _critic_is_warm(self, explained_variance: float) -> bool:
-        """Whether the policy trains in this step; once the value model was good enough, it stays so."""
-        if self.step < self.config.critic_warmup_steps:
+        """Whether the policy trains in this step; once the value model was good enough, or the policy has
+        waited long enough, it stays so."""
+        until, waited = self.config.critic_warmup_until, self.step - self.config.critic_warmup_steps
+        if waited < 0:
             return False
-        self.critic_is_ready |= explained_variance >= self.config.critic_warmup_until
+        if not self.critic_is_ready and (explained_variance >= until or waited >= guards.LONGEST_WAIT):
+            self.critic_is_ready = True
+            how = "has reached" if explained_variance >= until else "has not reached"
+            log.info(
+                "step %d: the policy trains from here on; the explained variance (%.3g) %s "
+                "critic_warmup_until (%g)",
+                *(self.step + 1, explained_variance, how, until),
+            )
         return self.critic_is_ready
 
     def _placed(self, rewards: Tensor, pairs: TokenPairs) -> Tensor:

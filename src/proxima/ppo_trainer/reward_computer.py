@@ -242,7 +242,14 @@ class RewardComputer:
             )
         if self.config.cut_responses == "leave_out":
             finished = (known & rollout.tokens.ended.cpu()).nonzero().flatten()
-            return (finished, True) if len(finished) else (good, False)
+            if not len(finished):
+                log.warning(
+                    "step %d: no update, as none of %d responses finished (cut_responses leave_out)",
+                    step,
+                    count,
+                )
+                return good, False
+            return finished, True
         return good, True
 
     def shape_rewards(self, rollout: TokenPairs, scores: Scores, normalize: bool | None = None) -> Tensor:

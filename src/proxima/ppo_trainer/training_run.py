@@ -246,7 +246,7 @@ class TrainingRun:
         if trainer.step % self.config.eval_every == 0 or trainer.step == trainer.total_steps:
             with same_random_state():  # an evaluation changes nothing that training draws
                 performance, convergence = self.evaluator.evaluate(
-                    {**outcome, **metrics, "prompts": answered}
+                    {**outcome, **metrics, "prompts": answered}, policy_waits=not trainer.policy_trains
                 )
                 self.write_samples(performance["samples"], outcome)
             metrics |= performance["validation"]
@@ -334,6 +334,8 @@ class TrainingRun:
             start=self.results.start,
             critic_warmup_until=0.0 if self.trainer.critic_is_ready else config.critic_warmup_until,
             critic_warmup_steps=config.critic_warmup_steps,
+            last_step=self.trainer.total_steps,
+            leaves_out_cut=config.cut_responses == "leave_out",
         )
 
     def new_alarms(self, raised: list[Alarm]) -> list[Alarm]:

@@ -18,7 +18,8 @@ History = Sequence[Mapping[str, float]]
 WINDOW = 10  # steps over which skipped updates are counted
 CONSECUTIVE = 3  # steps with too long responses, or too many failures; one batch may be chance
 FAILED_PART = 0.2  # of the failed rewards that would stop a run: the alarm comes long before
-PATIENCE = 20  # steps after the critic's warm-up in which it may reach what the policy waits for
+LONGEST_WAIT = 20  # steps after `critic_warmup_steps` in which the policy waits for `critic_warmup_until`
+UPDATES = ("optimizer_steps", "skipped_updates", "kl_stopped")  # all 0 where there was nothing to train on
 MAX_ROLLBACKS = 3  # after these the run stops
 
 
@@ -41,6 +42,8 @@ def alarms(
     start: Mapping[str, float] | None = None,
     critic_warmup_until: float = 0.0,
     critic_warmup_steps: int = 0,
+    last_step: int | None = None,
+    leaves_out_cut: bool = False,
 ) -> list[Alarm]:
     """The alarms of the last step; a limit of 0 turns its guard off.
 
@@ -48,8 +51,11 @@ def alarms(
         max_failed_rewards: responses per step; with more the run stops.
         start: the evaluation before the first step, where there was one; the first that can decline.
         critic_warmup_until: explained variance that the policy still waits for.
-        critic_warmup_steps: steps before which it would wait anyway.
+        critic_warmup_steps: number of the last step in which it would wait anyway.
+        last_step: with which the run ends.
+        leaves_out_cut: whether responses that were cut are not trained on.
     """
+    waits = critic_warmup_steps, last_step
     messages = {
         "nonfinite": nonfinite(history, max_skipped_updates) if max_skipped_updates else "",
         "kl": too_far(history, kl_limit) if kl_limit else "",
@@ -57,7 +63,8 @@ def alarms(
         "length": too_long(history, length_limit) if length_limit else "",
         "overoptimization": overoptimized(history, max_declining_evals, start) if max_declining_evals else "",
         "rewards": failing(history, FAILED_PART * max_failed_rewards) if max_failed_rewards else "",
-        "critic": waiting(history[critic_warmup_steps:], critic_warmup_until) if critic_warmup_until else "",
+        "critic": waited(history, critic_warmup_until, *waits) if critic_warmup_until else "",
+        "cut": all_cut(history) if leaves_out_cut else "",
     }
     return [Alarm(guard, message) for guard, message in messages.items() if message]
 
@@ -121,16 +128,35 @@ def failing(history: History, limit: float) -> str:
     )
 
 
-def waiting(history: History, until: float) -> str:
-    """The policy is not trained, as the value model has long not reached what it waits for."""
-    reached = [step["explained_variance"] for step in history]
-    if len(reached) < PATIENCE or any(each >= until for each in reached):
+def waited(history: History, until: float, warmup_steps: int, last_step: int | None) -> str:
+    """The policy has waited as long as it may, or to the run's end, and the value model has not reached what
+    it waited for."""
+    step = history[-1]["step"]
+    if step not in (warmup_steps + LONGEST_WAIT, last_step):
+        return ""
+    reached = [each["explained_variance"] for each in history if each["step"] > warmup_steps]
+    if any(each >= until for each in reached):
         return ""
     known = [each for each in reached if not math.isnan(each)]
+    ends = step == last_step
     return (
         f"the policy has waited {len(reached)} steps for the value model, whose explained variance was at "
-        f"most {max(known, default=math.nan):.3g}, and critic_warmup_until is {until:g}; raise "
-        "value_learning_rate or value_epochs, or lower critic_warmup_until"
+        f"most {max(known, default=math.nan):.3g}, and critic_warmup_until is {until:g}; "
+        f"{'the run ends before the policy trained' if ends else 'the policy trains from the next step on'}: "
+        "raise value_learning_rate or value_epochs, or lower critic_warmup_until"
+        f"{'' if ends else '; to let it wait longer, raise critic_warmup_steps'}"
+    )
+
+
+def all_cut(history: History) -> str:
+    """No response of the last steps was finished, and so none was trained on."""
+    recent = history[-CONSECUTIVE:]
+    updated = any(step[name] for step in recent for name in UPDATES)
+    if len(recent) < CONSECUTIVE or updated:
+        return ""
+    return (
+        f"nothing was trained in the last {CONSECUTIVE} steps: no response finished, and cut_responses "
+        "leave_out trains on finished ones alone; raise max_new_tokens, or set cut_responses to terminal"
     )
 
 

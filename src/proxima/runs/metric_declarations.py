@@ -532,7 +532,7 @@ METRICS = [
         meaning="Optimiser steps taken in the update; 0 where it was stopped before the first.",
         healthy="`ppo_epochs` times the number of minibatches, every time.",
         otherwise="Fewer: `kl_stopped` or `skipped_updates` says why, or `failed_rewards` made the batch "
-        "smaller.",
+        "smaller. 0 with `eos_rate` 0: `cut_responses` leaves out every response; raise `max_new_tokens`.",
     ),
     Metric(
         "skipped_updates",

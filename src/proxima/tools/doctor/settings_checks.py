@@ -89,14 +89,15 @@ def _longest_response(config: PPOConfig) -> tuple[int, str, str]:
 
 
 def _check_adaptive_lam(name: str, config: PPOConfig) -> Finding:
-    alone = math.floor(1 / config.lam_alpha)  # tokens up to which 1 - 1 / (alpha * tokens) is not above 0
-    longest = max(0.0, 1 - 1 / (config.lam_alpha * config.max_new_tokens))
-    if alone <= max(1, SHORT * config.max_new_tokens):
+    actions, kind, _ = _longest_response(config)
+    alone = math.floor(1 / config.lam_alpha)  # actions up to which 1 - 1 / (alpha * actions) is not above 0
+    longest = max(0.0, 1 - 1 / (config.lam_alpha * actions))
+    if alone <= max(1, SHORT * actions):
         return ok(name, f"lam_alpha {config.lam_alpha:g} makes lambda {longest:.2g} for the longest response")
     return warn(
         name,
-        f"lam_alpha ({config.lam_alpha:g}) makes lambda 0 for responses of up to {alone} tokens and "
-        f"{longest:.2g} for the longest ({config.max_new_tokens}): they learn from the value model's guess",
+        f"lam_alpha ({config.lam_alpha:g}) makes lambda 0 for responses of up to {alone} {kind} and "
+        f"{longest:.2g} for the longest ({actions}): they learn from the value model's guess",
         "set lam_alpha to 1.5, which suits any length, or to 0 and use lam",
     )
 
