@@ -290,6 +290,67 @@ def test_broken_files_never_fail_a_request(ask, runs, file, content, what):
         json.loads(response.text, parse_constant=pytest.fail)  # JSON has no NaN
 
 
+SECRET = "a secret of this machine"
+OWN_FILES = {
+    "metrics.jsonl": {"step": 30, "avg_reward": 1.0, SECRET: 2.0},
+    "samples.jsonl": {"step": 30, "prompt": SECRET, "text": SECRET, "reward": 1.0},
+    "warnings.jsonl": {"step": 30, "guard": SECRET, "message": SECRET, "action": "warn"},
+    "config.yaml": {"model_name": SECRET},
+    "results.json": {"stop_reason": SECRET},
+    "environment.json": {"cpu": SECRET},
+    "evaluation.json": {"reward": SECRET},
+    "origin.json": {"kind": "ppo", "command": ["proxima", SECRET], "folder": SECRET},
+    "doctor.json": [{"how": SECRET, "checks": []}],
+    "best_constants.json": {SECRET: {"answer": SECRET, "score": 1.0}},
+    "log.txt": SECRET,
+    "tokens": {"samples": [{**token_sample(3), "prompt": SECRET}]},
+    "replay": {},
+}
+ROUTES = ("run", "curves", "findings", "log", "samples", "tokens", "compare")
+
+
+@pytest.mark.parametrize("name", OWN_FILES)
+def test_links_inside_a_run_are_not_followed(ask, runs, name):
+    """The folder of a run may come from elsewhere, and name any file of this machine."""
+    own, outside = runs / "plain" / name, runs.parent / "outside"
+    outside.mkdir()
+    if name in ("tokens", "replay"):
+        shutil.rmtree(own, ignore_errors=True)
+        (outside / "step-00000030.json").write_text(json.dumps(OWN_FILES[name]))
+        (outside / f"{SECRET}.safetensors").touch()
+        own.symlink_to(outside)
+    else:
+        own.unlink(missing_ok=True)
+        (outside / "file").write_text(json.dumps(OWN_FILES[name]) + "\n")
+        own.symlink_to(outside / "file")
+    ask("runs")
+    for path in ROUTES:
+        response = ask.client.get(f"/api/{path}", params={"name": "plain", "step": 30})
+        assert response.status_code in (200, 400)
+        assert SECRET not in response.text, path
+    if name.endswith((".json", ".jsonl", ".yaml")):
+        assert any(
+            "is a link, which is not followed" in each for each in ask("run", name="plain")["problems"]
+        )
+
+
+def test_what_is_large_is_cut_before_it_travels(ask, runs):
+    """60 MB of alarms, a file of results and a name per number would keep the page and the server busy."""
+    alarms = [{"step": i, "guard": "kl", "message": "m" * 5000, "action": "warn"} for i in range(1000)]
+    (runs / "plain" / "warnings.jsonl").write_text("".join(json.dumps(each) + "\n" for each in alarms))
+    (runs / "plain" / "results.json").write_text(json.dumps({"stop_reason": "x" * 20_000_000}))
+    rows = [{"step": i, **{f"m{i}.{j}": 1.0 for j in range(300)}} for i in range(1, 31)]
+    (runs / "plain" / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    response = ask.client.get("/api/run", params={"name": "plain"})
+    said = response.json()
+    assert len(response.content) < 3_000_000
+    assert (said["warnings"], len(said["messages"]), said["messages"][-1]["step"]) == (1000, 500, 999)
+    assert len(said["messages"][0]["message"]) < 2100
+    assert said["metrics"] == 5000
+    assert any("more than 5,000 metrics" in each for each in said["problems"])
+    assert any("results.json cannot be read: it has more than" in each for each in said["problems"])
+
+
 # --- runs that change ---
 
 

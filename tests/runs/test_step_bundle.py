@@ -130,6 +130,53 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
         read_bundle(path)
 
 
+@pytest.mark.parametrize("head", [b"{}", b'{"rows":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}', None])
+def test_nothing_is_read_after_a_header_that_is_not_sound(tmp_path, monkeypatch, head):
+    """A hole of 4 GiB takes no space on disk, and would take 4 GiB of memory."""
+    path, read = tmp_path / "hole", []
+    start = CONTENT[: header()[0]] if head is None else struct.pack("<Q", len(head)) + head
+    with path.open("wb") as file:
+        file.write(start)
+        file.truncate(LARGEST_BUNDLE)
+
+    class Counted:
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *given):
+            self.file.close()
+
+        def fileno(self):
+            return self.file.fileno()
+
+        def read(self, size=-1):
+            read.append(size)
+            return self.file.read(size)
+
+    monkeypatch.setattr("proxima.runs.step_bundle.open_file", lambda path: Counted(path.open("rb")))
+    with pytest.raises(ValueError, match="not a bundle, or a damaged one") as error:
+        read_bundle(path)
+    assert read == [8, len(start) - 8]
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e300, 1.5, -1e-3, True, "1"])
+def test_a_tolerance_that_allows_any_difference_is_refused(bundle, seal, value):
+    tolerance = {**bundle.facts["tolerance"], "numbers": value}
+    with pytest.raises(ValueError, match="its tolerance is not made of numbers from 0 to 1"):
+        read_bundle(seal({**bundle.facts, "tolerance": tolerance}, bundle.tensors))
+
+
+def test_weights_without_numbers_are_refused(bundle, seal):
+    """They take no bytes, and their shape may say anything."""
+    name = next(each for each in bundle.tensors if each.startswith("before/policy/"))
+    with pytest.raises(ValueError, match="none that a step has"):
+        read_bundle(seal(bundle.facts, {**bundle.tensors, name: torch.zeros(2**30, 0)}))
+
+
 def test_a_sealed_file_with_other_shapes_or_types_is_refused(bundle, seal):
     def refused(what, **tensors):
         changed = {**bundle.tensors, **{name.replace("__", "/"): each for name, each in tensors.items()}}

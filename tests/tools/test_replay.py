@@ -343,6 +343,7 @@ def test_settings_of_a_bundle_reach_no_tracker_no_server_and_no_remote_code(reco
         ({"target_modules": "(a+)+$"}, "its adapter has the setting target_modules"),
         ({"auto_mapping": {"base_model_class": "x"}}, "its adapter has the setting auto_mapping"),
         ({"rank_pattern": {"(a+)+$": 2}}, "its adapter has the setting rank_pattern"),
+        ({"rank_pattern": {"q_proj": 10**9}}, "its adapter has the setting rank_pattern"),
     ],
 )
 def test_a_strange_adapter_is_refused(recorded, change, reason):
@@ -366,6 +367,25 @@ def test_a_strange_adapter_is_refused(recorded, change, reason):
 def test_strange_settings_are_refused(recorded, settings, reason):
     with pytest.raises(ValueError, match=reason):
         replay_step(elsewhere(recorded, **settings))
+
+
+@pytest.fixture
+def no_adapters(monkeypatch):
+    """Fails where adapters are made at all."""
+
+    def made(*given, **named):
+        raise AssertionError("an adapter was made")
+
+    monkeypatch.setattr("proxima.tools.replay.replayed_step.PPOTrainer", made)
+
+
+def test_adapters_larger_than_the_recorded_ones_are_refused_before_they_are_made(recorded, no_adapters):
+    name = next(each for each in recorded.tensors if each.startswith("before/policy/") and "lora_A" in each)
+    tall = {**recorded.tensors, name: torch.zeros(60_000, 1)}
+    with pytest.raises(ValueError, match=r"rank 60000 would have [\d,]+ weights on this model"):
+        replay_step(replace(elsewhere(recorded, lora_r=60_000), tensors=tall))
+    with pytest.raises(AssertionError, match="an adapter was made"):
+        replay_step(recorded)
 
 
 def test_strange_tokens_and_states_are_refused(recorded):

@@ -5,6 +5,7 @@ Opening a named pipe blocks until something writes to it, perhaps indefinitely, 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -14,8 +15,14 @@ OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 """Paths of what a shell has opened already, as in <(command)."""
 
 
-def open_file(path: str | Path) -> BinaryIO:
-    """Open a regular file for reading; raises an OSError for anything else."""
+def open_file(path: str | Path, follow: bool = True) -> BinaryIO:
+    """Open a regular file for reading; raises an OSError for anything else.
+
+    Args:
+        follow: False refuses a link: in a folder from elsewhere it could name any file of this machine.
+    """
+    if not follow and os.path.islink(path):
+        raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path))
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         if stat.S_ISDIR(os.fstat(number).st_mode):
@@ -44,8 +51,8 @@ def _irregular(path: str | Path) -> OSError:
     return OSError(22, "it is a pipe or a device, not a file", str(path))
 
 
-def read_file(path: str | Path) -> bytes:
-    with open_file(path) as file:
+def read_file(path: str | Path, follow: bool = True) -> bytes:
+    with open_file(path, follow) as file:
         return file.read()
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from proxima.base_setup import ModelSet
 from proxima.config import PPOConfig
+from proxima.core.episode import Conversation
 from proxima.core.pairs import TokenPairs
 from proxima.core.sampling import include_sampled, kept_shape, truncate
 from proxima.core.tokenizer import Tokenizer
@@ -43,6 +45,13 @@ class Prefetch:
     step: int
     prompts: Tokens
     pending: PendingRollout
+
+
+class Speaker(Protocol):
+    """Takes the turns of episodes: the policy, or another in its place."""
+
+    def generate(self, prompts: Tokens, sampling: Sampling, conversation: Conversation) -> Tokens:
+        """One episode per prompt, as the conversation answers them."""
 
 
 class SequenceGenerator:
@@ -172,7 +181,7 @@ class SequenceGenerator:
         return run(lambda: model.generate(prompts, sampling), longest, samples=True)
 
     def _sample_episodes(
-        self, environment: Environment, model: PolicyModel, tokens: Tokens, sampling: Sampling, group: int
+        self, environment: Environment, model: Speaker, tokens: Tokens, sampling: Sampling, group: int
     ) -> tuple[Tokens, Tokens]:
         """The prompts as the environments opened them, and this process's episodes."""
         processes, context = self.models.processes, self.models.context_length
@@ -191,6 +200,13 @@ class SequenceGenerator:
             runner.close()
         ended = torch.tensor([episode.done for episode in episodes], device=sampled.mask.device)
         return tokens, replace(sampled, ended=ended, episodes=episodes)
+
+    def play(self, prompts: Sequence[str], speaker: Speaker, step: int) -> Tokens:
+        """Episodes in which another takes the turns, in the environments that the policy meets at this
+        step."""
+        assert self.environment is not None
+        given = (self.read_prompts(prompts), self._sampling(step), self.config.num_generations)
+        return self._sample_episodes(self.environment, speaker, *given)[1]
 
     def _opened(self, tokens: Tokens, own: list[str]) -> Tokens:
         """The batch with the prompts of all processes; a sequence stays what it is, so it keeps its key."""

@@ -28,7 +28,7 @@ class JsonLines:
     def look(self) -> list[Record]:
         """All records. Only what is new is read, or everything where the file was cut back."""
         try:
-            with open_file(self.path) as file:
+            with open_file(self.path, follow=False) as file:
                 file.seek(self._seen - len(self._last))
                 if file.read(len(self._last)) != self._last:
                     self._forget()
@@ -76,7 +76,7 @@ class JsonLines:
 def last_record(path: Path, most: int = 65536) -> Record:
     """The last whole record without reading the rest; empty if there is none."""
     try:
-        with open_file(path) as file:
+        with open_file(path, follow=False) as file:
             file.seek(max(file.seek(0, 2) - most, 0))
             lines = file.read().split(b"\n")[:-1]
     except OSError:

@@ -61,5 +61,7 @@ def plain(value: object) -> object:
 
 
 def bundle_paths(run: str | Path) -> list[Path]:
-    """The recorded steps of a run, in the order of their names."""
-    return sorted(path for path in (Path(run) / REPLAY_FOLDER).glob(f"*{BUNDLE_SUFFIX}") if path.is_file())
+    """The recorded steps of a run, in the order of their names; none where the folder is a link."""
+    folder = Path(run) / REPLAY_FOLDER
+    paths = [] if folder.is_symlink() else folder.glob(f"*{BUNDLE_SUFFIX}")
+    return sorted(path for path in paths if path.is_file())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -32,11 +33,16 @@ if TYPE_CHECKING:
     import pandas
 
 State = Literal["training", "finished", "stopped"]
+LARGEST_FILE = 2**24  # bytes of a file that is read and shown whole
+MOST_NAMES = 5000  # metrics of one run; more are left out
 FINETUNED: tuple[Kind, ...] = ("sft", "reward")
 
 
 class Run:
-    """What a run folder holds. Calls fail only where the folder does not exist."""
+    """What a run folder holds. Calls fail only where the folder does not exist.
+
+    Links inside are not followed: in a folder from elsewhere they could show any file of this machine.
+    """
 
     def __init__(self, path: str | Path, name: str = ""):
         """
@@ -153,7 +159,11 @@ class Run:
             self._version = self._metric_lines.version
         new = records[self._rows :]
         for name in dict.fromkeys(chain.from_iterable(new)):
-            self._columns.setdefault(name, [math.nan] * self._rows)
+            if len(self._columns) < MOST_NAMES:
+                self._columns.setdefault(name, [math.nan] * self._rows)
+            elif name not in self._columns:
+                self._said["names"] = f"metrics.jsonl has more than {MOST_NAMES:,} metrics: some are left out"
+                break
         for name, column in self._columns.items():
             values = [record.get(name) for record in new]
             column += [
@@ -179,12 +189,9 @@ class Run:
         return last_record(self.path / "metrics.jsonl")
 
     def log_text(self, after: int = -1, most: int = 65536) -> tuple[str, int]:
-        """The log after a byte, at most its last `most` bytes, and the byte it ends at. A link is not
-        followed: a folder from elsewhere could show any file of this machine with it."""
-        if (self.path / "log.txt").is_symlink():
-            return "", 0
+        """The log after a byte, at most its last `most` bytes, and the byte it ends at."""
         try:
-            with open_file(self.path / "log.txt") as file:
+            with open_file(self.path / "log.txt", follow=False) as file:
                 size = file.seek(0, 2)
                 start = after if 0 <= after <= size else 0
                 file.seek(max(start, size - most))
@@ -295,11 +302,15 @@ class Run:
         """A small file, read again only when it changed; None where it is not there or broken."""
         path = self.path / name
         try:
-            found = path.stat()
+            found = path.lstat()
             mark = (found.st_mtime_ns, found.st_size, found.st_ino)
             if name not in self._kept or self._kept[name][0] != mark:
                 self._kept[name] = (mark, None)  # a broken file, too, is read once
                 self._said.pop(name, None)
+                if stat.S_ISLNK(found.st_mode):
+                    raise ValueError("it is a link, which is not followed")
+                if found.st_size > LARGEST_FILE:
+                    raise ValueError(f"it has more than {LARGEST_FILE:,} bytes")
                 self._kept[name] = (mark, read(path))
             return self._kept[name][1]
         except FileNotFoundError:

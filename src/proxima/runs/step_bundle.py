@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeGuard
+from typing import BinaryIO, TypeGuard
 
 import torch
 from safetensors import SafetensorError
@@ -86,6 +86,7 @@ TOLERANCE = {
 """What another machine may differ by, by the type of the base's weights: `numbers`, absolute, in units of the
 largest recorded number or 1; `gradients`, relative to a gradient's norm; `update`, the norm of the difference
 between two updates of the adapters, relative to the norm of one."""
+LARGEST_TOLERANCE = 1.0  # of a number's own size; more would allow any difference
 
 
 @dataclass(frozen=True)
@@ -154,11 +155,11 @@ def read_bundle(path: str | Path) -> Bundle:
             size = os.fstat(file.fileno()).st_size
             if not 8 < size <= LARGEST_BUNDLE:
                 raise Damaged(f"it has {size:,} bytes; a bundle has 9 to {LARGEST_BUNDLE:,}")
-            content = file.read()
-        facts, shapes = _header(content)
-        tensors = load(content)
+            facts, shapes = _header(file, size)
+            _check_layout(shapes)
+            file.seek(0)
+            tensors = load(file.read())
         _check_checksums(facts, tensors)
-        _check_layout(shapes)
         _check_facts(facts, tensors)
     except FileNotFoundError:
         raise ValueError(f"there is no bundle {path}; `proxima train --record-steps` writes them") from None
@@ -169,12 +170,13 @@ def read_bundle(path: str | Path) -> Bundle:
     return Bundle(facts, tensors, Path(path), size)
 
 
-def _header(content: bytes) -> tuple[Record, dict[str, tuple[str, list[int]]]]:
-    """The facts, and type and shape of every tensor, from the file's first bytes."""
-    length = int.from_bytes(content[:8], "little")
-    if length > min(len(content) - 8, LARGEST_HEADER):
-        raise Damaged(f"its header would have {length:,} bytes, and the file has {len(content):,}")
-    header = content[8 : 8 + length].rstrip(b" ")
+def _header(file: BinaryIO, size: int) -> tuple[Record, dict[str, tuple[str, list[int]]]]:
+    """The facts, and type and shape of every tensor, from the file's first bytes; nothing after them is read
+    before they are sound."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > min(size - 8, LARGEST_HEADER):
+        raise Damaged(f"its header would have {length:,} bytes, and the file has {size:,}")
+    header = file.read(length).rstrip(b" ")
     entries = _json_object(header, "header")
     sealed = within(entries, "__metadata__")
     text = sealed.get("facts")
@@ -191,7 +193,11 @@ def _header(content: bytes) -> tuple[Record, dict[str, tuple[str, list[int]]]]:
             f"reads {FORMAT}"
         )
     del entries["__metadata__"]
-    return facts, {name: _checked_entry(name, entry) for name, entry in entries.items()}
+    found = {name: _checked_entry(name, entry) for name, entry in entries.items()}
+    taken = sum(math.prod(shape) * TYPES[kind].itemsize for kind, shape in found.values())
+    if 8 + length + taken != size:
+        raise Damaged(f"its tensors take {taken:,} bytes, and the file has {size - 8 - length:,} for them")
+    return facts, found
 
 
 def _digest(text: str) -> str:
@@ -258,7 +264,7 @@ def _check_layout(shapes: Mapping[str, tuple[str, list[int]]]) -> None:
     sizes: dict[str, int] = {}
     for name, (kind, shape) in shapes.items():
         group = name.split("/")[0]
-        if group in WEIGHTS and kind in FLOATS and "/" in name:
+        if group in WEIGHTS and kind in FLOATS and "/" in name and 0 not in shape:
             continue
         kinds, letters = LAYOUT.get(name, (FLOATS, GROUPS.get(group, "")))
         if not letters or kind not in kinds or len(letters) != len(shape):
@@ -289,8 +295,9 @@ def _check_facts(facts: Record, tensors: Mapping[str, Tensor]) -> None:
     rows, count = tensors["rows"], len(tensors["tokens/mask"])
     if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < count):
         raise Damaged("its tensor 'rows' names sequences that it does not have")
-    if not all(type(facts["tolerance"].get(name)) is float for name in TOLERANCE["float32"]):
-        raise Damaged("its tolerance is not made of numbers")
+    allowed = [facts["tolerance"].get(name) for name in TOLERANCE["float32"]]
+    if not all(type(each) is float and 0 <= each <= LARGEST_TOLERANCE for each in allowed):
+        raise Damaged(f"its tolerance is not made of numbers from 0 to {LARGEST_TOLERANCE:g}")
     if len(facts["reward_names"]) != len(tensors["rewards/by_name"]):
         raise Damaged("its reward_names do not fit its rewards")
     episodes = facts.get("episodes", [])

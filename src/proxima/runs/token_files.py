@@ -21,6 +21,8 @@ Otherwise = TypeVar("Otherwise")
 
 def token_steps(run: Path) -> list[int]:
     """Steps that have a file, in order."""
+    if (run / FOLDER).is_symlink():
+        return []
     names = [path.stem.removeprefix(PREFIX) for path in (run / FOLDER).glob(f"{PREFIX}*.json")]
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
@@ -28,7 +30,9 @@ def token_steps(run: Path) -> list[int]:
 def read_tokens(run: Path, step: int) -> list[Record]:
     path = run / FOLDER / f"{PREFIX}{step:08d}.json"
     try:
-        samples = json.loads(read_file(path))["samples"]
+        if (run / FOLDER).is_symlink():
+            raise FileNotFoundError
+        samples = json.loads(read_file(path, follow=False))["samples"]
         return [_checked(sample) for sample in samples]
     except FileNotFoundError:
         raise ValueError(

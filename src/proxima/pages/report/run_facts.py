@@ -114,7 +114,7 @@ def reward_words(reward: Mapping[str, object]) -> str:
 def read_data(run: Run) -> Record:
     """What `proxima train` noted of its data; empty where it was not the command that trained."""
     try:
-        noted = json.loads(read_file(run.path / "data.json"))
+        noted = json.loads(read_file(run.path / "data.json", follow=False))
     except (OSError, ValueError, RecursionError):
         return {}
     return noted if isinstance(noted, dict) else {}

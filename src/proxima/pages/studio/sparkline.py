@@ -20,7 +20,7 @@ def glance(path: Path, name: str, points: int = 48) -> list[Point]:
     short one, thinned."""
     found: dict[float, float] = {}
     try:
-        with open_file(path) as file:
+        with open_file(path, follow=False) as file:
             size = file.seek(0, 2)
             if size <= points * LINE:
                 file.seek(0)

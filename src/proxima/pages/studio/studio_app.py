@@ -24,11 +24,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxima.core.json_record import Record
+from proxima.core.chat_turns import cut_text
+from proxima.core.json_record import Record, RecordView
 from proxima.pages.label import PAGE, Store, add_label_routes
 from proxima.pages.report import find, held_out
 from proxima.pages.studio.run_library import SHOWN, Library, Open, said, state_of
-from proxima.pages.studio.sample_table import follow
+from proxima.pages.studio.sample_table import TEXT, follow, text_of
 from proxima.pages.studio.studio_comparison import Member, compare
 from proxima.pages.studio.studio_curves import band, curve, groups
 from proxima.pages.web import Site, make_app
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 STATIC = Path(__file__).parent / "static"
 MOST = 12  # runs in one comparison
+MESSAGES = 500  # alarms of a run that are shown, the newest
 HEAD = {**SHOWN, "ppo": (*SHOWN["ppo"], "seconds")}  # metrics at the head of a run
 
 
@@ -156,10 +158,16 @@ def run_of(opened: Open) -> Record:
         "bundles": [
             {**each, "command": shlex.join(["proxima", "replay", each["path"]])} for each in run.bundles()
         ],
-        "messages": run.warnings(),
+        "messages": [_message(each) for each in run.warnings()[-MESSAGES:]],
         "tokens": run.token_steps(),
         "groups": groups(metrics),
     }
+
+
+def _message(alarm: RecordView) -> Record:
+    """An alarm as the page shows it."""
+    words = {name: cut_text(text_of(alarm, name), TEXT) for name in ("guard", "message", "action")}
+    return {"step": alarm["step"], **words}
 
 
 def command_of(run: Run) -> Record:

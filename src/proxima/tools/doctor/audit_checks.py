@@ -2,8 +2,9 @@
 
 In: a trainer, prompts, demonstrations where the data has any. Out: findings.
 
-`PART_CHECKS` read the evidence of one reward, `SUM_CHECKS` that of the weighted sum, which PPO maximises; a
-new check is a function and a line there.
+`PART_CHECKS` read the evidence of one reward, `SUM_CHECKS` that of the weighted sum, which PPO maximises;
+with an environment or tools `EPISODE_CHECKS` read that of the sum over whole episodes. A new check is a
+function and a line there.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from proxima.data import ListRows, Rows, kinds_of, read_demonstrations, read_pro
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import RewardSource, Samples
 from proxima.tools.doctor.cheap_tricks import TRICKS, Answer, Writer
+from proxima.tools.doctor.episode_evidence import episode_evidence
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
-from proxima.tools.doctor.reward_checks import is_flat
+from proxima.tools.doctor.reward_checks import is_flat, reads_episodes
 from proxima.tools.doctor.reward_evidence import (
     HONEST,
     PLAIN,
@@ -260,6 +262,13 @@ SUM_CHECKS: list[Callable[[RewardEvidence], Finding]] = [
     check_prompt,
     check_tricks,
 ]
+EPISODE_CHECKS: list[Callable[[RewardEvidence], Finding]] = [
+    check_scored,
+    check_repeatable,
+    check_length,
+    check_saturation,
+    check_tricks,
+]
 """In the order of the table."""
 
 
@@ -285,7 +294,7 @@ def audit(
     Args:
         demonstrations: prompts and answers of the data; without any, the samples count as honest.
     """
-    config = trainer.config
+    config, rewards = trainer.config, trainer.reward_computer.rewards
     writer = Writer(trainer.tokenizer, trainer.models.eos_ids, config.max_new_tokens, trainer.models.device)
     sampled = Samples.of_tokens(trainer.generator.sample(prompts, AUDIT_STEP))
     samples = [
@@ -294,16 +303,28 @@ def audit(
     shown = [writer.answer(prompt, text) for prompt, text in demonstrations]
     honest = [one for one in shown if one is not None and len(one.ids) < config.max_new_tokens] or samples
     plan = plan_calls(samples, honest, writer)
-    return audit_rewards(trainer.reward_computer.rewards, plan, writer, config.missing_eos_penalty)
+    if not config.has_episodes:
+        return audit_rewards(rewards, plan, writer, config.missing_eos_penalty)
+    parts = probe([each for each in rewards if not reads_episodes(*each)], plan, writer)
+    total = episode_evidence(trainer, prompts, writer, AUDIT_STEP)
+    return [*part_findings(parts), *(check(total) for check in EPISODE_CHECKS)]
 
 
 def audit_rewards(
     rewards: Sequence[tuple[RewardSpec, RewardSource]], plan: Plan, writer: Writer, eos_penalty: float = 0.0
 ) -> list[Finding]:
     """Findings on each reward, then on their weighted sum."""
-    parts = [
-        (spec.weight, Prober(source, writer.samples).probe(spec.label, plan)) for spec, source in rewards
-    ]
+    parts = probe(rewards, plan, writer)
     total = add_up(parts, plan, eos_penalty)
-    found = [check(part) for _, part in parts for check in PART_CHECKS]
-    return found + [check(total) for check in SUM_CHECKS]
+    return [*part_findings(parts), *(check(total) for check in SUM_CHECKS)]
+
+
+def probe(
+    rewards: Sequence[tuple[RewardSpec, RewardSource]], plan: Plan, writer: Writer
+) -> list[tuple[float, RewardEvidence]]:
+    """The weight of each reward, and its evidence."""
+    return [(spec.weight, Prober(source, writer.samples).probe(spec.label, plan)) for spec, source in rewards]
+
+
+def part_findings(parts: Sequence[tuple[float, RewardEvidence]]) -> list[Finding]:
+    return [check(part) for _, part in parts for check in PART_CHECKS]

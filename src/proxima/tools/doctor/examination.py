@@ -37,6 +37,7 @@ from proxima.tools.doctor.reward_checks import (
     is_flat,
     is_reward_model,
     padded_samples,
+    reads_episodes,
 )
 from proxima.tools.doctor.settings_checks import SETTINGS_CHECKS, check_batches, check_learning_rates
 from proxima.tools.doctor.step_checks import (
@@ -249,7 +250,7 @@ def scores_until_two_differ(
 
 @torch.no_grad()
 def padding_findings(trainer: PPOTrainer, prompts: Sequence[str]) -> list[Finding]:
-    """One finding per reward, on the first prompt and its sampled response."""
+    """One finding per reward of texts, on the first prompt and its sampled response."""
     trainer.reward_computer.check_columns(prompts)
     sampled = Samples.of_tokens(trainer.generator.sample(prompts[:1]))
     alone, beside = padded_samples(
@@ -259,4 +260,5 @@ def padding_findings(trainer: PPOTrainer, prompts: Sequence[str]) -> list[Findin
     return [
         check_padding(spec, source, alone, beside, tolerance)
         for spec, source in trainer.reward_computer.rewards
+        if not reads_episodes(spec, source)
     ]

@@ -12,6 +12,7 @@ from proxima.base_setup import has_head
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Prompt
+from proxima.environments import EnvironmentReward
 from proxima.models import reward_warning
 from proxima.rewards import (
     ClassifierSource,
@@ -21,6 +22,7 @@ from proxima.rewards import (
     columns_of,
     in_one_line,
     open_endpoint,
+    reads_environments,
     tokens_of,
 )
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
@@ -28,6 +30,11 @@ from proxima.tools.doctor.reward_calls import HANGS, limited
 
 FLAT = 1e-6  # a standard deviation below this multiple of the mean counts as 0
 HUGE = 100.0
+
+
+def reads_episodes(spec: RewardSpec, source: RewardSource) -> bool:
+    """Whether it scores episodes: without an environment's answers a text has no score."""
+    return isinstance(source, EnvironmentReward) or reads_environments(spec)
 
 
 def check_endpoint(spec: RewardSpec, prompt: str, tokenizer: Tokenizer) -> Finding:

@@ -97,9 +97,12 @@ class Prober:
 
     def call(self, answers: Sequence[Answer]) -> tuple[RewardOutcome, float]:
         """The outcome, and the seconds it took."""
+        return self.score(self.make(answers))
+
+    def score(self, samples: Samples) -> tuple[RewardOutcome, float]:
+        """The same of samples that are there already."""
         if self.hangs:
-            return RewardOutcome.failed(len(answers), ""), 0.0
-        samples = self.make(answers)
+            return RewardOutcome.failed(len(samples), ""), 0.0
         start = time.perf_counter()
         outcome = call_reward(self.source, samples)
         self.hangs = HANGS in outcome.reason

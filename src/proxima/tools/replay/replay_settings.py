@@ -13,14 +13,16 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from proxima.base_setup import has_head
+from proxima.base_setup import has_head, load_config
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.json_record import Record
 from proxima.models import ADAPTER_FILE, HEAD_FILE
 from proxima.rewards import READY_MADE, reads_environments
 from proxima.runs import Bundle
 from proxima.runtime import accelerator
+from proxima.tools.doctor import network_size
 
+MOST_TIMES = 4  # the weights that a bundle holds of an adapter; some of a model's layers take none
 MOST_EPOCHS = 100  # that are believed without a minibatch of theirs
 PLAIN_NAME = re.compile(r"[\w.-]+")
 
@@ -85,6 +87,28 @@ def replay_config(
     return replace(recorded, **changes), asks
 
 
+def check_adapter_sizes(config: PPOConfig, bundle: Bundle) -> None:
+    """Adapters of these ranks, on all that they name of this model, take about what the bundle holds of them;
+    refused before they are made."""
+    network = load_config(config.model_name, config.trust_remote_code)
+    asked = [] if config.sft_adapter else [("before/policy", config.lora_r, config.lora_targets)]
+    for group, role in (("reference", "reference"), ("before/value", "value")):
+        settings = bundle.facts["adapters"].get(role) if bundle.group(group) else None
+        if settings and (names := settings.get("target_modules")):
+            asked.append((group, settings["r"], ",".join(names)))
+    for group, rank, targets in asked:
+        held = sum(tensor.numel() for tensor in bundle.group(group).values())
+        try:
+            wanted = rank * network_size(network, targets).adapted
+        except ValueError:  # an architecture whose layers are not known without its weights
+            continue
+        if wanted > MOST_TIMES * held:
+            raise ValueError(
+                f"{bundle.path}: adapters of rank {rank} would have {wanted:,} weights on this model, and "
+                f"{group} holds {held:,}"
+            )
+
+
 def is_ready_made(spec: RewardSpec) -> bool:
     """Whether it is a reward of the package: no code, model or server of anybody else's."""
     return isinstance(spec.source, str) and spec.source in READY_MADE and not has_head(spec.source)
@@ -138,14 +162,20 @@ def _checked_settings(settings: object, tensors: Mapping[str, Tensor], bundle: B
             PLAIN_NAME.fullmatch(key) and type(each) in (int, float) for key, each in value.items()
         )
 
+    def ranks(value: object) -> bool:
+        return isinstance(value, dict) and pattern(value) and all(map(is_rank, value.values()))
+
+    def is_rank(value: object) -> bool:
+        return type(value) is int and 0 < value <= max(rank, 1)
+
     rank = max((len(each) for name, each in tensors.items() if ".lora_A." in name and each.ndim), default=0)
     checks = {
-        "r": lambda value: type(value) is int and 0 < value <= max(rank, 1),
+        "r": is_rank,
         "lora_alpha": lambda value: type(value) in (int, float),
         "task_type": lambda value: value in ("CAUSAL_LM", None),
         "bias": lambda value: value in ("none", "all", "lora_only"),
         **dict.fromkeys(("target_modules", "exclude_modules", "modules_to_save", "target_parameters"), names),
-        **dict.fromkeys(("rank_pattern", "alpha_pattern"), pattern),
+        **{"rank_pattern": ranks, "alpha_pattern": pattern},
         **dict.fromkeys(("fan_in_fan_out", "use_rslora", "use_dora"), lambda value: type(value) is bool),
     }
     given = settings if isinstance(settings, dict) else {}

@@ -38,7 +38,7 @@ from proxima.ppo_trainer import (
 from proxima.runs import Bundle
 from proxima.runs.checkpoint import fill_optimizer
 from proxima.tools.replay.bundle_checks import check_state, check_tokens, check_weights
-from proxima.tools.replay.replay_settings import replay_config
+from proxima.tools.replay.replay_settings import check_adapter_sizes, replay_config
 from proxima.tools.replay.stage_comparison import Comparison, compare_bundles
 from proxima.training import add_importance_weights
 
@@ -75,6 +75,7 @@ def replay_step(
     with tempfile.TemporaryDirectory(prefix="proxima-replay-") as folder, _threads(bundle):
         config, asks = replay_config(bundle, Path(folder), model, rewards, device)
         config = replace(config, trust_remote_code=trust_remote_code)
+        check_adapter_sizes(config, bundle)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "no reward is configured")
             trainer = PPOTrainer(config)
