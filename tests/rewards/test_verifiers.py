@@ -17,7 +17,7 @@ from proxima.pages.report import summary, write_report
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import Samples, check_rewards, worker_process
 from proxima.rewards.code_program import pack, unpack
-from proxima.rewards.code_tests import complain, program_in
+from proxima.rewards.code_tests import program_in
 from proxima.rewards.graders import chosen_letter
 from proxima.rewards.gym_generators import ALLOWED, EXCLUDED
 from proxima.rewards.reward_sources import is_ready_made
@@ -241,10 +241,10 @@ def test_programs_that_hang_or_crash_are_counted_and_named_and_those_that_only_f
 def test_a_step_counts_the_programs_that_failed_and_the_log_says_how(make_config, monkeypatch, caplog):
     """A sandbox that does not work looks like a bad policy otherwise."""
     trainer = PPOTrainer(make_config(rewards=["code,timeout=20"]))
-    assert trainer.ppo_step(rows("tests", ["assert True"] * 2))["failed_programs"] == 0
+    assert trainer.ppo_step(rows("tests", ["assert f() == 1"] * 2))["failed_programs"] == 0
     ((_, coder),) = trainer.reward_computer.rewards
     monkeypatch.setattr(coder, "_grade", lambda *given: "exit: it could not be started: no room")
-    results = trainer.ppo_step(rows("tests", ["assert True"] * 4))
+    results = trainer.ppo_step(rows("tests", ["assert f() == 1"] * 4))
     assert results["failed_programs"] == 4
     assert results["failed_rewards"] == 0
     assert "reward code: 4 of 4 programs failed and score 0: 4 x exit: it could not be started" in caplog.text
@@ -304,22 +304,65 @@ def test_functions_see_plain_values_and_their_errors_are_those_of_the_tests(code
         assert unpack(json.loads(json.dumps(pack(value)))) == value
 
 
-def test_tests_that_test_nothing_are_refused_with_their_row(coder):
-    for tests, words in (
-        ("f(1)", "assert nothing"),
-        ("assert (", "not Python"),
-        ([], "assert nothing"),
-        (5, "is needed"),
-    ):
-        assert words in complain(tests)
-        with pytest.raises(ValueError, match="reference of prompt 1"):
-            opened("code").check(rows("tests", ["assert 1", tests]))
-    assert complain([{"input": "x"}]) != ""
-    assert complain([{"input": "x", "output": ""}]) == ""
+REFUSED_TESTS = (
+    ("f(1)", "assert nothing"),
+    ("assert (", "not Python"),
+    ("assert f(1)\nreturn 1", "not Python"),
+    ([], "assert nothing"),
+    ("", "assert nothing"),
+    (5, "is needed"),
+    (None, "is needed"),
+    ("def check(candidate):\n    assert candidate(1) == 2", "they pass without a program"),
+    (
+        "import no_such_module\nassert f(1) == 2",
+        "raise ModuleNotFoundError: No module named 'no_such_module'",
+    ),
+    ("raise SystemExit(3)\nassert f(1) == 2", "they raise SystemExit: 3"),
+    ("while True: pass\nassert f(1) == 2", "timeout: no answer within 5 s"),
+    ([{"input": "x"}], "needs an input and an output"),
+    ([{"input": "x", "output": " \n"}], "no output is wanted"),
+)
+
+
+@pytest.mark.parametrize(("tests", "words"), REFUSED_TESTS)
+def test_tests_that_cannot_grade_are_refused_with_their_row(coder, tests, words):
+    with pytest.raises(ValueError, match="reference of prompt 8") as raised:
+        coder.check(rows("tests", ["assert f(1)", tests]), first=7)
+    assert words in str(raised.value)
+
+
+PRINTED = [{"input": "2 3", "output": "5"}]
+ADDS = "a, b = map(int, input().split())\nprint(a + b)"
+
+
+@pytest.mark.parametrize(
+    ("tests", "solution", "words"),
+    [
+        (TESTS, DOUBLE, ""),
+        (TESTS, None, ""),
+        (PRINTED, ADDS, ""),
+        (TESTS, "def f(x): return 3 * x", "does not pass"),
+        (TESTS, "def f(:", "does not pass"),
+        (TESTS, "import os\nos.abort()\ndef f(x): return 2 * x", "crash: Aborted"),
+        (TESTS, [DOUBLE], "is a list, not text"),
+        (PRINTED, "print(6)", "does not pass"),
+    ],
+)
+def test_a_solution_beside_the_tests_must_pass_them(coder, tests, solution, words):
+    prompt = Prompt("p", {"tests": tests, "solution": solution})
+    other = opened("code", solution="other")
+    other.check([prompt])
+    if not words:
+        coder.check([prompt])
+        return
+    with pytest.raises(ValueError, match="reference of prompt 3") as raised:
+        coder.check([prompt], first=3)
+    assert words in str(raised.value)
 
 
 def test_a_constant_program_that_passes_is_shown(coder):
-    assert coder.best_constant(rows("tests", [["assert True"], TESTS])).score == 0.5
+    passes = "try:\n    assert f(1)\nexcept NameError: pass\nelse:\n    assert False"
+    assert coder.best_constant(rows("tests", [[passes], TESTS])).score == 0.5
 
 
 def test_the_last_block_of_an_answer_is_its_program():
