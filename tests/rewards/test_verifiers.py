@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -372,7 +373,41 @@ def test_the_last_block_of_an_answer_is_its_program():
 
 
 OUTWARD = """
-import os, socket
+import os, socket, stat
+
+
+def places():
+    for top in ("/", "/tmp", "/var", "/var/tmp", "/run", "/sys", "/home", "/root", os.path.expanduser("~")):
+        yield top
+        try:
+            yield from (entry.path for entry in os.scandir(top) if entry.is_dir() and entry.path != os.getcwd())
+        except OSError:
+            pass
+    yield from (folder for folder, _, _ in os.walk("/dev"))
+
+
+def writes(folder):
+    if os.path.realpath(folder).startswith(("/proc", os.getcwd())):
+        return False
+    try:
+        open(os.path.join(folder, "left-by-a-sandbox"), "x").close()
+        return True
+    except OSError:
+        return False
+
+
+def files_below(top):
+    return [os.path.join(folder, name) for folder, _, names in os.walk(top) for name in names]
+
+
+def opens(path):
+    if os.path.realpath(path).startswith("/proc"):  # its own open files
+        return False
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY))
+        return True
+    except OSError:
+        return False
 
 
 def look(TARGET, HOST, PORT):
@@ -381,6 +416,7 @@ def look(TARGET, HOST, PORT):
         "folder": lambda: open("mine", "w").write("x"),
         "elsewhere": lambda: open(os.path.join(TARGET, "theirs"), "w").write("x"),
         "remount": lambda: os.system("mount -o remount,rw / 2>/dev/null") and 1 / 0,
+        "rights": lambda: os.chmod("/dev/null", stat.S_IMODE(os.stat("/dev/null").st_mode)),
         "network": lambda: socket.create_connection((HOST, PORT), 2).close(),
     }.items():
         try:
@@ -388,6 +424,9 @@ def look(TARGET, HOST, PORT):
             found[name] = True
         except Exception:
             found[name] = False
+    found["written"] = [path for path in places() if writes(path)]
+    found["devices"] = [os.path.realpath(path) for path in files_below("/dev") if opens(path)]
+    found["services"] = [*files_below("/run")]
     found["keys"] = "SECRET_KEY" in os.environ
     found["processes"] = len([n for n in os.listdir("/proc") if n.isdecimal()]) if os.path.isdir("/proc") else 0
     return found
@@ -421,8 +460,13 @@ def test_code_of_the_policy_reaches_no_network_and_writes_only_in_its_folder(
         pytest.skip(f"the kernel here allows less: {closed}")
     assert not found["elsewhere"]
     assert not found["remount"]
+    assert not found["rights"]
     assert not found["network"]
     assert found["processes"] < 10
+    assert found["written"] == []
+    assert set(found["devices"]) <= {f"/dev/{name}" for name in ("null", "zero", "random", "urandom")}
+    assert found["services"] == []
+    assert not list(Path("/dev/shm").glob("left-by-a-sandbox"))
     assert list(target.iterdir()) == []
 
 

@@ -57,6 +57,7 @@ MNT_DETACH = 2
 MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE = 442, -100, 0x8000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 DEVICES = ("null", "zero", "random", "urandom")
+SOCKETS = "/run"  # sockets of the machine's services, which a file system that is read-only does not close
 
 Limits = dict[str, Any]
 
@@ -196,16 +197,34 @@ def _change_mount(path: str, added: int, cleared: int, recursive: bool = False) 
     )
 
 
+def _lock_devices() -> list[str]:
+    """Make devices that hold nothing read-only by mounts of their own: they can be written all the same, but
+    not be given other rights. Their paths."""
+    devices = [path for name in DEVICES if os.path.exists(path := f"/dev/{name}")]
+    for path in devices:
+        _mount(path, path, None, MS_BIND)
+        _change_mount(path, MOUNT_ATTR_RDONLY, 0)
+    return devices
+
+
+def hidden_folders(scratch: str) -> list[str]:
+    """What a sandbox finds empty; not where Python, this package or its own folder is in there."""
+    used = (sys.executable, sys.prefix, sys.base_prefix, __file__, os.getcwd(), scratch)
+    paths = (*used, *map(os.path.realpath, used))
+    is_used = any(path.startswith(f"{SOCKETS}/") for path in paths)
+    return [SOCKETS] if os.path.isdir(SOCKETS) and not is_used else []
+
+
 def _read_only(scratch: str, megabytes: int) -> bool:
     """Make all files read-only except those of a new folder in memory; devices are closed except for four."""
     locked = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
     try:
-        devices = [path for name in DEVICES if os.path.exists(path := f"/dev/{name}")]
-        for path in devices:
-            _mount(path, path, None, MS_BIND)
+        devices = _lock_devices()
+        for path in hidden_folders(scratch):
+            _mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV)
         _change_mount("/", locked, 0, recursive=True)
         for path in devices:
-            _change_mount(path, 0, MOUNT_ATTR_NODEV | MOUNT_ATTR_RDONLY)
+            _change_mount(path, 0, MOUNT_ATTR_NODEV)
         _mount("tmpfs", scratch, "tmpfs", MS_NOSUID | MS_NODEV, f"size={megabytes}m,mode=700")
     except OSError:
         return False
@@ -596,6 +615,9 @@ def main() -> NoReturn:
             has_proc = has_proc and _own_proc(read_only=True)
             protections["files"] = has_proc and _read_only(sandbox, limits["scratch_mb"])
             _drop_rights()
+        if bubble:
+            with contextlib.suppress(OSError):  # of an old kernel
+                _lock_devices()
         first_process(work)
 
     def clear() -> None:

@@ -284,12 +284,19 @@ def _succeeds(command: Sequence[str]) -> bool:
 
 
 def _bubble_command(path: str, scratch: str, network: bool) -> list[str]:
-    """All files read-only except for the scratch folder, which is in memory; no process, device or network of
-    the machine."""
+    """All files read-only except for the scratch folder, which is in memory; no process, network or socket
+    of the machine, and of its devices only those that hold nothing."""
     size = str(SCRATCH_MB * 2**20)
+    devices = [f"/dev/{name}" for name in worker_child.DEVICES if os.path.exists(f"/dev/{name}")]
+    empty = [
+        f"--tmpfs {folder} --remount-ro {folder}".split() for folder in worker_child.hidden_folders(scratch)
+    ]
     return [
         *(path, "--unshare-all", *(["--share-net"] if network else []), "--ro-bind", "/", "/"),
-        *("--dev", "/dev", "--proc", "/proc", "--size", size, "--tmpfs", scratch, "--chdir", scratch),
+        *(word for words in empty for word in words),
+        *("--proc", "/proc", "--tmpfs", "/dev", "--symlink", "/proc/self/fd", "/dev/fd"),
+        *(word for device in devices for word in ("--dev-bind", device, device)),
+        *("--remount-ro", "/dev", "--size", size, "--tmpfs", scratch, "--chdir", scratch),
         # without a first process of its own, which would hold the pipe of the replies
         *("--cap-drop", "ALL", "--new-session", "--as-pid-1"),
     ]
