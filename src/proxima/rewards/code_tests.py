@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.rewards import code_program
 from proxima.rewards.code_program import pack, unpack
 
@@ -57,7 +58,7 @@ def complain(tests: object) -> str:
     return ""
 
 
-def complain_by_running(given: dict[str, Any]) -> str:
+def complain_by_running(given: Record) -> str:
     """Why tests cannot grade: without a program they must come to where they miss it, and the row's own
     solution must pass them. Run as `grade` is.
 
@@ -77,7 +78,7 @@ def complain_by_running(given: dict[str, Any]) -> str:
         return f"the solution beside them fails ({ended})"
 
 
-def _complain_without_program(tests: Any) -> str:
+def _complain_without_program(tests: object) -> str:
     if isinstance(tests, list) and isinstance(tests[0], dict):
         prints = any(test["output"].strip() for test in tests)
         return "" if prints else "no output is wanted: a program without a statement passes"

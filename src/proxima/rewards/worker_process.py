@@ -82,7 +82,8 @@ class WorkerProcess:
         """
         Args:
             target: `module:name`, a function or class, or the same as `pickled` returns it.
-            memory_mb: most address space of the child; None = no limit.
+            memory_mb: most address space of the child, and most memory of all that it starts together, in
+                MiB; None = no limit.
             network: False = none, where the kernel allows to take it away.
             made_with: keyword arguments with which calls of methods make the object.
             sandbox: for code of the policy: no environment variables, quiet, files read-only except for a
@@ -219,6 +220,8 @@ class WorkerProcess:
             code = self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             return WorkerFailure("crash", "it closed its pipe")
+        if code == worker_child.MEMORY_CODE:
+            return WorkerFailure("memory", "all its processes together took more memory than memory_mb")
         number = -code if code < 0 else code - worker_child.SIGNAL_CODE
         if number <= 0:
             return WorkerFailure("exit", f"its process ended with exit code {code}")
