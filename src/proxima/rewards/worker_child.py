@@ -641,9 +641,8 @@ def serve(requests: BinaryIO, replies: int, protections: dict[str, bool]) -> NoR
 def main() -> NoReturn:
     limits: Limits = json.loads(sys.argv[1])
     requests, replies = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
+    null, sandbox = os.open(os.devnull, os.O_RDWR), limits["sandbox"]
     os.dup2(null, 0)
-    sandbox = limits["sandbox"]
     if sandbox:
         os.dup2(null, 2)
     os.dup2(2, 1)
@@ -686,8 +685,7 @@ def main() -> NoReturn:
 
     def clear() -> None:
         limit.end()
-        if above is not None:
-            _remove(sandbox, above)
+        _remove(sandbox, above)
 
     begin = first if isolated["signals"] else work
     _watched(begin, limits, requests, replies, isolated["signals"], clear, memory)
@@ -700,9 +698,12 @@ def _close(*handles: int | None) -> None:
             os.close(handle)
 
 
-def _remove(folder: str, above: int) -> None:
+def _remove(folder: str, above: int | None) -> None:
     """Remove a folder, by a handle from before the namespaces of the one that it is in."""
     import shutil
+
+    if above is None:
+        return
 
     with contextlib.suppress(OSError):
         _libc("umount2", folder.encode(), MNT_DETACH)
