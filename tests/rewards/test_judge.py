@@ -3,11 +3,17 @@
 import contextlib
 import json
 import math
+import os
 import sqlite3
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
+import proxima
 from proxima.config import PPOConfig, RewardSpec, check_trust
 from proxima.core.types import Prompt
 from proxima.evaluator import pair_judge
@@ -17,6 +23,7 @@ from proxima.rewards.judge_cache import CACHE_FILE, JudgeCache
 from tests.helpers import Crash, crash_at
 from tests.rewards.test_reward_http import Server, answer
 
+PACKAGE = str(Path(proxima.__file__).parents[1])
 TOKEN = "tok-77ab-secret"
 
 
@@ -179,6 +186,54 @@ def test_what_a_judge_said_is_kept_for_the_next_process(serve, tmp_path):
     held = (tmp_path / CACHE_FILE).read_bytes()
     assert b"p0" not in held
     assert b"score" not in held
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_equal_answers_of_a_batch_are_asked_about_once(serve, tmp_path, is_kept):
+    noise = iter(range(1, 10))
+
+    def slow(handler, request, number):
+        time.sleep(0.05)
+        answer(handler, reply(f'{{"score": {next(noise)}}}'))
+
+    server = serve(slow)
+    one = judge(server, concurrency=8)
+    if is_kept:
+        one.keep_in(tmp_path)
+    prompts = [Prompt(text) for text in "ppqppp"]
+    answers = list("aaabaa")
+    scores = one(Samples(prompts, answers, [[1]] * 6, [True] * 6)).sequence
+    assert len(server.requests) == 3
+    assert scores[0] == scores[1] == scores[4] == scores[5]
+    assert len({scores[0], scores[2], scores[3]}) == 3
+
+
+def test_of_two_processes_that_ask_at_once_the_first_one_is_kept(tmp_path):
+    one, other = JudgeCache(tmp_path), JudgeCache(tmp_path)
+    assert one.get("a") is other.get("a") is None
+    assert one.put("a", 3.0) == 3.0
+    assert other.put("a", 7.0) == 3.0
+    assert one.get("a") == 3.0
+    other.forget("a")
+    assert one.get("a") is None
+
+
+PUTS_AND_DIES = """
+import os, sys
+from pathlib import Path
+from proxima.rewards.judge_cache import JudgeCache
+cache = JudgeCache(Path(sys.argv[1]))
+for number in range(20):
+    cache.put(str(number), number)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_is_kept_survives_a_kill(tmp_path):
+    command = [sys.executable, "-c", PUTS_AND_DIES, str(tmp_path)]
+    assert subprocess.run(command, env={**os.environ, "PYTHONPATH": PACKAGE}, check=False).returncode == -9
+    cache = JudgeCache(tmp_path)
+    assert [cache.get(str(number)) for number in range(20)] == list(range(20))
 
 
 @pytest.mark.parametrize("kind", ["garbage", "folder", "link"])

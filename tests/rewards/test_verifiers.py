@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ from proxima.pages.report import summary, write_report
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import Samples, check_rewards, worker_process
 from proxima.rewards.code_program import pack, unpack
-from proxima.rewards.code_tests import complain, program_in
+from proxima.rewards.code_tests import program_in
 from proxima.rewards.graders import chosen_letter
 from proxima.rewards.gym_generators import ALLOWED, EXCLUDED
 from proxima.rewards.reward_sources import is_ready_made
@@ -241,10 +242,10 @@ def test_programs_that_hang_or_crash_are_counted_and_named_and_those_that_only_f
 def test_a_step_counts_the_programs_that_failed_and_the_log_says_how(make_config, monkeypatch, caplog):
     """A sandbox that does not work looks like a bad policy otherwise."""
     trainer = PPOTrainer(make_config(rewards=["code,timeout=20"]))
-    assert trainer.ppo_step(rows("tests", ["assert True"] * 2))["failed_programs"] == 0
+    assert trainer.ppo_step(rows("tests", ["assert f() == 1"] * 2))["failed_programs"] == 0
     ((_, coder),) = trainer.reward_computer.rewards
     monkeypatch.setattr(coder, "_grade", lambda *given: "exit: it could not be started: no room")
-    results = trainer.ppo_step(rows("tests", ["assert True"] * 4))
+    results = trainer.ppo_step(rows("tests", ["assert f() == 1"] * 4))
     assert results["failed_programs"] == 4
     assert results["failed_rewards"] == 0
     assert "reward code: 4 of 4 programs failed and score 0: 4 x exit: it could not be started" in caplog.text
@@ -304,22 +305,65 @@ def test_functions_see_plain_values_and_their_errors_are_those_of_the_tests(code
         assert unpack(json.loads(json.dumps(pack(value)))) == value
 
 
-def test_tests_that_test_nothing_are_refused_with_their_row(coder):
-    for tests, words in (
-        ("f(1)", "assert nothing"),
-        ("assert (", "not Python"),
-        ([], "assert nothing"),
-        (5, "is needed"),
-    ):
-        assert words in complain(tests)
-        with pytest.raises(ValueError, match="reference of prompt 1"):
-            opened("code").check(rows("tests", ["assert 1", tests]))
-    assert complain([{"input": "x"}]) != ""
-    assert complain([{"input": "x", "output": ""}]) == ""
+REFUSED_TESTS = (
+    ("f(1)", "assert nothing"),
+    ("assert (", "not Python"),
+    ("assert f(1)\nreturn 1", "not Python"),
+    ([], "assert nothing"),
+    ("", "assert nothing"),
+    (5, "is needed"),
+    (None, "is needed"),
+    ("def check(candidate):\n    assert candidate(1) == 2", "they pass without a program"),
+    (
+        "import no_such_module\nassert f(1) == 2",
+        "raise ModuleNotFoundError: No module named 'no_such_module'",
+    ),
+    ("raise SystemExit(3)\nassert f(1) == 2", "they raise SystemExit: 3"),
+    ("while True: pass\nassert f(1) == 2", "timeout: no answer within 5 s"),
+    ([{"input": "x"}], "needs an input and an output"),
+    ([{"input": "x", "output": " \n"}], "no output is wanted"),
+)
+
+
+@pytest.mark.parametrize(("tests", "words"), REFUSED_TESTS)
+def test_tests_that_cannot_grade_are_refused_with_their_row(coder, tests, words):
+    with pytest.raises(ValueError, match="reference of prompt 8") as raised:
+        coder.check(rows("tests", ["assert f(1)", tests]), first=7)
+    assert words in str(raised.value)
+
+
+PRINTED = [{"input": "2 3", "output": "5"}]
+ADDS = "a, b = map(int, input().split())\nprint(a + b)"
+
+
+@pytest.mark.parametrize(
+    ("tests", "solution", "words"),
+    [
+        (TESTS, DOUBLE, ""),
+        (TESTS, None, ""),
+        (PRINTED, ADDS, ""),
+        (TESTS, "def f(x): return 3 * x", "does not pass"),
+        (TESTS, "def f(:", "does not pass"),
+        (TESTS, "import os\nos.abort()\ndef f(x): return 2 * x", "crash: Aborted"),
+        (TESTS, [DOUBLE], "is a list, not text"),
+        (PRINTED, "print(6)", "does not pass"),
+    ],
+)
+def test_a_solution_beside_the_tests_must_pass_them(coder, tests, solution, words):
+    prompt = Prompt("p", {"tests": tests, "solution": solution})
+    other = opened("code", solution="other")
+    other.check([prompt])
+    if not words:
+        coder.check([prompt])
+        return
+    with pytest.raises(ValueError, match="reference of prompt 3") as raised:
+        coder.check([prompt], first=3)
+    assert words in str(raised.value)
 
 
 def test_a_constant_program_that_passes_is_shown(coder):
-    assert coder.best_constant(rows("tests", [["assert True"], TESTS])).score == 0.5
+    passes = "try:\n    assert f(1)\nexcept NameError: pass\nelse:\n    assert False"
+    assert coder.best_constant(rows("tests", [[passes], TESTS])).score == 0.5
 
 
 def test_the_last_block_of_an_answer_is_its_program():
@@ -329,7 +373,41 @@ def test_the_last_block_of_an_answer_is_its_program():
 
 
 OUTWARD = """
-import os, socket
+import os, socket, stat
+
+
+def places():
+    for top in ("/", "/tmp", "/var", "/var/tmp", "/run", "/sys", "/home", "/root", os.path.expanduser("~")):
+        yield top
+        try:
+            yield from (entry.path for entry in os.scandir(top) if entry.is_dir() and entry.path != os.getcwd())
+        except OSError:
+            pass
+    yield from (folder for folder, _, _ in os.walk("/dev"))
+
+
+def writes(folder):
+    if os.path.realpath(folder).startswith(("/proc", os.getcwd())):
+        return False
+    try:
+        open(os.path.join(folder, "left-by-a-sandbox"), "x").close()
+        return True
+    except OSError:
+        return False
+
+
+def files_below(top):
+    return [os.path.join(folder, name) for folder, _, names in os.walk(top) for name in names]
+
+
+def opens(path):
+    if os.path.realpath(path).startswith("/proc"):  # its own open files
+        return False
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY))
+        return True
+    except OSError:
+        return False
 
 
 def look(TARGET, HOST, PORT):
@@ -338,6 +416,7 @@ def look(TARGET, HOST, PORT):
         "folder": lambda: open("mine", "w").write("x"),
         "elsewhere": lambda: open(os.path.join(TARGET, "theirs"), "w").write("x"),
         "remount": lambda: os.system("mount -o remount,rw / 2>/dev/null") and 1 / 0,
+        "rights": lambda: os.chmod("/dev/null", stat.S_IMODE(os.stat("/dev/null").st_mode)),
         "network": lambda: socket.create_connection((HOST, PORT), 2).close(),
     }.items():
         try:
@@ -345,6 +424,9 @@ def look(TARGET, HOST, PORT):
             found[name] = True
         except Exception:
             found[name] = False
+    found["written"] = [path for path in places() if writes(path)]
+    found["devices"] = [os.path.realpath(path) for path in files_below("/dev") if opens(path)]
+    found["services"] = [*files_below("/run")]
     found["keys"] = "SECRET_KEY" in os.environ
     found["processes"] = len([n for n in os.listdir("/proc") if n.isdecimal()]) if os.path.isdir("/proc") else 0
     return found
@@ -378,8 +460,13 @@ def test_code_of_the_policy_reaches_no_network_and_writes_only_in_its_folder(
         pytest.skip(f"the kernel here allows less: {closed}")
     assert not found["elsewhere"]
     assert not found["remount"]
+    assert not found["rights"]
     assert not found["network"]
     assert found["processes"] < 10
+    assert found["written"] == []
+    assert set(found["devices"]) <= {f"/dev/{name}" for name in ("null", "zero", "random", "urandom")}
+    assert found["services"] == []
+    assert not list(Path("/dev/shm").glob("left-by-a-sandbox"))
     assert list(target.iterdir()) == []
 
 

@@ -101,6 +101,22 @@ def bombs(prompts, completions):
     return [float(bomb(hangs=True)) if text == "bomb" else 1.0 for text in completions]
 
 
+def family(megabytes, count, is_shared):
+    """Children that each hold this much, or all read the same that their parent wrote."""
+    held = b"x" * (megabytes * 2**20) if is_shared else b""
+    children = []
+    for _ in range(count):
+        if child := os.fork():
+            children.append(child)
+            continue
+        held = held or b"x" * (megabytes * 2**20)
+        time.sleep(2)
+        os._exit(0)
+    for child in children:
+        os.waitpid(child, 0)
+    return 1.0
+
+
 class Counter:
     def __init__(self, start=0):
         self.number = start
@@ -285,6 +301,34 @@ def test_a_fork_bomb_costs_its_own_sample(grader, kind_of_worker, tmp_path):
     assert fine == [1.0]
     assert named(mark) == []
     pool.close()
+
+
+@pytest.fixture(params=KINDS_OF_WORKER)
+def any_worker(request, monkeypatch):
+    if request.param == "bubblewrap" and not worker_process.bubblewrap():
+        pytest.skip("bubblewrap is not installed, or may not work here")
+    if request.param == "sandbox":
+        monkeypatch.setattr(worker_process, "bubblewrap", lambda: None)
+    return {"sandbox": request.param != "worker"}
+
+
+@pytest.mark.skipif(not LINUX, reason="no memory limit")
+def test_children_are_limited_together_though_each_stays_below(grader, any_worker):
+    with WorkerProcess("grader:family", memory_mb=400, **any_worker) as worker:
+        worker.start()
+        began = time.monotonic()
+        with pytest.raises(WorkerFailure, match="all its processes together took more") as failure:
+            worker.call(None, 150, 4, False, timeout=20)
+        assert failure.value.kind == "memory"
+        assert time.monotonic() - began < 2.0 + SLACK
+
+
+@pytest.mark.skipif(not LINUX, reason="no memory limit")
+def test_memory_that_children_share_counts_once(grader, any_worker):
+    if os.geteuid() != 0:
+        pytest.skip("the kernel may tell only root what they share")
+    with WorkerProcess("grader:family", memory_mb=400, **any_worker) as worker:
+        assert worker.call(None, 150, 4, True, timeout=20) == 1.0
 
 
 def named(mark):

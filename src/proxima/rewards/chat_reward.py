@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -89,15 +89,26 @@ class ChatReward(EndpointReward):
                     f"the judge's reference {self.reference!r} is not a column of prompt {number}"
                 )
 
+    async def _ask_all(
+        self, parts: Sequence[Samples], one: Callable[[Samples], Awaitable[RewardOutcome]]
+    ) -> list[RewardOutcome]:
+        """Equal requests are sent once."""
+        keys = [self._key(part) for part in parts]
+        asked = dict(zip(keys, parts, strict=True))
+        outcomes = dict(zip(asked, await super()._ask_all(list(asked.values()), one), strict=True))
+        return [outcomes[key] for key in keys]
+
     async def _request(self, client: httpx.AsyncClient, part: Samples) -> RewardOutcome:
         key = self._key(part)
         known = self.cache.get(key)
         if known is not None and known in self.allowed.values():
             return RewardOutcome([known], {})
         outcome = await super()._request(client, part)
-        if not outcome.failures:
-            self.cache.put(key, outcome.sequence[0])
-        return outcome
+        if outcome.failures:
+            return outcome
+        if known is not None:
+            self.cache.forget(key)
+        return RewardOutcome([self.cache.put(key, outcome.sequence[0])], {})
 
     def _key(self, part: Samples) -> str:
         return hashlib.sha256(hide_address(self.url).encode() + b"\n" + self._body(part)).hexdigest()

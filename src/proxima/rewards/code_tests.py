@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from proxima.core.json_record import Record
 from proxima.rewards import code_program
 from proxima.rewards.code_program import pack, unpack
 
@@ -31,6 +32,7 @@ FENCE = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)(?:```|\Z)", re
 PR_SET_DUMPABLE = 4
 TESTS = "tests.py"  # gone before the program starts, which could read what is wanted
 PYTHON = (sys.executable, "-I")
+LONGEST_REASON = 200  # characters
 
 
 def program_in(completion: str) -> str:
@@ -40,7 +42,7 @@ def program_in(completion: str) -> str:
 
 
 def complain(tests: object) -> str:
-    """Why these tests cannot grade; empty where they can."""
+    """Why these tests cannot grade, by reading them alone; empty where they can."""
     if isinstance(tests, list) and tests and all(isinstance(test, dict) for test in tests):
         wrong = [
             test for test in tests if not all(isinstance(test.get(key), str) for key in ("input", "output"))
@@ -48,11 +50,47 @@ def complain(tests: object) -> str:
         return "a test needs an input and an output, both text" if wrong else ""
     try:
         tree = ast.parse(_joined(tests))
-    except (SyntaxError, ValueError, RecursionError) as error:
+        compile(tree, TESTS, "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return f"they are not Python ({error})"
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
         return "they assert nothing: any program would pass"
     return ""
+
+
+def complain_by_running(given: Record) -> str:
+    """Why tests cannot grade: without a program they must come to where they miss it, and the row's own
+    solution must pass them. Run as `grade` is.
+
+    Args:
+        given: `tests`, and `solution` or None.
+    """
+    tests, solution = given["tests"], given["solution"]
+    if complaint := complain(tests) or _complain_without_program(tests):
+        return complaint
+    if solution is None or solution == "":
+        return ""
+    if not isinstance(solution, str):
+        return f"the solution beside them is a {type(solution).__name__}, not text"
+    try:
+        return "" if _grade(solution, tests) == 1 else "the solution beside them does not pass"
+    except ProgramEnded as ended:
+        return f"the solution beside them fails ({ended})"
+
+
+def _complain_without_program(tests: object) -> str:
+    if isinstance(tests, list) and isinstance(tests[0], dict):
+        prints = any(test["output"].strip() for test in tests)
+        return "" if prints else "no output is wanted: a program without a statement passes"
+    Path(TESTS).write_text(_joined(tests), encoding="utf-8")
+    try:
+        runpy.run_path(TESTS)
+    except (NameError, AssertionError):
+        return ""
+    except (Exception, SystemExit) as error:
+        words = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
+        return f"before they call the program they raise {words}"
+    return "they pass without a program: any program would pass"
 
 
 def _joined(tests: object) -> str:

@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -122,7 +122,13 @@ class EndpointReward:
                 async with slots:
                     return await self._request(client, part)
 
-            return RewardOutcome.join(await asyncio.gather(*map(one, parts)))
+            return RewardOutcome.join(await self._ask_all(parts, one))
+
+    async def _ask_all(
+        self, parts: Sequence[Samples], one: Callable[[Samples], Awaitable[RewardOutcome]]
+    ) -> list[RewardOutcome]:
+        """The outcome of each part."""
+        return await asyncio.gather(*map(one, parts))
 
     async def _request(self, client: httpx.AsyncClient, part: Samples) -> RewardOutcome:
         """One request with its retries. A final failure becomes the outcome's reason, never an exception."""

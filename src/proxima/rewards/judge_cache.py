@@ -33,8 +33,14 @@ class JudgeCache:
         number = rows[0][0] if rows else None
         return number if isinstance(number, float) and math.isfinite(number) else None
 
-    def put(self, key: str, number: float) -> None:
-        self._run("INSERT OR REPLACE INTO judged VALUES (?, ?)", key, float(number))
+    def put(self, key: str, number: float) -> float:
+        """The number that is kept: of two processes that asked at once, that of the first."""
+        self._run("INSERT OR IGNORE INTO judged VALUES (?, ?)", key, float(number))
+        kept = self.get(key)
+        return number if kept is None else kept
+
+    def forget(self, key: str) -> None:
+        self._run("DELETE FROM judged WHERE key = ?", key)
 
     def _run(self, statement: str, *values: object) -> list[tuple[object, ...]]:
         if self.path is None:

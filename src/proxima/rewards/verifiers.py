@@ -55,6 +55,7 @@ class VerifierReward:
         constants: Sequence[str] = (),
         references_are_answers: bool = True,
         reference_of: Callable[[Columns], JsonValue] | None = None,
+        checked_of: Callable[[Columns], JsonValue] | None = None,
         failed: float = NAN,
     ):
         """
@@ -65,6 +66,7 @@ class VerifierReward:
             constants: answers to try besides the most frequent references and the trivial ones.
             references_are_answers: where they are not, `constants` alone are tried.
             reference_of: from a row's columns; the first one by default.
+            checked_of: what `complain` is given in place of the reference.
             failed: score of an answer on which the grader hangs or crashes; nan where it raises.
         """
         self.label, self.columns = label, columns
@@ -72,6 +74,7 @@ class VerifierReward:
         self.runs_programs = not isnan(failed)
         self._constants, self._are_answers = constants, references_are_answers
         self._reference_of = reference_of or (lambda row: row[columns[0]])
+        self._checked_of = checked_of or self._reference_of
         self._checked: set[str] = set()
 
     def check(self, prompts: Sequence[str], first: int = 0) -> None:
@@ -83,7 +86,7 @@ class VerifierReward:
                     f"the reward {self.label!r} needs the column {lacking[0]!r}, but the columns of prompt "
                     f"{first + number} ({prompt[:40]!r}) are: {have}"
                 )
-        references = [self._reference(prompt) for prompt in prompts]
+        references = [self._checked_of(columns_of(prompt)) for prompt in prompts]
         keys = [json.dumps(reference, sort_keys=True, default=str) for reference in references]
         new = {key: number for number, key in reversed(list(enumerate(keys))) if key not in self._checked}
         rows = sorted(new.values())
@@ -92,7 +95,7 @@ class VerifierReward:
             if complaint:
                 raise ValueError(
                     f"the reward {self.label!r} cannot use the reference of prompt {first + row} "
-                    f"({prompts[row][:40]!r}), {keys[row][:80]}: {complaint}"
+                    f"({prompts[row][:40]!r}), {keys[row][:80]}: {_in_words(complaint)}"
                 )
             self._checked.add(keys[row])
         if isinstance(self._complain, WorkerPool):
@@ -189,25 +192,26 @@ def math(
 
 
 def code(
-    *, column: str = "tests", workers: int = 2, timeout: float = TIMEOUT, memory_mb: int = CODE_MEMORY_MB
+    *,
+    column: str = "tests",
+    solution: str = "solution",
+    workers: int = 2,
+    timeout: float = TIMEOUT,
+    memory_mb: int = CODE_MEMORY_MB,
 ) -> VerifierReward:
-    """1 where the Python program in the answer passes the tests; one that hangs or crashes gets 0."""
-    pool = WorkerPool(
-        code_tests.grade,
-        workers=workers,
-        timeout=timeout,
-        memory_mb=memory_mb,
-        network=False,
-        sandbox=True,
+    """1 where the Python program in the answer passes the tests; one that hangs or crashes gets 0. Where a
+    row has the column `solution`, its program must pass before the run."""
+    pool = partial(
+        WorkerPool, workers=workers, timeout=timeout, memory_mb=memory_mb, network=False, sandbox=True
     )
-    constants = ("", "pass")  # of a program each
     return VerifierReward(
         "code",
         [column],
-        pool,
-        code_tests.complain,
-        constants=constants,
+        pool(code_tests.grade),
+        pool(code_tests.complain_by_running, spare=False, once=False),
+        constants=("", "pass"),  # of a program each
         references_are_answers=False,
+        checked_of=lambda row: {"tests": row[column], "solution": row.get(solution)},
         failed=0.0,
     )
 

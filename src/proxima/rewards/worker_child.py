@@ -46,8 +46,10 @@ PID_MAX = "/proc/sys/kernel/pid_max"
 RESERVED_IDS = 300  # process ids that are given out only once, before they begin again from here
 GROUP_SECONDS = 1.0  # for a control group to become empty once its processes are killed
 WATCH_SECONDS = 0.5  # between two looks at the trainer, beside the signals that say it is gone
+MEMORY_SECONDS = 0.1  # between two looks at the memory of all processes of a worker
 NOBODY = 65534
 SIGNAL_CODE = 128  # a process that died by signal n exits with this + n, as in a shell
+MEMORY_CODE = 200  # its processes together took too much memory
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x10000000, 0x20000000, 0x40000000
 CLONE_NEWIPC = 0x08000000
@@ -57,6 +59,7 @@ MNT_DETACH = 2
 MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE = 442, -100, 0x8000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 DEVICES = ("null", "zero", "random", "urandom")
+SOCKETS = "/run"  # sockets of the machine's services, which a file system that is read-only does not close
 
 Limits = dict[str, Any]
 
@@ -196,16 +199,34 @@ def _change_mount(path: str, added: int, cleared: int, recursive: bool = False) 
     )
 
 
+def _lock_devices() -> list[str]:
+    """Make devices that hold nothing read-only by mounts of their own: they can be written all the same, but
+    not be given other rights. Their paths."""
+    devices = [path for name in DEVICES if os.path.exists(path := f"/dev/{name}")]
+    for path in devices:
+        _mount(path, path, None, MS_BIND)
+        _change_mount(path, MOUNT_ATTR_RDONLY, 0)
+    return devices
+
+
+def hidden_folders(scratch: str) -> list[str]:
+    """What a sandbox finds empty; not where Python, this package or its own folder is in there."""
+    used = (sys.executable, sys.prefix, sys.base_prefix, __file__, os.getcwd(), scratch)
+    paths = (*used, *map(os.path.realpath, used))
+    is_used = any(path.startswith(f"{SOCKETS}/") for path in paths)
+    return [SOCKETS] if os.path.isdir(SOCKETS) and not is_used else []
+
+
 def _read_only(scratch: str, megabytes: int) -> bool:
     """Make all files read-only except those of a new folder in memory; devices are closed except for four."""
     locked = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
     try:
-        devices = [path for name in DEVICES if os.path.exists(path := f"/dev/{name}")]
-        for path in devices:
-            _mount(path, path, None, MS_BIND)
+        devices = _lock_devices()
+        for path in hidden_folders(scratch):
+            _mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV)
         _change_mount("/", locked, 0, recursive=True)
         for path in devices:
-            _change_mount(path, 0, MOUNT_ATTR_NODEV | MOUNT_ATTR_RDONLY)
+            _change_mount(path, 0, MOUNT_ATTR_NODEV)
         _mount("tmpfs", scratch, "tmpfs", MS_NOSUID | MS_NODEV, f"size={megabytes}m,mode=700")
     except OSError:
         return False
@@ -363,8 +384,60 @@ def _close_all() -> None:
         os.dup2(null, number)
 
 
-def watch(child: int, requests: int, trainer: int | None) -> int:
-    """The exit code of the child, once it has ended, or the trainer hung up or died."""
+class MemoryLimit:
+    """Of a process and all below it together; what they share counts once, where the kernel tells. Keeps a
+    handle on /proc, where another one is mounted later."""
+
+    def __init__(self, megabytes: int | None):
+        self.limit = (megabytes or 0) * 2**20
+        self.proc: int | None = None
+        if megabytes and sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                self.proc = os.open("/proc", os.O_RDONLY)
+
+    def exceeded(self, root: int) -> bool:
+        if self.proc is None:
+            return False
+        tree = self._tree(root)
+        used = sum(map(self._resident, tree)) > self.limit
+        return used and sum(map(self._proportional, tree)) > self.limit
+
+    def _tree(self, root: int) -> list[int]:
+        """Without a look at all other processes of the machine."""
+        found = [root]
+        for process in found:
+            with contextlib.suppress(OSError):
+                folder = os.open(f"{process}/task", os.O_RDONLY, dir_fd=self.proc)
+                try:
+                    for task in os.listdir(folder):
+                        found += map(int, self._read(f"{process}/task/{task}/children").split())
+                finally:
+                    os.close(folder)
+        return found
+
+    def _resident(self, process: int) -> int:
+        try:
+            return int(self._read(f"{process}/statm").split()[1]) * os.sysconf("SC_PAGESIZE")
+        except (OSError, IndexError):  # it is gone
+            return 0
+
+    def _proportional(self, process: int) -> int:
+        """Its memory, with its share of what others use too; all of that where it is not said."""
+        try:
+            lines = self._read(f"{process}/smaps_rollup").splitlines()
+        except OSError:
+            return self._resident(process)
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss:", "SwapPss:")))
+
+    def _read(self, path: str) -> str:
+        with os.fdopen(os.open(path, os.O_RDONLY, dir_fd=self.proc), encoding="ascii") as file:
+            return file.read()
+
+
+def watch(child: int, requests: int, trainer: int | None, memory: MemoryLimit) -> int:
+    """The exit code of the child, once it has ended, took too much memory with all that it started, or the
+    trainer hung up or died."""
+    seconds = WATCH_SECONDS if memory.proc is None else MEMORY_SECONDS
     ended, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -376,9 +449,14 @@ def watch(child: int, requests: int, trainer: int | None) -> int:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return _code(status)
-        hung_up = any(number == requests for number, _ in poll.poll(1000 * WATCH_SECONDS))
+        events = [number for number, _ in poll.poll(1000 * seconds)]
+        if ended in events:  # of another process too, that lost its parent
+            os.read(ended, 2**10)
+        hung_up = requests in events
         if hung_up or trainer not in (None, os.getppid()):
             return 1
+        if memory.exceeded(child):
+            return MEMORY_CODE
 
 
 def _kill(process: int) -> None:
@@ -563,15 +641,15 @@ def serve(requests: BinaryIO, replies: int, protections: dict[str, bool]) -> NoR
 def main() -> NoReturn:
     limits: Limits = json.loads(sys.argv[1])
     requests, replies = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
+    null, sandbox = os.open(os.devnull, os.O_RDWR), limits["sandbox"]
     os.dup2(null, 0)
-    sandbox = limits["sandbox"]
     if sandbox:
         os.dup2(null, 2)
     os.dup2(2, 1)
     if (known := limits.get("protections")) is not None:  # inside of bubblewrap
         _watched(lambda: _work(limits, known, requests, replies), limits, requests, replies)
-    # in the namespaces that follow, files are read-only
+    # in the namespaces that follow, files are read-only and /proc is another
+    memory = MemoryLimit(limits["memory_mb"])
     above = os.open(os.path.dirname(sandbox), os.O_RDONLY) if sandbox else None
     isolated, limit = isolate(limits)
     bubble = limits["bubble"]
@@ -582,33 +660,50 @@ def main() -> NoReturn:
         "files": bool(bubble),
     }
 
+    close_handles = partial(_close, memory.proc, above, limit.above)
+
     def work() -> NoReturn:
         if not isolated["signals"]:
+            close_handles()
             limit.apply()
         if bubble:
             _enter_bubble(limits, protections, requests, replies)
         _work(limits, protections, requests, replies)
 
     def first() -> NoReturn:
+        close_handles()
         has_proc = _own_proc()
         limit.apply()
         if sandbox and not bubble:
             has_proc = has_proc and _own_proc(read_only=True)
             protections["files"] = has_proc and _read_only(sandbox, limits["scratch_mb"])
             _drop_rights()
+        if bubble:
+            with contextlib.suppress(OSError):  # of an old kernel
+                _lock_devices()
         first_process(work)
 
     def clear() -> None:
         limit.end()
-        if above is not None:
-            _remove(sandbox, above)
+        _remove(sandbox, above)
 
-    _watched(first if isolated["signals"] else work, limits, requests, replies, isolated["signals"], clear)
+    begin = first if isolated["signals"] else work
+    _watched(begin, limits, requests, replies, isolated["signals"], clear, memory)
 
 
-def _remove(folder: str, above: int) -> None:
+def _close(*handles: int | None) -> None:
+    """What the worker's code must not find open: handles from before its namespaces."""
+    for handle in handles:
+        if handle is not None:
+            os.close(handle)
+
+
+def _remove(folder: str, above: int | None) -> None:
     """Remove a folder, by a handle from before the namespaces of the one that it is in."""
     import shutil
+
+    if above is None:
+        return
 
     with contextlib.suppress(OSError):
         _libc("umount2", folder.encode(), MNT_DETACH)
@@ -639,6 +734,7 @@ def _watched(
     replies: int,
     has_namespace: bool = False,
     clear: Callable[[], None] = lambda: None,
+    memory: MemoryLimit | None = None,
 ) -> NoReturn:
     """Run this in a process that ends with the trainer, and end all that it started."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -646,7 +742,7 @@ def _watched(
     os.close(replies)
     if limits["sandbox"]:
         _prctl(PR_SET_DUMPABLE, 0)  # under bubblewrap the policy's code sees this process, but not its pipes
-    code = watch(child, requests, limits["trainer"])
+    code = watch(child, requests, limits["trainer"], memory or MemoryLimit(None))
     if has_namespace:  # the kernel kills the whole namespace
         _kill(child)
         with contextlib.suppress(ChildProcessError):

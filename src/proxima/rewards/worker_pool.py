@@ -44,6 +44,7 @@ class WorkerPool:
         sandbox: bool = False,
         imports: Sequence[str] = (),
         spare: bool = True,
+        once: bool = True,
     ):
         """
         Args:
@@ -55,8 +56,9 @@ class WorkerPool:
             retries: further attempts of a call that failed.
             network: False = none, where the kernel allows.
             imports: modules, as `WorkerProcess` takes them.
-            sandbox: for code of the policy: as `WorkerProcess` has it, and a new process for every call.
+            sandbox: for code of the policy: as `WorkerProcess` has it.
             spare: whether to keep one more than are used at once.
+            once: whether a sandbox is for one call.
         """
         check_limits(
             "a reward", timeout, workers=(workers, 1), memory_mb=(memory_mb, 0), retries=(retries, 0)
@@ -65,7 +67,7 @@ class WorkerPool:
         if callable(target):
             pickled(target)  # reports now what cannot be sent
         self._count, self._spares = workers, int(spare and memory_mb > 0)
-        self.timeout, self.retries, self._is_used_once = timeout, retries, sandbox
+        self.timeout, self.retries, self._is_used_once = timeout, retries, sandbox and once
         limits: Record = {"network": network, "sandbox": sandbox, "imports": imports}
         self._supply = WorkerSupply(lambda: WorkerProcess(target, memory_mb=memory_mb or None, **limits))
 

@@ -82,7 +82,8 @@ class WorkerProcess:
         """
         Args:
             target: `module:name`, a function or class, or the same as `pickled` returns it.
-            memory_mb: most address space of the child; None = no limit.
+            memory_mb: most address space of the child, and most memory of all that it starts together, in
+                MiB; None = no limit.
             network: False = none, where the kernel allows to take it away.
             made_with: keyword arguments with which calls of methods make the object.
             sandbox: for code of the policy: no environment variables, quiet, files read-only except for a
@@ -219,6 +220,8 @@ class WorkerProcess:
             code = self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             return WorkerFailure("crash", "it closed its pipe")
+        if code == worker_child.MEMORY_CODE:
+            return WorkerFailure("memory", "all its processes together took more memory than memory_mb")
         number = -code if code < 0 else code - worker_child.SIGNAL_CODE
         if number <= 0:
             return WorkerFailure("exit", f"its process ended with exit code {code}")
@@ -284,12 +287,19 @@ def _succeeds(command: Sequence[str]) -> bool:
 
 
 def _bubble_command(path: str, scratch: str, network: bool) -> list[str]:
-    """All files read-only except for the scratch folder, which is in memory; no process, device or network of
-    the machine."""
+    """All files read-only except for the scratch folder, which is in memory; no process, network or socket
+    of the machine, and of its devices only those that hold nothing."""
     size = str(SCRATCH_MB * 2**20)
+    devices = [f"/dev/{name}" for name in worker_child.DEVICES if os.path.exists(f"/dev/{name}")]
+    empty = [
+        f"--tmpfs {folder} --remount-ro {folder}".split() for folder in worker_child.hidden_folders(scratch)
+    ]
     return [
         *(path, "--unshare-all", *(["--share-net"] if network else []), "--ro-bind", "/", "/"),
-        *("--dev", "/dev", "--proc", "/proc", "--size", size, "--tmpfs", scratch, "--chdir", scratch),
+        *(word for words in empty for word in words),
+        *("--proc", "/proc", "--tmpfs", "/dev", "--symlink", "/proc/self/fd", "/dev/fd"),
+        *(word for device in devices for word in ("--dev-bind", device, device)),
+        *("--remount-ro", "/dev", "--size", size, "--tmpfs", scratch, "--chdir", scratch),
         # without a first process of its own, which would hold the pipe of the replies
         *("--cap-drop", "ALL", "--new-session", "--as-pid-1"),
     ]
