@@ -30,7 +30,8 @@ NO_LIMIT = 32768  # response tokens that are tried at most where the model names
 REFINED = 2  # halvings of the gap between what fitted and what did not
 MINUTES = 10  # of all trials together
 OUT_OF_MEMORY = 75  # exit status of a trial that did not fit
-NO_MEMORY = (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGKILL)  # compiled libraries abort; so may the system
+KILLED = -9  # by the system; Windows has no `signal.SIGKILL`
+NO_MEMORY = (OUT_OF_MEMORY, -signal.SIGABRT, KILLED)  # compiled libraries abort
 
 Trial = Callable[[PPOConfig], bool]
 
