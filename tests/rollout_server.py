@@ -18,13 +18,14 @@ class AdapterModel:
     """What samples: a model and its adapters, in `transformers` and PEFT.
 
     With `other_sets` it keeps other tokens than the training side would: as if its arithmetic were coarse.
+    With `coarse` it is: logits are multiples of 1/4, and all that tie with the last one kept are kept too.
     """
 
-    def __init__(self, model, processed=True, other_sets=False):
+    def __init__(self, model, processed=True, other_sets=False, coarse=False):
         self.base = AutoModelForCausalLM.from_pretrained(
             model, dtype=torch.float32
         )  # here: loading in two threads fails
-        self.model, self.processed, self.other_sets = None, processed, other_sets
+        self.model, self.processed, self.other_sets, self.coarse = None, processed, other_sets, coarse
         self.loaded, self.paths = {}, {}
         self.masks_of = {}
         """By response (its ids), the ids that each token was sampled from."""
@@ -47,9 +48,15 @@ class AdapterModel:
         masks = []
         for _ in range(asked["max_tokens"]):
             scaled = raw[-1:] / asked["temperature"]
+            if self.coarse:
+                scaled = (scaled * 4).round() / 4
             logits = scaled.unsqueeze(1)
             compared = scaled + torch.arange(scaled.shape[-1]).sin() if self.other_sets else scaled
-            if (
+            if self.coarse:
+                cut = logits < scaled.topk(asked["top_k"]).values[0, -1]
+                masks.append((~cut[0, 0]).nonzero().flatten().tolist())
+                logits = logits.masked_fill(cut, -torch.inf)
+            elif (
                 kept := truncate(compared, asked["top_k"], asked["top_p"])
             ) is not None and kept.ids is not None:
                 cut = torch.ones_like(logits, dtype=torch.bool)

@@ -9,7 +9,7 @@ import torch
 from proxima.models import PolicyModel, Sampling
 from proxima.runtime.engine import pack_mask
 from proxima.runtime.engine.families import FAMILIES
-from tests.runtime.test_engine_families import CASES, left_padded, make_backbones, make_prompts
+from tests.runtime.test_engine_families import CASES, left_padded, longrope, make_backbones, make_prompts
 from tests.runtime.test_experts import forced_logits
 
 if not torch.cuda.is_available():
@@ -26,6 +26,8 @@ def sizes(case):
     """Heads of 16 values, the smallest that the kernels take."""
     if case.startswith("olmoe"):  # its head size is not a setting
         return {"num_attention_heads": 2, "num_key_value_heads": 1}
+    if case == "phi3 longrope":
+        return {"rope_parameters": longrope(16), "num_attention_heads": 2, "num_key_value_heads": 1}
     return {"n_head": 2} if case.startswith("gpt2") else {"head_dim": 16, "num_attention_heads": 2,
                                                           "num_key_value_heads": 1}  # fmt: skip
 

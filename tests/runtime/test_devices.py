@@ -1,6 +1,7 @@
 """Devices other than CPU and CUDA, with Apple's MPS pretended: what is chosen, what is sent to it, what is kept."""
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,12 @@ from proxima import PPOConfig, PPOTrainer
 from proxima.base_setup import MicroBatches
 from proxima.base_setup.loading import pick_device, pick_dtype
 from proxima.cli.demo_command import Demo
+from proxima.config import FinetuningConfig, RewardConfig
+from proxima.core.types import Prompt
+from proxima.finetuning import RewardTrainer, SFTTrainer
+from proxima.models import ScoreUnit
 from proxima.models.backbone import Backbone
+from proxima.rewards.endings import Readings, compare_endings
 from proxima.runs.checkpoint.checkpoint_tensors import (
     load_random_state,
     random_numbers,
@@ -21,6 +27,8 @@ from proxima.runs.checkpoint.checkpoint_tensors import (
 )
 from proxima.runtime import devices
 from proxima.runtime.distributed import init_distributed
+from tests.finetuning.test_finetuning import DEMONSTRATIONS, PREFERENCES
+from tests.rewards.test_foreign_rewards import made_up
 
 CPU, MPS = torch.device("cpu"), torch.device("mps")
 
@@ -222,6 +230,43 @@ def test_a_lack_of_memory_on_mps_halves_the_micro_batches():
 
 
 GROUPS = {"num_generations": 2, "whiten_advantages": False}
+
+
+def test_units_and_endings_of_reward_models_send_no_float64_to_mps():
+    scores = torch.randn(40, generator=torch.Generator().manual_seed(0))
+    read, samples = made_up({"append": 40.0, "leave": 1.0})
+    pairs = [
+        Prompt(prompt, prompt.columns | {"chosen": "good", "rejected": "bad"}) for prompt in samples.prompts
+    ]
+
+    def read_there(given, how):
+        found = read(given, how)
+        return Readings(found.scores.to("mps"), found.hidden.to("mps"), found.weight.to("mps"))
+
+    with PretendedMPS():
+        unit = ScoreUnit.of(scores.to("mps"), "a reward")
+        assert unit.mean == pytest.approx(float(scores.mean()), abs=1e-6)
+        for prompts, why in ((samples.prompts, "separates 32 samples"), (pairs, "held-out preferences")):
+            ending = compare_endings(read_there, replace(samples, prompts=prompts))
+            assert ending.how == "append"
+            assert why in ending.why
+
+
+@pytest.mark.parametrize("trainer", [SFTTrainer, RewardTrainer])
+def test_fine_tuning_sends_no_float64_to_mps(mps, tiny, tmp_path, monkeypatch, trainer):
+    monkeypatch.setattr(PreTrainedModel, "device", property(lambda self: MPS))
+    monkeypatch.setattr("proxima.finetuning.finetuning_trainer.pick_device", lambda name: MPS)
+    settings = {"model_name": str(tiny), "batch_size": 4, "run_dir": str(tmp_path)}
+    rewards = trainer is RewardTrainer
+    config = RewardConfig(**settings, ensemble=2) if rewards else FinetuningConfig(**settings)
+    examples = DEMONSTRATIONS if trainer is SFTTrainer else PREFERENCES
+    with PretendedMPS() as pretended:
+        made = trainer(config)
+        for weight in made.backbone.network.state_dict(keep_vars=True).values():
+            weight.on_mps = True
+        results = made.train(examples[:12], examples[:4])
+    assert pretended.sent > 10
+    assert results.best["validation_loss"] > 0
 
 
 @pytest.mark.parametrize(

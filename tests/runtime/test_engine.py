@@ -236,7 +236,7 @@ def test_what_the_engine_does_not_know_takes_the_reference_path(tiny_folders, ma
         ("hidden_act", "relu6"),
         ("layer_types", ["sliding_attention"] * 2),  # without a window
         ("layer_types", ["chunked_attention"] * 2),
-        ("rope_parameters", {"rope_type": "dynamic"}),
+        ("rope_parameters", {"rope_type": "proportional"}),
     ):
         before = getattr(network.config, name)
         setattr(network.config, name, value)

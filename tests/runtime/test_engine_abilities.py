@@ -12,6 +12,7 @@ from proxima.ppo_trainer import PPOTrainer
 from proxima.runtime.vllm import in_process_engine
 from proxima.runtime.vllm.rollout_job import InvalidResponse, RolloutJob, parse_response
 from proxima.runtime.vllm.vllm_rollouts import kept_sets
+from proxima.runtime.vllm.vllm_server import WITH_MASKS
 from tests.helpers import LOGPROB_ROUNDING, shake
 from tests.rollout_server import RolloutServer, is_sampling
 from tests.vllm_stub import install
@@ -79,6 +80,28 @@ def test_a_servers_sampling_masks_are_its_kept_sets(serve, step_on):
     recomputed = step_on(serve(other_sets=True))
     assert recomputed["outside_kept"] > 0  # what the masks are for
     assert recomputed["sampling_gap"] > 1e-3
+
+
+def test_tokens_that_tie_neither_fail_the_probes_nor_hide_the_masks(serve, step_on):
+    """In coarse arithmetic several tokens are the likeliest, or the last one kept."""
+    server = serve(masks=True, coarse=True)
+    outcome = step_on(server)
+    sizes = (outcome["sa_pairs"].tokens.kept.ids >= 0).sum(-1)
+    assert int(sizes.max()) > TOP_K["top_k"]
+    assert outcome["outside_kept"] == 0
+    probed = [masks for token, masks in server.masks_of.items() if len(token) == 1]
+    assert any(len(mask) > 1 for (mask,) in probed)
+
+
+def test_masks_that_do_not_fit_the_log_probability_are_not_used(serve, step_on):
+    def one_more(server, path, asked, answer):
+        if path == WITH_MASKS:
+            choice = answer["choices"][0]
+            choice["sampling_mask"] = [[*{*mask, 3, 4}] for mask in choice["sampling_mask"]]
+        return answer
+
+    outcome = step_on(serve(masks=True, fault=one_more))
+    assert "outside_kept" in outcome["sa_pairs"].columns  # recomputed
 
 
 def test_the_engine_in_this_process_is_asked_for_masks(step_on, monkeypatch):

@@ -1,6 +1,7 @@
 """Every family that the fast engine declares equals transformers on a tiny random network: logits, gradients
 of adapters and of all weights, decoded tokens."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -38,6 +39,22 @@ LINEAR = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
 }
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+
+
+def longrope(head_size=8, original=64):
+    """Other angles within the original context than beyond it."""
+    factors = [1.0 + i for i in range(head_size // 2)]
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "short_factor": factors,
+        "long_factor": [4 * factor for factor in factors],
+        "original_max_position_embeddings": original,
+    }
+
+
 CASES = {
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {**LAYERS, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
@@ -67,10 +84,12 @@ CASES = {
     "olmoe": ("olmoe", {}),
     "olmoe normalised": ("olmoe", {"norm_topk_prob": True, "num_experts_per_tok": 3}),
     "phi3": ("phi3", {}),
+    "phi3 longrope": ("phi3", {"rope_parameters": longrope()}),
     "phi3 windowed, partly rotated": ("phi3", {"sliding_window": WINDOW, "rope_parameters": PARTIAL}),
     "qwen2": ("qwen2", {}),
     "qwen2 windowed": ("qwen2", {"use_sliding_window": True, **LAYERS}),
     "qwen3": ("qwen3", {}),
+    "qwen3 dynamic": ("qwen3", {"rope_parameters": DYNAMIC}),
     "qwen3 stretched": ("qwen3", {"rope_parameters": YARN}),
     "qwen3_moe": ("qwen3_moe", {"norm_topk_prob": True}),
     "qwen3_moe windowed": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": WINDOW}),
@@ -206,8 +225,6 @@ def test_decoded_tokens_and_log_probabilities_are_those_of_transformers(case):
 @pytest.mark.parametrize(
     ("case", "changes"),
     [
-        ("phi3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4,
-                                      "long_factor": [2.0] * 4}}),
         ("gemma3_text", {"use_bidirectional_attention": True}),
         ("olmoe", {"clip_qkv": 0.5}),
         ("qwen3_moe", {"mlp_only_layers": [0]}),
@@ -259,6 +276,30 @@ def test_soft_caps_of_attention_are_not_lost_when_a_network_is_loaded(tmp_path, 
     torch.testing.assert_close(logits[: LENGTHS[0]], first, rtol=0, atol=ROUNDING)
 
 
+def test_longrope_is_that_of_transformers_up_to_the_original_context_and_refused_beyond_it(
+    tmp_path, make_config
+):
+    """Beyond it, `transformers` gives all sequences of a batch other angles than each would have alone."""
+    lengths = {"original_max_position_embeddings": 16, "max_position_embeddings": 64}
+    network = make_network("phi3", rope_parameters=longrope(original=16), **lengths)
+    fast = Backbone(network)
+    ids = torch.arange(17)[None]
+    layout = every_position(torch.ones(1, 16, dtype=torch.bool))
+    with torch.no_grad():
+        alone, longer = network(ids[:, :16]).logits[0], deepcopy(network)(ids).logits[0, :16]
+        assert not torch.allclose(alone, longer, atol=100 * ROUNDING)
+        ours = fast.head(fast.hidden(ids[:, :16], layout, None), None)
+        torch.testing.assert_close(ours, alone, rtol=0, atol=ROUNDING)
+    assert (fast.decoder is not None, fast.context_length) == (True, 16)
+    network.save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    trainer = PPOTrainer(make_config(model_name=str(tmp_path), lora_r=2, max_new_tokens=8))
+    assert trainer.ppo_step(["1234567", "12345678"])["first_ratio_error"] < ROUNDING
+    with pytest.raises(ValueError, match=r"prompt 0 has 9 tokens; .* the context of 16 leaves 8") as problem:
+        trainer.ppo_step(["123456789"])
+    assert "\n" not in str(problem.value)
+
+
 @pytest.mark.parametrize("case", ["gemma3_text", "llama", "olmo2"])
 def test_norms_round_as_those_of_transformers(case):
     """In half precision it matters where a norm returns to it."""
@@ -279,6 +320,7 @@ def test_explicit_attention_is_the_library_s():
 def test_only_networks_like_llama_use_the_kernels():
     suits = {case: Backbone(make_network(case)).decoder.suits_kernels for case in CASES}
     expected = {"llama", "llama 3", "mistral without a window", "phi3", "qwen2", "qwen3"}
+    expected |= {"phi3 longrope", "qwen3 dynamic"}
     assert {case for case, suited in suits.items() if suited} == expected
 
 

@@ -177,8 +177,18 @@ def test_a_probe_tells_another_model_and_log_probabilities_of_another_kind():
         probe.check([-1.0], 0.0)
     with pytest.raises(InvalidResponse, match="not finite"):
         probe.check([-1.0, math.nan], 0.0)
-    with pytest.raises(InvalidResponse, match="processed_logprobs"):
-        probe.check([-1.0, -2.0], -0.3)
+    for sampled in (-0.3, -math.log(2), 0.7):
+        with pytest.raises(InvalidResponse, match="processed_logprobs"):
+            probe.check([-1.0, -2.0], sampled)
+
+
+def test_a_probe_takes_as_many_likeliest_tokens_as_rounding_could_make_equal():
+    probe = WeightCheck([1, 2, 3], [-1.0, -2.0], 0.1, likeliest=3)
+    for count in (1, 2, 3):
+        probe.check([-1.0, -2.0], -math.log(count))
+    for sampled in (-math.log(4), -0.9, -math.inf, math.nan):
+        with pytest.raises(InvalidResponse, match="processed_logprobs"):
+            probe.check([-1.0, -2.0], sampled)
 
 
 # --- settings ---

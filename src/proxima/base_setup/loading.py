@@ -22,6 +22,7 @@ from proxima.base_setup.nf4_loading import (
     loading_arguments,
     quantization_of,
 )
+from proxima.core.context_length import context_length
 from proxima.core.errors import first_line
 from proxima.core.hub import hub_or_cache
 from proxima.core.regular_files import check_files
@@ -194,7 +195,7 @@ def load_config(name: str, trust_remote_code: bool = False) -> PretrainedConfig:
 
 def load_context_length(name: str, trust_remote_code: bool = False) -> int | None:
     """Most tokens that a model can read, from its config alone; None where it names no limit."""
-    return getattr(load_config(name, trust_remote_code).get_text_config(), "max_position_embeddings", None)
+    return context_length(load_config(name, trust_remote_code))
 
 
 @contextmanager

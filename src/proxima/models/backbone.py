@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from proxima.core.context_length import context_length
 from proxima.core.linear4bit import is_quantized
 from proxima.models.passes import Passes
 from proxima.models.probe import fast_path_problem, probe
@@ -101,7 +102,7 @@ class Backbone:
     @property
     def context_length(self) -> int | None:
         """Most tokens that the network can read; None where its config names no limit."""
-        limit = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
+        limit = context_length(self.network.config)
         return None if limit is None else limit - (self.passes.first_position or 0)
 
     # --- adapters ---

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from proxima.core.context_length import context_length
 from proxima.models.passes import Decoding, Passes, accepted_arguments, logits_or_hidden, owner_of
 from proxima.runtime import is_out_of_memory
 from proxima.runtime.engine import Decoder, network_logits
@@ -86,7 +87,7 @@ def probe_ids(network: PreTrainedModel, count: int) -> Tensor:
     ordinary = [token for token in range(min(vocabulary, 4096)) if token not in special]
     if len(ordinary) < 2 * SHORT:
         raise refusal(network, f"its vocabulary of {vocabulary} tokens is too small to probe")
-    limit = getattr(config, "max_position_embeddings", None) or 0
+    limit = context_length(config) or 0
     count = min(count, limit // 2) if limit > 0 else count
     ids = [ordinary[(7 * place + place // SHORT) % len(ordinary)] for place in range(count)]
     return torch.tensor(ids, device=network.device)

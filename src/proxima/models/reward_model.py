@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from proxima.core.context_length import context_length
 from proxima.core.regular_files import read_file
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Tokens
@@ -135,8 +136,7 @@ class ClassifierReward:
         """
         self.network = network.eval().requires_grad_(False)
         self.tokenizer = tokenizer
-        context = getattr(network.config.get_text_config(), "max_position_embeddings", None)
-        known = (context, getattr(tokenizer, "model_max_length", None))
+        known = (context_length(network.config), getattr(tokenizer, "model_max_length", None))
         self.limit = min((number for number in known if number is not None), default=None)
         if max_length and self.limit is not None and max_length > self.limit:
             raise ValueError(f"max_length ({max_length}) is more than the reward model's {self.limit} tokens")

@@ -26,7 +26,7 @@ class ScoreUnit:
         Args:
             name: of the reward model, for the error where all scores are the same.
         """
-        known = scores[~scores.isnan()].double()
+        known = scores[~scores.isnan()].cpu().double()  # MPS has no float64
         if len(known) < 2:
             raise ValueError(f"{name} gave {len(known)} scores; its mean and deviation need at least 2")
         mean, deviation = float(known.mean()), float(known.std(unbiased=False))

@@ -174,7 +174,8 @@ def compare_endings(read: Read, samples: Samples) -> Ending:
 def _by_preferences(read: Read, chosen: Samples, rejected: Samples) -> Ending | None:
     """By margins r(chosen) - r(rejected), each ending's in units of their own root mean square, since their
     scale says nothing. The better ending has to order pairs beyond chance, and better than the other."""
-    margins = torch.stack([read(chosen, how).scores - read(rejected, how).scores for how in HOW]).double()
+    margins = torch.stack([read(chosen, how).scores - read(rejected, how).scores for how in HOW])
+    margins = margins.cpu().double()  # MPS has no float64
     margins = margins[:, margins.isfinite().all(0)]  # (2, pairs)
     if margins.shape[1] < MIN_SAMPLES:
         return None
@@ -200,8 +201,8 @@ def _by_variance(read: Read, samples: Samples) -> Ending | None:
     rows = torch.stack([each.scores.isfinite() for each in readings]).all(0)
     if int(rows.sum()) < MIN_SAMPLES:
         return None
-    states = [each.hidden[rows].double().cpu() for each in readings if each.hidden is not None]
-    weight = next(each.weight for each in readings if each.weight is not None).double().cpu()
+    states = [each.hidden[rows].cpu().double() for each in readings if each.hidden is not None]
+    weight = next(each.weight for each in readings if each.weight is not None).cpu().double()
     generator = torch.Generator().manual_seed(0)  # of its own: a run draws no other random numbers for it
     resampled = torch.randint(len(states[0]), (RESAMPLED, len(states[0])), generator=generator)
     every = torch.arange(len(states[0])).unsqueeze(0)

@@ -15,6 +15,7 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from proxima.core.context_length import rotary_parameters
 from proxima.core.linear4bit import Linear4bit, is_quantized
 from proxima.runtime.engine.attention_rules import AttentionRule
 from proxima.runtime.engine.experts import FUSED, ExpertProjection, Experts, can_group
@@ -25,8 +26,9 @@ from proxima.runtime.engine.quantized_weights import can_join
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ROTARY = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary positions whose angles depend on a token's own position alone."""
+ROTARY = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
+"""Kinds of rotary positions whose angles depend on a token's own position alone; of the last two this holds
+within `context_length`."""
 DecoderLayer: TypeAlias = Any
 """A layer, or a module in it; their attributes depend on the architecture."""
 LinearModule: TypeAlias = "nn.Linear | Conv1D | LoraLayer"
@@ -72,7 +74,7 @@ def knows(network: PreTrainedModel) -> bool:
         return False
     return (
         _field(config, family.activation_field) in ACTIVATIONS
-        and all(rope.get("rope_type", "default") in ROTARY for rope in _rotary_parameters(config))
+        and all(rope.get("rope_type", "default") in ROTARY for rope in rotary_parameters(config))
         and _has_known_layers(config, family)
     )
 
@@ -91,12 +93,6 @@ def _layer_types(config: Config, family: Family) -> list[str]:
     if family.window_everywhere:
         return ["full_attention" if config.sliding_window is None else "sliding_attention"] * count
     return list(getattr(config, "layer_types", None) or ["full_attention"] * count)
-
-
-def _rotary_parameters(config: Config) -> list[dict[str, object]]:
-    """Those of all layers, or those of each type of layer."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    return [part for part in rope.values() if isinstance(part, dict)] or [rope]
 
 
 def _field(config: Config, name: str | None, otherwise: float | None = None) -> Any:
@@ -170,7 +166,7 @@ class Architecture:
         """Whether its norms, heads, attention, MLP and logits are those that the Triton kernels compute."""
         shape, first = self.shape, self.layers[0]
         norms, head_norms = self.norms(first), self.head_norms(first)
-        turned = [rope.get("partial_rotary_factor") or 1.0 for rope in _rotary_parameters(self.config)]
+        turned = [rope.get("partial_rotary_factor") or 1.0 for rope in rotary_parameters(self.config)]
         return all(
             (
                 self.plain_head and self.family.gated and self.family.experts is None,
@@ -250,7 +246,9 @@ class Architecture:
     def _angles(self, kind: str | None, x: Tensor, positions: Tensor) -> Angles:
         if kind is None:
             return None, None
-        cos, sin = self.inner.rotary_emb(x, positions.unsqueeze(0), *([kind] if kind else []))
+        module = self.inner.rotary_emb
+        forward = inspect.unwrap(type(module).forward)  # without the check of whether a sequence is longer
+        cos, sin = forward(module, x, positions.unsqueeze(0), *([kind] if kind else []))
         return cos[0], sin[0]
 
     def head(self, hidden: Tensor) -> Tensor:

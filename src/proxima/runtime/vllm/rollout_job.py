@@ -36,12 +36,14 @@ class WeightCheck:
     ids: list[int]
     logprobs: list[float]  # of ids[1:], at temperature 1, over the whole vocabulary
     tolerance: float  # largest mean absolute difference
+    likeliest: int = 1
+    """How many tokens may be the likeliest next one: as many as rounding could make equal to it."""
 
     def check(self, found: Sequence[float], sampled: float) -> None:
         """
         Args:
             found: the engine's log-probabilities of ids[1:].
-            sampled: its log-probability of a token sampled with top_k 1: 0, renormalised over one token.
+            sampled: its log-probability of a token sampled with top_k 1: 0, or -log n where n tokens tie.
         """
         if len(found) != len(self.logprobs) or not all(map(math.isfinite, found)):
             raise InvalidResponse(
@@ -54,10 +56,15 @@ class WeightCheck:
                 "it has another model or other weights: its log-probabilities differ from the training "
                 f"side's by {gap:.3g} per token (at most {self.tolerance:g} is rounding)"
             )
-        if not abs(sampled) <= ROUNDING:
+        if not any(is_one_of(count, sampled) for count in range(1, self.likeliest + 1)):
             raise InvalidResponse(
                 "its log-probabilities ignore top_k; start it with --logprobs-mode processed_logprobs"
             )
+
+
+def is_one_of(count: int, logprob: float) -> bool:
+    """Whether a token with this log-probability was sampled from `count` equally likely ones."""
+    return count > 0 and abs(logprob + math.log(count)) <= ROUNDING
 
 
 @dataclass(frozen=True)

@@ -160,14 +160,16 @@ class VllmRollouts:
             prompts.select(torch.tensor([0])),
             prompt_ids=ids[None, :1],
             prompt_mask=torch.ones_like(ids[None, :1], dtype=torch.bool),
-            response_ids=ids[None, 1:],
-            mask=torch.ones_like(ids[None, 1:], dtype=torch.bool),
+            response_ids=ids.roll(-1)[None],  # any token after the last one: its place is the next token's
+            mask=torch.ones_like(ids[None], dtype=torch.bool),
             kept=None,
             sampled_logprobs=None,
         )
         logprobs = log_softmax(self.models.policy.response_logits(one), 1.0)[0]
-        chosen = logprobs.gather(-1, ids[1:, None]).squeeze(-1)
-        return WeightCheck(ids.tolist(), chosen.tolist(), self.tolerance)
+        chosen = logprobs[:-1].gather(-1, ids[1:, None]).squeeze(-1)
+        following = logprobs[-1]
+        likeliest = int((following >= following.max() - 4 * self.tolerance).sum())
+        return WeightCheck(ids.tolist(), chosen.tolist(), self.tolerance, likeliest)
 
 
 def check_settings(config: PPOConfig, text: PretrainedConfig) -> None:

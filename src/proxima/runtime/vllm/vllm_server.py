@@ -14,6 +14,7 @@ from proxima.runtime.vllm.rollout_job import (
     RolloutJob,
     SampledResponse,
     WeightCheck,
+    is_one_of,
     parse_response,
 )
 
@@ -113,14 +114,16 @@ class VllmServer:
             self._returns_masks = await self._probe_masks(client, version, check.ids)
 
     async def _probe_masks(self, client: httpx.AsyncClient, version: PolicyVersion, ids: list[int]) -> bool:
-        """Whether it returns the ids that a token is sampled from: with top_k 1, the token itself."""
+        """Whether it returns the ids that a token is sampled from: with top_k 1, the token itself and those
+        that tie with it."""
         asked = _request(WITH_MASKS, version, ids, CHECKED)
         status, text = await self._send(client, "POST", WITH_MASKS, asked, self.timeout)
         try:
             choice = _only_choice(text, version) if status == 200 else {}
-        except ServerError:
+            (token,), (mask,), (logprob,) = choice["token_ids"], choice["sampling_mask"], _logprobs(choice)
+            return token in mask and is_one_of(len(mask), float(logprob))
+        except (ServerError, KeyError, TypeError, ValueError):
             return False
-        return choice.get("token_ids") is not None and choice.get("sampling_mask") == [choice["token_ids"]]
 
     async def sample(
         self, client: httpx.AsyncClient, job: RolloutJob, row: int, version: PolicyVersion

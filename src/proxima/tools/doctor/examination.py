@@ -17,6 +17,7 @@ from transformers import GenerationConfig, PretrainedConfig
 
 from proxima.base_setup import eos_token_ids, is_gguf, load_config, load_tokenizer, model_path
 from proxima.config import PPOConfig
+from proxima.core.context_length import context_length
 from proxima.core.errors import RewardFailure
 from proxima.core.hub import hub_or_cache
 from proxima.core.tokenizer import Tokenizer
@@ -99,7 +100,7 @@ def examine(
         found = [template, *quick_findings(config, prompts, tokenizer, epochs, len(prompts))]
         found += check_protections(config)
         lengths = prompt_lengths(prompts, tokenizer)
-        context = context_of(load_config(config.model_name, config.trust_remote_code))
+        context = context_length(load_config(config.model_name, config.trust_remote_code))
         if validation:
             held_out = prompt_lengths(read_prompts(validation, tokenizer), tokenizer)
             found.append(check_context(config, held_out, context, "validation context"))
@@ -125,11 +126,6 @@ def sampling_rounds(prompts: Sequence[str], samples: int) -> Iterator[list[str]]
         yield [prompts[(i * len(prompts) // count + turn) % len(prompts)] for i in range(count)]
 
 
-def context_of(network: PretrainedConfig) -> int | None:
-    """The longest sequence the model reads; None where it sets no limit."""
-    return getattr(network.get_text_config(), "max_position_embeddings", None)
-
-
 def quick_findings(
     config: PPOConfig,
     prompts: Sequence[str],
@@ -147,7 +143,7 @@ def quick_findings(
     network = load_config(config.model_name, config.trust_remote_code)
     ends = ends_of(config, tokenizer, network)
     lengths, ended = measure_prompts(prompts[:measured], tokenizer, ends)
-    context = context_of(network)
+    context = context_length(network)
     longest = max(lengths) if context is None else min(max(lengths), max(1, context - config.max_new_tokens))
     return [
         *(check(config) for check in SETTINGS_CHECKS),

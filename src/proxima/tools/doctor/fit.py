@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from proxima.base_setup import load_config, load_tokenizer, pick_device
+from proxima.base_setup import load_context_length, load_tokenizer, pick_device
 from proxima.config import PPOConfig
 from proxima.core.tokenizer import Tokenizer
 from proxima.data import open_rows, read_prompts
@@ -30,7 +30,8 @@ NO_LIMIT = 32768  # response tokens that are tried at most where the model names
 REFINED = 2  # halvings of the gap between what fitted and what did not
 MINUTES = 10  # of all trials together
 OUT_OF_MEMORY = 75  # exit status of a trial that did not fit
-NO_MEMORY = (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGKILL)  # compiled libraries abort; so may the system
+KILLED = -9  # by the system; Windows has no `signal.SIGKILL`
+NO_MEMORY = (OUT_OF_MEMORY, -signal.SIGABRT, KILLED)  # compiled libraries abort
 
 Trial = Callable[[PPOConfig], bool]
 
@@ -82,8 +83,7 @@ def find_fit(config: PPOConfig, data: str, limit: int = 0, memory: float = 0.0) 
     tokenizer = load_tokenizer(config.model_name, config.trust_remote_code)
     prompt = _longest_prompt(tokenizer, data, limit)
     length = prompt_lengths([prompt], tokenizer)[0]
-    network = load_config(config.model_name, config.trust_remote_code).get_text_config()
-    context = getattr(network, "max_position_embeddings", None) or length + NO_LIMIT
+    context = load_context_length(config.model_name, config.trust_remote_code) or length + NO_LIMIT
 
     ends, outcomes = time.monotonic() + 60 * MINUTES, set[bool | None]()
 
