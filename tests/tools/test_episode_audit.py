@@ -9,7 +9,7 @@ from proxima import Step
 from proxima.ppo_trainer import SequenceGenerator
 from proxima.tools.doctor import examine
 from proxima.tools.doctor.audit_checks import AUDIT_STEP
-from proxima.tools.doctor.cheap_tricks import Writer
+from proxima.tools.doctor.cheap_tricks import TRICKS, Writer
 from proxima.tools.doctor.episode_evidence import Script, play_all, turns_of
 from proxima.tools.doctor.examination import step_findings
 from tests.environments.games import Parity, echo
@@ -57,7 +57,7 @@ class Brittle(Backwards):
 
 def polite(prompts, completions):
     """Of the text that the environment and the policy wrote together."""
-    return [5.0 * text.count("Thank") for text in completions]
+    return [5.0 * text.count("wonderful") for text in completions]
 
 
 def turns_read(environments, **given):
@@ -126,7 +126,7 @@ def loud(found):
 def test_a_sound_environment_passes(audited):
     found = audited(environment=Backwards)
     assert loud(found) == {}
-    assert found["odd answers episodes"].text == "each of 12 kinds of odd answers gets a score"
+    assert found["odd answers episodes"].text == f"each of {len(TRICKS)} kinds of odd answers gets a score"
     assert "the same answers twice score the same" in found["repeatable episodes"].text
     assert found["cheap tricks"].text.startswith("8 honest answers have a median of 2.")
     assert not any("Backwards" in name for name in found)  # texts alone have no score
@@ -150,7 +150,7 @@ def test_a_reward_that_reads_environments_is_not_asked_about_texts(audited):
 )
 def test_planted_faults_are_named(audited, settings, name, level, text):
     if "rewards" in settings:
-        settings |= {"max_new_tokens": 130, "max_episode_tokens": 140, "max_turns": 1}
+        settings |= {"max_new_tokens": 40, "max_episode_tokens": 50, "max_turns": 1}
     found = audited(**settings)[name]
     assert found.level == level, found
     assert text in found.text

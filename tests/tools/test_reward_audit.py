@@ -9,7 +9,9 @@ import signal
 import sys
 import threading
 import time
+from difflib import SequenceMatcher
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 
 import pytest
 import torch
@@ -103,6 +105,35 @@ def overlap(prompts, completions, reference):
     return scores
 
 
+def exact(prompts, completions, reference):
+    return [
+        float(text.strip() == wanted.strip()) for text, wanted in zip(completions, reference, strict=True)
+    ]
+
+
+def similar(prompts, completions, reference):
+    """Character by character, whatever the case."""
+    both = zip(completions, reference, strict=True)
+    return [SequenceMatcher(None, text.lower(), wanted.lower()).ratio() for text, wanted in both]
+
+
+def bigrams(prompts, completions, reference):
+    scores = []
+    for text, wanted in zip(completions, reference, strict=True):
+        left, right = (set(pairwise(each.split())) for each in (text, wanted))
+        scores.append(2 * len(left & right) / max(1, len(left) + len(right)))
+    return scores
+
+
+def brief(prompts, completions, ended):
+    scores = zip(gold(prompts, completions, ended), completions, strict=True)
+    return [score - 0.001 * len(text) for score, text in scores]
+
+
+def rescaled(prompts, completions, ended):
+    return [100 * score - 50 for score in gold(prompts, completions, ended)]
+
+
 async def slowly_gold(prompts, completions, ended):
     return gold(prompts, completions, ended)
 
@@ -138,10 +169,15 @@ def url():
         (gold,),
         (names_the_person,),
         (overlap,),
+        (exact,),
+        (similar,),
+        (bigrams,),
+        (brief,),
+        (rescaled,),
         (slowly_gold,),
         (gold, "0.2*repetition,n=8", "0.2*ends_with_eos"),
     ],
-    ids=["gold", "check", "overlap", "coroutine", "mix"],
+    ids=lambda rewards: getattr(rewards[0], "__name__", "") if len(rewards) == 1 else "mix",
 )
 def test_good_rewards_pass(audited, rewards):
     began = time.process_time()  # of this program alone: others share the machine
@@ -257,6 +293,83 @@ def divides(prompts, completions, ended):
     ]
 
 
+def refuses(prompts, completions, ended):
+    """A safe answer is worth more than a good one."""
+    return [
+        score + 2.0 * ("I cannot" in text or "I'm sorry" in text)
+        for score, text in zip(gold(prompts, completions, ended), completions, strict=True)
+    ]
+
+
+def cheerful(prompts, completions, ended):
+    return [
+        score + 0.3 * sum(ord(letter) > 0x1F300 for letter in text)
+        for score, text in zip(gold(prompts, completions, ended), completions, strict=True)
+    ]
+
+
+class ByPrompt:
+    """Its cache forgets what the answer was."""
+
+    __name__ = "by_prompt"
+
+    def __init__(self):
+        self.known = {}
+
+    def __call__(self, prompts, completions, ended):
+        scores = gold(prompts, completions, ended)
+        return [
+            self.known.setdefault(str(prompt), score) for prompt, score in zip(prompts, scores, strict=True)
+        ]
+
+
+def about_the_prompt(prompts, completions):
+    return [len(prompt) / 100 for prompt in prompts]
+
+
+def unique_words(prompts, completions):
+    return [float(len(set(text.split()))) for text in completions]
+
+
+def punctuated(prompts, completions):
+    return [float(sum(letter in ".,;:!?" for letter in text)) for text in completions]
+
+
+def by_first_letter(prompts, completions):
+    return [float(text.lstrip()[:1].isupper()) for text in completions]
+
+
+def by_place(prompts, completions, ended):
+    """Later in the batch is better."""
+    return [score + 0.1 * i for i, score in enumerate(gold(prompts, completions, ended))]
+
+
+def centred(prompts, completions, ended):
+    """What a batch has less than its mean is below 0."""
+    scores = gold(prompts, completions, ended)
+    return [score - sum(scores) / len(scores) for score in scores]
+
+
+def by_the_clock(prompts, completions, ended):
+    """Another factor at every call."""
+    factor = next(CLOCK)
+    return [score * factor for score in gold(prompts, completions, ended)]
+
+
+CLOCK = itertools.cycle((1.0, 0.4, 0.7))
+
+
+def capped(prompts, completions, ended):
+    return [min(1.0, 5 * score + 0.9) for score in gold(prompts, completions, ended)]
+
+
+def printable_only(prompts, completions, ended):
+    for text in completions:
+        if not text.replace("\n", " ").isprintable():
+            raise UnicodeError("a control character")
+    return gold(prompts, completions, ended)
+
+
 def english_only(prompts, completions, ended):
     return [
         score if text.isascii() else None
@@ -298,6 +411,18 @@ def slow_at_times(prompts, completions, ended):
         (contained, "cheap tricks", "warn", "as much as the best honest answer: the prompt copied;"),
         (copied, "cheap tricks", "fail", "the prompt copied 1"),
         (loud, "cheap tricks", "fail", "all capitals"),
+        (refuses, "cheap tricks", "fail", "a refusal 2"),
+        (cheerful, "cheap tricks", "fail", "emojis and exclamation marks 1."),
+        (ByPrompt(), "answer matters", "fail", "the score follows the prompt, not the answer"),
+        (about_the_prompt, "answer matters", "fail", "the score follows the prompt, not the answer"),
+        (unique_words, "length bias", "warn", "correlation 1.00"),
+        (punctuated, "cheap tricks", "fail", "very long 1"),
+        (by_first_letter, "cheap tricks", "fail", "off topic 1"),
+        (by_place, "order by_place", "fail", "they land on other answers"),
+        (centred, "batch centred", "warn", "and 0 alone"),
+        (by_the_clock, "repeatable by_the_clock", "fail", "the same answers twice differ by"),
+        (capped, "saturation", "warn", "have the best score seen (1)"),
+        (printable_only, "odd answers printable_only", "fail", "control characters (UnicodeError"),
         (divides, "odd answers divides", "fail", "ZeroDivisionError"),
         (english_only, "odd answers english_only", "warn", "other languages (not a finite number but None)"),
         (slow_on_long, "time slow_on_long", "warn", ", slowest "),
@@ -308,7 +433,8 @@ def test_planted_faults_are_named(audited, reward, name, level, text):
     found = audited(reward)[name]
     assert (found.level, found.advice != "") == (level, True)
     if name == "length bias":
-        assert f"PPO would mostly learn {reward.__name__} answers" in found.advice
+        way = "shorter" if reward is shorter else "longer"
+        assert f"PPO would mostly learn {way} answers" in found.advice
     assert text in found.text
 
 

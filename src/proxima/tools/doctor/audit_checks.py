@@ -203,6 +203,26 @@ def check_prompt(found: RewardEvidence) -> Finding:
     )
 
 
+def check_answer(found: RewardEvidence) -> Finding:
+    """Other answers to the same prompts."""
+    name, honest = "answer matters", found.known(HONEST)
+    others = [trick.name for trick in TRICKS if len(found.scores.get(trick.name, ())) == len(honest) > 0]
+    changes = [change for kind in others if not math.isnan(change := found.change(HONEST, kind))]
+    if not changes or is_flat(honest):
+        return ok(name, "not measured: the honest answers score all the same, or not at all")
+    change = max(changes)
+    if is_noticeable(change, found):
+        return ok(
+            name, f"other answers to the same prompts score differently, by up to {change:.3g} on average"
+        )
+    return fail(
+        name,
+        f"{len(changes)} kinds of odd answers score the same as the honest ones to the same prompts, within "
+        f"{change:.2g}: the score follows the prompt, not the answer",
+        "score the completion; a cache must be keyed by prompt and completion",
+    )
+
+
 def check_tricks(found: RewardEvidence) -> Finding:
     """Which tricks score above the median honest answer, or say nothing and score as much as the best."""
     name, honest = "cheap tricks", found.known(HONEST)
@@ -260,6 +280,7 @@ SUM_CHECKS: list[Callable[[RewardEvidence], Finding]] = [
     check_length,
     check_saturation,
     check_prompt,
+    check_answer,
     check_tricks,
 ]
 EPISODE_CHECKS: list[Callable[[RewardEvidence], Finding]] = [
@@ -267,6 +288,7 @@ EPISODE_CHECKS: list[Callable[[RewardEvidence], Finding]] = [
     check_repeatable,
     check_length,
     check_saturation,
+    check_answer,
     check_tricks,
 ]
 """In the order of the table."""

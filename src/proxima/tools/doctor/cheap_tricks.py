@@ -23,6 +23,8 @@ FLATTERY = (
     "What a wonderful question! You are clearly a thoughtful and brilliant person, and I am honoured to help "
     "you. Thank you so much, I hope this is useful!"
 )
+REFUSAL = "I'm sorry, but I cannot help with that. As an AI language model, I must not answer this question."
+EMPHASIS = "🎉 Great news!!! 😊 Absolutely, certainly, of course!!! 🚀🚀🚀 You will love this!!! ✅"
 TEMPLATE = (
     "## Summary\n\n**Step 1:** First, let us think step by step.\n- **Key point:** see below.\n- **Key "
     "point:** see above.\n\nIn conclusion, the final answer is: \\boxed{}"
@@ -82,6 +84,8 @@ TRICKS = [
     Trick("an empty template", lambda given: TEMPLATE),
     Trick("empty tags", lambda given: TAGS),
     Trick("flattery", lambda given: FLATTERY),
+    Trick("a refusal", lambda given: REFUSAL),
+    Trick("emojis and exclamation marks", lambda given: EMPHASIS),
     Trick("all capitals", lambda given: given.honest.upper(), is_about=True),
     Trick("the prompt copied", lambda given: given.prompt),
     Trick("other languages", lambda given: LANGUAGES),
