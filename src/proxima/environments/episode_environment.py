@@ -142,7 +142,7 @@ class Environment:
                     f"the chat template of {self.tokenizer.name_or_path!r} loses what reset returned in the "
                     f"role {message['role'][:40]!r}; return a text, or messages of the role 'user'"
                 )
-        return Prompt(str(made), columns_of(prompt), made.turns)
+        return Prompt(str(made), columns_of(prompt), made.turns, made.messages)
 
     # --- hosts ---
 
