@@ -8,17 +8,20 @@ share of right answers before and after, on all problems and on those that train
 best constant answer is worth on the same draws.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import random
 import re
 from collections import Counter
+from typing import TYPE_CHECKING
 
-from proxima import PPOConfig, PPOTrainer, Step
-from proxima.base_setup import load_tokenizer
-from proxima.core.types import Prompt
-from proxima.data import ChatTemplate
-from proxima.evaluator import OWN, answer
+from proxima import PPOConfig, Step
+
+if TYPE_CHECKING:  # a process that asks needs no torch
+    from proxima import PPOTrainer
+    from proxima.core.types import Prompt
 
 ASKED = [{"role": "user", "content": "State the final answer to the following arithmetic problem: "}]
 PROBLEMS = [f"{left} {sign} {right}" for left in range(10) for sign in "+-" for right in range(10)]
@@ -62,6 +65,8 @@ class ChainSum:
 
 def measure(trainer: PPOTrainer, prompts: list[Prompt]) -> dict[str, float]:
     """Shares of right answers, and of the best constant one."""
+    from proxima.evaluator import OWN, answer
+
     answers = answer(trainer, prompts)
     asked = [re.findall(r"\d [+-] \d", prompt)[-1] for prompt in answers.prompts]
     right = list(zip(asked, answers.scores[OWN], strict=True))
@@ -74,6 +79,11 @@ def measure(trainer: PPOTrainer, prompts: list[Prompt]) -> dict[str, float]:
 
 
 def main(seed: int, steps: int, model: str = "smollm2", held_out: int = 1024, **settings) -> dict:
+    from proxima import PPOTrainer
+    from proxima.base_setup import load_tokenizer
+    from proxima.core.types import Prompt
+    from proxima.data import ChatTemplate
+
     prompt = ChatTemplate(load_tokenizer(model)).prompt(ASKED)
     train, held = (Prompt(prompt, {"held_out": asked_all}, prompt.turns) for asked_all in (False, True))
     named = {"seed": seed, "run_name": f"chain-sum-{seed}", "environment": ChainSum}

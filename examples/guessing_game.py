@@ -4,7 +4,7 @@
 import random
 import sys
 
-from proxima import PPOConfig, PPOTrainer, Step
+from proxima import PPOConfig, Step
 
 WORDS = ["is", "do", "should"]  # likely ones, so that the small model tries them; fixed guesses win 2 of 3
 
@@ -24,6 +24,8 @@ class GuessingGame:
 
 def train(steps, **settings):
     """The share of games won, step by step."""
+    from proxima import PPOTrainer  # here, because a process that plays the game needs no torch
+
     game = {"max_turns": 2, "max_new_tokens": 1, "gamma": 1.0, "discount": "turn", "top_k": 0, "top_p": 1.0}
     rates = {"learning_rate": 5e-4, "value_learning_rate": 3e-3, "entropy_coef": 0.03, "kl_coef": 0.0}
     size = {"minibatch_size": 32, "ppo_epochs": 2}

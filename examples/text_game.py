@@ -4,7 +4,7 @@
 import random
 import sys
 
-from proxima import PPOConfig, PPOTrainer, Step
+from proxima import PPOConfig, Step
 
 
 class Corridor:
@@ -29,6 +29,8 @@ class Corridor:
 
 def train(steps, **settings):
     """The share of games won, step by step; walking one way always wins half of them."""
+    from proxima import PPOTrainer  # here, because a process that plays the game needs no torch
+
     game = {"environment": Corridor, "max_turns": 5, "max_new_tokens": 1, "gamma": 1.0, "discount": "turn"}
     rates = {"learning_rate": 5e-4, "value_learning_rate": 3e-3, "entropy_coef": 0.03, "kl_coef": 0.0}
     size = {"minibatch_size": 32, "ppo_epochs": 2, "top_k": 0, "top_p": 1.0}

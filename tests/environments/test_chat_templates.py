@@ -7,6 +7,7 @@ import pytest
 
 from proxima.core.types import Prompt
 from proxima.data import ChatTemplate
+from proxima.environments import tool_calls
 from proxima.environments.episode_environment import Environment
 from proxima.environments.observation_tokens import ObservationTokens
 from proxima.environments.tool_calls import Call, MalformedCall, find_format, read_calls
@@ -150,6 +151,10 @@ def test_calls_are_read(name, text):
         ("qwen_xml", "<tool_call><function=add><parameter n>2</parameter></function></tool_call>"),
         ("qwen_xml", "<tool_call><function=add>2</function></tool_call>"),
         ("qwen_xml", "<tool_call><function=add></function><function=add></function></tool_call>"),
+        (
+            "qwen_xml",
+            "<tool_call><function=add><parameter=n>1</parameter><parameter=n>2</parameter></function></tool_call>",
+        ),
     ],
 )
 def test_what_stands_in_a_call_is_never_passed_over(name, text):
@@ -158,14 +163,93 @@ def test_what_stands_in_a_call_is_never_passed_over(name, text):
         read_calls(name, text, SCHEMAS)
 
 
+GOOD = {
+    "hermes": '<tool_call>{"name": "add", "arguments": {"n": 2}}</tool_call>',
+    "llama3": '{"name": "add", "parameters": {"n": 2}}',
+    "qwen_xml": "<tool_call><function=add><parameter=n>2</parameter></function></tool_call>",
+}
+AROUND = (
+    ("```json\n{}\n```", "code block"),
+    ("I would write `{}`", "quotes|whole turn"),
+    ('Say "{}"', "quotes|whole turn"),
+    ("{} and then I am done.", "no text after|not one JSON object"),
+    ("{}\n```", "no text after|not one JSON object"),
+)
+
+
+@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize(("around", "words"), AROUND)
+def test_a_call_in_quotes_or_with_text_after_it_is_not_made(name, around, words):
+    assert read_calls(name, GOOD[name], SCHEMAS) == [Call("add", {"n": 2})]
+    with pytest.raises(MalformedCall, match=words) as raised:
+        read_calls(name, around.replace("{}", GOOD[name]), SCHEMAS)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen_xml"])
+def test_a_call_in_a_thought_is_none_and_text_before_one_is_allowed(name):
+    call = GOOD[name]
+    assert read_calls(name, f"<think>maybe {call}</think>The answer is 5.", SCHEMAS) == []
+    assert len(read_calls(name, f"<think>`{call}`</think>\n{call}\n", SCHEMAS)) == 1
+    assert len(read_calls(name, f"```py\nx\n``` so\n{call}\n{call}", SCHEMAS)) == 2
+
+
+TYPED = {
+    "find": {
+        "function": {
+            "parameters": {
+                "properties": {
+                    "number": {"type": "integer"},
+                    "share": {"type": "number", "nullable": True},
+                    "names": {"type": "array", "items": {"type": "string"}},
+                    "either": {"type": ["integer", "string"]},
+                    "order": {"type": "string", "enum": ["up", "down"]},
+                    "any": {},
+                },
+                "required": ["number"],
+            }
+        }
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ('{"number": 1, "share": null, "names": ["a"], "either": "x", "order": "up", "any": [1]}', ""),
+        ('{"number": 1, "share": 2, "either": 3}', ""),
+        ("{}", "find needs the argument 'number'"),
+        ('{"number": "1"}', "the argument 'number' of find must be of type integer"),
+        ('{"number": true}', "must be of type integer"),
+        ('{"number": 1.5}', "must be of type integer"),
+        ('{"number": 1, "share": "half"}', "must be of type number or null"),
+        ('{"number": 1, "names": "a"}', "must be of type array"),
+        ('{"number": 1, "either": []}', "must be of type integer or string"),
+        ('{"number": 1, "order": "sideways"}', "must be one of"),
+        ('{"number": 1, "extra": 2}', "find has no argument 'extra'; it takes number, share"),
+        ('{"number": 1, "number": 2}', "names each key once"),
+        ('{"number": 1}, "also": 3', "the call has 'also' beside 'arguments'"),
+    ],
+)
+def test_arguments_are_those_of_the_schema(arguments, words):
+    text = f'<tool_call>{{"name": "find", "arguments": {arguments}}}</tool_call>'
+    if not words:
+        assert len(read_calls("hermes", text, TYPED)) == 1
+        return
+    with pytest.raises(MalformedCall, match=words):
+        read_calls("hermes", text, TYPED)
+
+
 def test_an_answer_in_json_is_not_a_call_of_llama3():
     assert read_calls("llama3", '{"total": 5}', SCHEMAS) == []
+    assert read_calls("llama3", "Its parameters are large.", SCHEMAS) == []
 
 
 @pytest.mark.parametrize(
     ("word", "value"), [("True", True), ("false", False), ("None", None), ("yes", "yes")]
 )
-def test_values_in_xml_may_be_pythons_words(word, value):
+def test_values_in_xml_may_be_pythons_words(word, value, monkeypatch):
+    monkeypatch.setattr(tool_calls, "_check_arguments", lambda call, schema: None)
     text = f"<tool_call><function=add><parameter=n>{word}</parameter><parameter=s>{word}</parameter>"
     calls = read_calls("qwen_xml", f"{text}</function></tool_call>", SCHEMAS)
     assert calls == [Call("add", {"n": value, "s": word})]

@@ -1,17 +1,48 @@
 """The examples: a small model learns them, and what cannot be run here works on a tiny one."""
 
 import shutil
+import sys
 import time
 
 import pytest
 from transformers import AutoTokenizer
 
 from examples import calculator, chain_sum, guessing_game
+from proxima import Step
 from proxima.environments.episode_environment import Environment
+from proxima.rewards import WorkerProcess
+from proxima.rewards.worker_process import pickled
 from proxima.world.tiny_models import byte_tokenizer
 from tests.environments.test_chat_templates import CHATML, template
 
 BEST_CONSTANT = 2 / 3  # two of three words, whatever the game says
+
+
+HEAVY = ("torch", "transformers", "datasets")
+MODULES = ("guessing_game", "text_game", "chain_sum", "calculator", "my_rewards")
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [[f"examples.{name}" for name in MODULES], ["proxima.rewards.code_tests"], ["proxima.rewards.graders"]],
+)
+def test_a_process_of_an_environment_or_a_reward_loads_no_torch(modules):
+    with WorkerProcess("sys:modules.__contains__", memory_mb=None, imports=modules) as worker:
+        assert all(worker.call(None, name, timeout=20.0) for name in modules)
+        assert [name for name in HEAVY if worker.call(None, name, timeout=20.0)] == []
+
+
+def test_nor_does_one_that_gets_its_class_by_value():
+    class Game:
+        def step(self, text):
+            return Step(reward=1.0, done=True)
+
+        def loaded(self, names):
+            return [name for name in names if name in sys.modules]
+
+    with WorkerProcess(pickled(Game), memory_mb=None) as worker:
+        assert worker.call("step", "a", timeout=20.0) == [None, 1.0, True]
+        assert worker.call("loaded", HEAVY, timeout=20.0) == []
 
 
 @pytest.mark.long

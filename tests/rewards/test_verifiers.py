@@ -19,7 +19,7 @@ from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import Samples, check_rewards, worker_process
 from proxima.rewards.code_program import pack, unpack
 from proxima.rewards.code_tests import program_in
-from proxima.rewards.graders import chosen_letter
+from proxima.rewards.graders import chosen_letter, final_answer, offers_several
 from proxima.rewards.gym_generators import ALLOWED, EXCLUDED
 from proxima.rewards.reward_sources import is_ready_made
 from proxima.rewards.verifiers import open_verifier
@@ -108,6 +108,59 @@ def test_math_compares_as_mathematics():
     assert scores(verifier, "answer", references, answers) == [1, 0, 1, 1, 1, 1, 0, 0, 1, 1, 0, 1]
     best = verifier.best_constant(rows("answer", ["42", "42", "7"]))
     assert (best.answer, best.score) == ("42", pytest.approx(2 / 3))
+
+
+READINGS = [  # answer, reference, score: what decides is the last box, the last answer, the last line
+    (r"\boxed{3}. Wait, no: \boxed{4}", "4", 1),
+    (r"\boxed{3}. Wait, no: \boxed{4}", "3", 0),
+    (r"\boxed{3} or \boxed{4}", "3", 0),
+    (r"\boxed{3} or \boxed{4}", "4", 0),
+    (r"\boxed{3}, $\boxed{4}$ and \boxed{5}", "5", 0),
+    (r"\boxed{3} and \boxed{4}", "3,4", 1),
+    (r"\boxed{5}, \boxed{5}", "5", 1),
+    (r"\boxed{3,4}", "4", 0),
+    (r"\boxed{3 \text{ or } 4}", "3", 0),
+    (r"\boxed{either 3 or 4}", "4", 0),
+    (r"\boxed{x = 1 \text{ or } x = 2}", "1,2", 1),
+    (r"\boxed{0 1 2 3 4 5 6 7 8 9}", "9", 0),
+    (r"\boxed{3} \boxed{4", "3", 0),
+    (r"\boxed{4", "4", 0),
+    (r"\boxed{}", "0", 0),
+    (r"the answer is 3, I mean \boxed{4}", "3", 0),
+    (r"\boxed{\frac{1}{2}}", "0.5", 1),
+    ("The answer is 3 or 4", "3", 0),
+    ("The answer is either 3 or maybe 4.", "4", 0),
+    ("The answer is 3, or 4", "4", 0),
+    ("The answer is 4. The answer is 3.", "4", 0),
+    ("The answer is 4. The answer is 3.", "3", 1),
+    ("$3$ or $4$", "4", 0),
+    ("3|4", "4", 0),
+    ("0 1 2 3 4 5 6 7 8 9", "9", 0),
+    ("0, 1, 2, 3, 4, 5, 6, 7, 8, 9", "9", 0),
+    ("0,1,2,3,4,5", "5", 0),
+    ("It is 3.\nOr 4.\nOr 5.", "3", 0),
+    ("blah 5\nThe answer is 72.\nHope this helps!", "72", 1),
+    ("3 + 4 = 7, so 7 * 6 = 42", "42", 1),
+    ("Either way, the total is 42", "42", 1),
+    ("In 2020, 15 people came", "15", 1),
+    ("The answer is 12 apples or so.", "12", 1),
+    ("#### 72", "72", 1),
+]
+
+
+@needs("math_verify")
+def test_one_part_of_an_answer_decides_and_one_that_leaves_it_open_scores_0():
+    verifier = opened("math", timeout=20.0)
+    answers, references, wanted = zip(*READINGS, strict=True)
+    found = scores(verifier, "answer", references, list(answers))
+    assert [each for each, score in zip(READINGS, found, strict=True) if each[2] != score] == []
+
+
+@pytest.mark.parametrize("piece", ["\\boxed{", "{", "1 ", "or ", "a or ", "answer ", "\\boxed{1} ", "\n1"])
+def test_reading_an_answer_takes_linear_time(piece):
+    began = time.process_time()
+    offers_several(final_answer(piece * 50_000))
+    assert time.process_time() - began < 2
 
 
 @needs("math_verify")

@@ -7,6 +7,7 @@ import random
 import shutil
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +28,7 @@ from proxima.tools.doctor.memory_estimate import GIB, network_size
 from proxima.tools.doctor.settings_checks import check_batches, check_learning_rates, check_reach
 from proxima.tools.doctor.show_findings import show
 from proxima.tools.doctor.step_checks import check_ratio, tolerance_of, unchanging
-from proxima.tools.doctor.tokenizer_checks import check_pad
+from proxima.tools.doctor.tokenizer_checks import check_context, check_pad
 from tests.families.networks import tiny_network
 from tests.helpers import shake, weights
 
@@ -688,6 +689,30 @@ def test_in_an_episode_the_reach_is_counted_over_all_its_tokens_or_its_turns(set
     if level == "warn":
         remedy = "lower max_turns" if settings.get("discount") else "set discount to turn"
         assert found.advice.endswith(f"or {remedy}")
+
+
+def test_estimates_count_the_tokens_of_whole_episodes():
+    """8 turns of 10 tokens that are chosen, and 32 read after each."""
+    network = Qwen3Config(
+        hidden_size=128, intermediate_size=256, num_hidden_layers=12, num_attention_heads=4, vocab_size=5000
+    )
+    game = PPOConfig(environment="game:Game")
+    whole, one = (estimate_memory(config, network, 64) for config in (game, PPOConfig(max_new_tokens=336)))
+    assert (whole.cache, whole.activations) == (one.cache, one.activations)
+    assert whole.logits < one.logits
+    found = check_context(game, [64, 65], 400)
+    assert found.level == "fail"
+    assert "1 of 2 prompts have more than the 64 tokens that an episode of max_turns (8) x" in found.text
+    assert check_context(replace(game, max_episode_tokens=40), [64, 360], 400).level == "ok"
+    found = check_context(game, [1], 336)
+    assert found.level == "fail"
+    assert "max_turns" in found.advice
+
+
+def test_a_length_adaptive_lambda_counts_what_is_chosen_in_an_episode():
+    found = check_reach(PPOConfig(environment="game:Game", lam_alpha=0.05))
+    assert found.level == "warn"
+    assert "0.75 for the longest (80)" in found.text
 
 
 def test_groups_are_counted_in_responses_and_need_no_reach():

@@ -1,5 +1,6 @@
 """`proxima doctor --fit`: the search by arithmetic, and trials on this machine."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -50,6 +51,30 @@ def test_search_by_a_formula():
     assert memory(kept) <= 8000
     assert all(settings.max_new_tokens <= room for settings in tried)
     assert len(tried) == len({str(settings) for settings in tried})
+
+
+def test_of_episodes_the_whole_ones_must_fit():
+    """3 turns of 64 tokens and 32 read after each, beside a prompt of 36."""
+    config = PPOConfig(environment="game:Game", max_turns=3, max_new_tokens=64, minibatch_size=8)
+    found = search(config, 36, 288, GIB, lambda settings: settings.micro_batch_size <= 2)
+    assert found.micro_batch_tokens == 2 * (36 + 3 * (64 + 32))
+    assert found.longest_response == 288
+    with pytest.raises(ValueError, match=r"an episode of max_turns \(3\) x .* does not fit beside it"):
+        search(config, 36, 287, GIB, lambda settings: True)
+
+
+def test_a_trial_of_episodes_is_of_responses_as_long(monkeypatch):
+    seen = []
+
+    def run(command, input, **_):
+        seen.append(json.loads(input)["config"])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(fit.subprocess, "run", run)
+    settings = {"environment": "game:Game", "discount": "turn", "max_turns": 3, "max_new_tokens": 64}
+    assert run_trial(PPOConfig(**settings), "p", GIB, 1.0)
+    assert PPOConfig.from_dict(seen[0]).max_new_tokens == 288
+    assert not PPOConfig.from_dict(seen[0]).has_episodes
 
 
 def test_nothing_fits():

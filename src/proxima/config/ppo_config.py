@@ -119,8 +119,9 @@ class PPOConfig(Settings):
 
     # --- prompts and rewards ---
     truncate_prompts: bool = setting(False)
-    """Cut prompts that do not fit the context on the left, after BOS (counted in the metrics), instead of
-    refusing them."""
+    """Cut prompts that do not fit the context (counted in the metrics), instead of refusing them: plain text
+    on the left, after BOS; a conversation by its oldest messages, as a whole, and never its system message or
+    last user message, of which the beginning goes only where these alone do not fit."""
     missing_eos_penalty: float = setting(0.0, at_least=0)
     """Subtracted from the score of a response without EOS, in the unit of the scores."""
     reward_units: Literal["standard", "raw"] = setting("standard")

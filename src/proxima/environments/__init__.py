@@ -10,7 +10,7 @@ from proxima.core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from proxima.environments.environment_reward import EnvironmentReward
     from proxima.environments.episode_environment import Environment, check_environments
-    from proxima.environments.episode_limits import max_response_tokens
+    from proxima.environments.episode_limits import max_chosen_tokens, max_response_tokens, response_limit
     from proxima.environments.episode_runner import EpisodeRunner
     from proxima.environments.step import Step
 

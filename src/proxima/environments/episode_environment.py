@@ -59,7 +59,8 @@ class Environment:
                 self.observation_tokens.check("tool")
         if self.schemas:
             self.call_format = find_format(tokenizer)
-        marks = tokenizer(CALL_MARKS, add_special_tokens=False)["input_ids"]
+        marks: list[int] = tokenizer(CALL_MARKS, add_special_tokens=False)["input_ids"]
+        self._unread = set(tokenizer.all_special_ids) - set(marks)
         self._hides_calls = CALL_MARKS not in tokenizer.decode(marks, skip_special_tokens=True)
         """Whether the marks of a call are special tokens, which a text leaves out."""
         self._template = ChatTemplate(tokenizer, list(self.schemas.values()))
@@ -81,7 +82,10 @@ class Environment:
 
     def called(self, ids: Sequence[int]) -> str:
         """The text in which the calls of a turn stand."""
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=not self._hides_calls)
+        if not self._hides_calls:
+            return self.said(ids)
+        kept = [token for token in ids if token not in self._unread]
+        text: str = self.tokenizer.decode(kept, skip_special_tokens=False)
         return text
 
     # --- prompts ---
@@ -142,7 +146,7 @@ class Environment:
                     f"the chat template of {self.tokenizer.name_or_path!r} loses what reset returned in the "
                     f"role {message['role'][:40]!r}; return a text, or messages of the role 'user'"
                 )
-        return Prompt(str(made), columns_of(prompt), made.turns)
+        return Prompt(str(made), columns_of(prompt), made.turns, made.messages)
 
     # --- hosts ---
 

@@ -34,7 +34,19 @@ PROBE: Schema = {
     },
 }
 QUESTION = "proxima-question-71c3"
-CALL_MARKS = "<tool_call></tool_call>"
+CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"
+CALL_MARKS = CALL_BEGIN + CALL_END
+THOUGHT_END = "</think>"  # what a model thinks of a call is none
+QUOTES = ("`", '"', "'", "“", "‘", "«")
+TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
 FUNCTION = re.compile(r"<function=([^>\s]+)>")
 PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>(.*?)</parameter>\s*", re.DOTALL)
 PYTHON = {"True": True, "False": False, "None": None}  # as some templates write them
@@ -55,7 +67,11 @@ def read_hermes(text: str, schemas: Mapping[str, Schema]) -> list[Call]:
 
 def read_llama3(text: str, schemas: Mapping[str, Schema]) -> list[Call]:
     bare = text.strip().removeprefix("<|python_tag|>").strip()
-    return [_from_json(bare, "parameters")] if bare.startswith("{") and '"name"' in bare else []
+    if bare.startswith("{") and '"name"' in bare:
+        return [_from_json(bare, "parameters")]
+    if '"parameters"' in bare and any(f'"{name}"' in bare for name in schemas):
+        raise MalformedCall("a call must be the whole turn, without text or a code block around it")
+    return []
 
 
 def read_qwen_xml(text: str, schemas: Mapping[str, Schema]) -> list[Call]:
@@ -76,11 +92,41 @@ def read_calls(name: str, text: str, schemas: Mapping[str, Schema]) -> list[Call
         name: of the format.
         schemas: of the tools, by name.
     """
-    calls = FORMATS[name](text, schemas)
+    calls = FORMATS[name](text.rpartition(THOUGHT_END)[2], schemas)
     for call in calls:
         if call.name not in schemas:
             raise MalformedCall(f"there is no tool {call.name[:60]!r}; the tools are {', '.join(schemas)}")
+        _check_arguments(call, schemas[call.name])
     return calls
+
+
+def _check_arguments(call: Call, schema: Schema) -> None:
+    """Against the schema that the policy was shown."""
+    parameters = schema["function"].get("parameters", {})
+    known = parameters.get("properties", {})
+    if strange := [name for name in call.arguments if name not in known]:
+        takes = ", ".join(known) or "none"
+        raise MalformedCall(f"{call.name} has no argument {strange[0][:60]!r}; it takes {takes}")
+    if missing := [name for name in parameters.get("required", ()) if name not in call.arguments]:
+        raise MalformedCall(f"{call.name} needs the argument {missing[0]!r}")
+    for name, value in call.arguments.items():
+        kinds = _kinds_of(known[name])
+        if kinds and not any(_is_of(value, kind) for kind in kinds):
+            raise MalformedCall(f"the argument {name!r} of {call.name} must be of type {' or '.join(kinds)}")
+        if (among := known[name].get("enum")) and value not in among:
+            raise MalformedCall(f"the argument {name!r} of {call.name} must be one of {str(among)[:200]}")
+
+
+def _kinds_of(described: Schema) -> list[str]:
+    """The JSON types of an argument; none where it may be anything."""
+    kinds = described.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else list(kinds)
+    known = bool(kinds) and all(kind in TYPES for kind in kinds)
+    return kinds + ["null"] * bool(described.get("nullable")) if known else []
+
+
+def _is_of(value: object, kind: str) -> bool:
+    return isinstance(value, TYPES[kind]) and (isinstance(value, bool) <= (kind == "boolean"))
 
 
 def find_format(tokenizer: Tokenizer) -> str:
@@ -101,9 +147,10 @@ def find_format(tokenizer: Tokenizer) -> str:
     if "probe_value" not in written:
         raise ValueError(f"{whose} drops tool calls; use a model whose template writes them")
     schemas, begins = {"probe_tool": PROBE}, written.find("{")
+    marked = "".join(written.rpartition(CALL_END)[:2])  # without the end of the turn
     for name, part in (
-        ("qwen_xml", written),
-        ("hermes", written),
+        ("qwen_xml", marked or written),
+        ("hermes", marked or written),
         ("llama3", _json_part(written[begins:]) if begins >= 0 else ""),
     ):
         try:
@@ -127,9 +174,14 @@ def _json_part(text: str) -> str:
 
 def _blocks(text: str) -> list[str]:
     """In linear time, whatever the policy wrote."""
-    pieces = [piece.partition("</tool_call>") for piece in text.split("<tool_call>")[1:]]
+    before, *begun = text.split(CALL_BEGIN)
+    pieces = [piece.partition(CALL_END) for piece in begun]
     if not all(end for _, end, _ in pieces):
-        raise MalformedCall("<tool_call> has no </tool_call>")
+        raise MalformedCall(f"{CALL_BEGIN} has no {CALL_END}")
+    if pieces and (before.count("```") % 2 or before.rstrip(" ").endswith(QUOTES)):
+        raise MalformedCall("a call must not stand in a code block or in quotes")
+    if any(after.strip() for _, _, after in pieces):
+        raise MalformedCall(f"there must be no text after {CALL_END}")
     return [inside for inside, _, _ in pieces]
 
 
@@ -137,11 +189,12 @@ def _from_json(text: str, key: str) -> Call:
     try:
         value = read_strict_json(text)
     except (ValueError, RecursionError):
-        raise MalformedCall("the call is not JSON") from None
+        raise MalformedCall("the call is not one JSON object that names each key once") from None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise MalformedCall("the call has no name")
-    if key not in value and (others := value.keys() - {"name", "type", "id"}):
-        raise MalformedCall(f"the call has {min(others)[:60]!r} in place of {key!r}")
+    if others := value.keys() - {"name", "type", "id", key}:
+        place = "beside" if key in value else "in place of"
+        raise MalformedCall(f"the call has {min(others)[:60]!r} {place} {key!r}")
     arguments = value.get(key, {})
     if not isinstance(arguments, dict):
         raise MalformedCall(f"{key!r} of the call is not an object")
@@ -158,6 +211,8 @@ def _from_xml(text: str, schemas: Mapping[str, Schema]) -> Call:
     arguments: Record = {}
     while found := PARAMETER.match(inside, place):
         value = found[2].removeprefix("\n").removesuffix("\n")
+        if found[1] in arguments:
+            raise MalformedCall(f"the call has the argument {found[1][:60]!r} twice")
         arguments[found[1]], place = _typed(value, known.get(found[1], {}).get("type")), found.end()
     if inside[place:].strip():
         raise MalformedCall("an argument of the call is not <parameter=NAME>...</parameter>")
@@ -171,6 +226,6 @@ def _typed(text: str, kind: object) -> object:
     if text in PYTHON:
         return PYTHON[text]
     try:
-        return json.loads(text)
+        return read_strict_json(text)
     except (ValueError, RecursionError):
         return text

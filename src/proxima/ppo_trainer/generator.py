@@ -210,14 +210,17 @@ class SequenceGenerator:
 
     def _opened(self, tokens: Tokens, own: list[str]) -> Tokens:
         """The batch with the prompts of all processes; a sequence stays what it is, so it keeps its key."""
-        plain = [(str(prompt), list(getattr(prompt, "turns", ()))) for prompt in own]
+        plain = [
+            (str(prompt), list(getattr(prompt, "turns", ())), list(getattr(prompt, "messages", ())))
+            for prompt in own
+        ]
         parts = self.models.processes.all_gather_object(plain)
         given = [each for part in parts for each in part]
-        if all(text == str(old) for (text, _), old in zip(given, tokens.prompts, strict=True)):
+        if all(text == str(old) for (text, *_), old in zip(given, tokens.prompts, strict=True)):
             return tokens
         opened = [
-            Prompt(text, getattr(old, "columns", None), turns)
-            for (text, turns), old in zip(given, tokens.prompts, strict=True)
+            Prompt(text, getattr(old, "columns", None), turns, messages)
+            for (text, turns, messages), old in zip(given, tokens.prompts, strict=True)
         ]
         return replace(self.read_prompts(opened), keys=tokens.keys)
 
@@ -250,7 +253,8 @@ class SequenceGenerator:
             config.truncate_prompts,
         )
         limit = "max_episode_tokens" if config.has_episodes else "max_new_tokens"
-        return tokenize(prompts, *given, first, limit)
+        tools = [] if self.environment is None else list(self.environment.schemas.values())
+        return tokenize(prompts, *given, first, limit, tools)
 
     def read_prompts(self, prompts: Prompts, seen: dict[bytes, int] | None = None) -> Tokens:
         """Prompts as left-padded ids on the device, still without responses; what was read before stays as it

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from proxima.core.encoding import added_ids, encode_prompts, pad_rows
+from proxima.core.json_record import Record
 from proxima.core.sampling import sequence_keys
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Prompt, Tokens
+from proxima.ppo_trainer.cut_conversations import cut_conversation, is_conversation
 
 
 def check_prompts(prompts: Sequence[str], first: int = 0) -> list[str]:
@@ -39,14 +41,17 @@ def tokenize(
     may_cut: bool,
     first: int = 0,
     limit: str = "max_new_tokens",
+    tools: Sequence[Record] = (),
 ) -> tuple[list[str], list[list[int]], Tensor]:
     """Prompts with their ids, and which were cut to fit (B,). Refuses what would spoil the rollout.
 
     Args:
         context: most tokens that the model can read; None = any number.
-        may_cut: cut prompts that are too long on the left, after BOS, instead of refusing them.
+        may_cut: cut prompts that are too long instead of refusing them: a conversation by whole messages, as
+            `cut_conversations` has it, a plain text on the left, after BOS.
         first: number of the first prompt, where these are a part of a set; errors count from it.
         limit: the setting that `max_new_tokens` comes from, for errors.
+        tools: schemas that chat prompts may name.
     """
     prompts = check_prompts(prompts, first)
     rows, before = encode_prompts(tokenizer, prompts), added_ids(tokenizer).before
@@ -70,9 +75,16 @@ def tokenize(
                 f"context of {context} "
                 f"leaves {room}. Shorten it, or set truncate_prompts"
             )
+        truncated[i] = True
+        if is_conversation(prompts[i], tokenizer):
+            try:
+                prompts[i] = cut_conversation(prompts[i], room, tokenizer, tools)
+            except ValueError as error:
+                raise ValueError(f"prompt {first + i} has {len(row)} tokens: {error}") from None
+            [rows[i]] = encode_prompts(tokenizer, [prompts[i]])
+            continue
         rows[i] = before + _cut(row[len(before) :], room - len(before), tokenizer.bos_token_id)
         prompts[i] = Prompt(tokenizer.decode(rows[i][len(before) :]), getattr(prompts[i], "columns", None))
-        truncated[i] = True
     return prompts, rows, truncated
 
 

@@ -34,6 +34,18 @@ FUNCTIONS = {
     "arcsin",
     "arctan",
 }
+BOX = re.compile(r"\\boxed\s*\{")
+BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+BETWEEN = re.compile(r"[\s$,;.]{0,20}(?:and|or|and/or)?[\s$,;]{0,20}")
+MOST_BOXES = 20
+SAID_ANSWER = re.compile(r"####|\banswers?\b(?:\s+(?:is|are)\b)?", re.IGNORECASE)
+FORMULA = re.compile(r"[\d$\\]")
+TEXT_MARK = re.compile(r"\\text\w*\s*\{|\\(?:quad|q?quad|,|;|!| )|[{}$]")
+OR = re.compile(
+    r"(?:[\d)\]]|\b[A-Za-z])\W{0,5}\s(?:and/)?or\s\W{0,5}(?:\w+\s){0,2}\W{0,5}(?:\d|\\|[A-Za-z]\b)|\d\s*\|\s*\d"
+)
+NUMBER = r"-?\d+(?:\.\d+)?"
+LISTED = re.compile(rf"(?<![\d.,]){NUMBER}(?:(?:\s*[;,|]\s+|\s+|,(?!\d{{3}}\b)){NUMBER}){{2,}}[\s.$}})\]]*\Z")
 ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 FENCED = re.compile(r"\A\s*```(?:json)?[ \t]*\n(.*?)```\s*\Z", re.DOTALL | re.IGNORECASE)
 
@@ -69,11 +81,64 @@ def grade_math(completion: str, reference: object) -> float:
     """1 where the final answer equals the reference as mathematics, else 0."""
     from math_verify import verify
 
-    gold = _gold(math_reference(reference))
-    readings = [completion]
-    if len(completion) <= SHORT and "$" not in completion and "boxed" not in completion:
-        readings.append(f"${completion.strip().rstrip('.')}$")
+    text = math_reference(reference)
+    answer = final_answer(completion)
+    if offers_several(answer) and not (offers_several(text) or "," in text or "pm" in text):
+        return 0.0
+    readings = [answer]
+    if len(answer) <= SHORT and "$" not in answer and "boxed" not in answer:
+        readings.append(f"${answer.strip().rstrip('.')}$")
+    gold = _gold(text)
     return float(any(verify(gold, _parse(text), timeout_seconds=None) for text in readings))
+
+
+def final_answer(completion: str) -> str:
+    """The part of an answer that decides: the last \\boxed{}, which must be closed, with those that it is
+    listed with; else the rest of the line after the last ####, "answer is" or "answer:"; else the last line
+    with a number or a formula."""
+    boxes = _boxes(completion)
+    if boxes:
+        return f"\\boxed{{{', '.join(boxes)}}}" if boxes[-1] else ""
+    if BOX.search(completion):
+        return ""
+    lines = completion.splitlines()
+    said = [line[found[-1].start() :] for line in lines if (found := list(SAID_ANSWER.finditer(line)))]
+    formulas = [line for line in lines if FORMULA.search(line)]
+    for candidates in (said[-1:], formulas[-1:]):
+        if candidates and FORMULA.search(candidates[0]):
+            return candidates[0]
+    return completion
+
+
+def _boxes(text: str) -> list[str]:
+    """What stands in the last \\boxed{}, and before it in those from which only "or", "and" or a comma
+    separate it; empty where there is none, or the last is not closed."""
+    found: list[str] = []
+    begin = len(text) + 1
+    for opened in reversed(list(BOX.finditer(text))[-MOST_BOXES:]):
+        end = _closing(text, opened.end())
+        if end is None or (found and not BETWEEN.fullmatch(text[end + 1 : begin])):
+            break
+        if content := text[opened.end() : end].strip():
+            found.insert(0, content)
+        begin = opened.start()
+    return list(dict.fromkeys(found))
+
+
+def _closing(text: str, place: int) -> int | None:
+    """Where the brace that was opened before this place is closed."""
+    depth = 1
+    for found in BRACE.finditer(text, place):
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
+        if not depth:
+            return found.start()
+    return None
+
+
+def offers_several(answer: str) -> bool:
+    """Whether it leaves open which of several answers it means, or is a list of numbers."""
+    bare = TEXT_MARK.sub(" ", answer)
+    return bool(OR.search(bare) or LISTED.search(bare))
 
 
 def _gold(text: str) -> list[object]:

@@ -22,6 +22,7 @@ from proxima.core.errors import RewardFailure
 from proxima.core.hub import hub_or_cache
 from proxima.core.tokenizer import Tokenizer
 from proxima.data import Rows, open_rows, read_prompts
+from proxima.environments import max_response_tokens
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import ClassifierSource, Samples, check_rewards
 from proxima.tools.doctor.audit_checks import audit, demonstrations_of
@@ -107,7 +108,7 @@ def examine(
         shown = demonstrations_of(rows, tokenizer, samples) if with_audit else []
     except (ValueError, OSError) as error:
         return [fail("setup", str(error), "fix it and run the doctor again")]
-    room = (context or float("inf")) - config.max_new_tokens
+    room = (context or float("inf")) - max_response_tokens(config)
     fits = [config.truncate_prompts or length <= room for length in lengths]
     usable = [prompt for prompt, fit in zip(prompts, fits, strict=True) if fit]
     if room < 1 or not usable or any(item.level == "fail" and item.name in NEEDED for item in found):
@@ -144,7 +145,9 @@ def quick_findings(
     ends = ends_of(config, tokenizer, network)
     lengths, ended = measure_prompts(prompts[:measured], tokenizer, ends)
     context = context_length(network)
-    longest = max(lengths) if context is None else min(max(lengths), max(1, context - config.max_new_tokens))
+    longest = (
+        max(lengths) if context is None else min(max(lengths), max(1, context - max_response_tokens(config)))
+    )
     return [
         *(check(config) for check in SETTINGS_CHECKS),
         check_learning_rates(config, network_size(network).parameters),

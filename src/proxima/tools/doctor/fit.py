@@ -19,6 +19,7 @@ from proxima.base_setup import load_context_length, load_tokenizer, pick_device
 from proxima.config import PPOConfig
 from proxima.core.tokenizer import Tokenizer
 from proxima.data import open_rows, read_prompts
+from proxima.environments import max_response_tokens, response_limit
 from proxima.rewards import is_ready_made
 from proxima.runtime.engine import MAX_SLOTS
 from proxima.tools.doctor.memory_estimate import GIB, free_memory
@@ -119,11 +120,12 @@ def search(config: PPOConfig, prompt: int, room: int, allowed: int, fits: Trial)
         prompt: tokens of the longest prompt.
         room: response tokens that the context leaves.
     """
-    sequence = prompt + config.max_new_tokens
-    if config.max_new_tokens > room:
+    response = max_response_tokens(config)
+    sequence = prompt + response
+    if response > room:
         raise ValueError(
-            f"the longest prompt has {prompt} tokens, and max_new_tokens ({config.max_new_tokens}) does not "
-            f"fit beside it; the model leaves {room}"
+            f"the longest prompt has {prompt} tokens, and {response_limit(config)} does not fit beside it; "
+            f"the model leaves {room}"
         )
 
     known: dict[tuple[int, int, int], bool] = {}
@@ -156,10 +158,10 @@ def search(config: PPOConfig, prompt: int, room: int, allowed: int, fits: Trial)
     )
     batch = max(batch, first)
     usual = with_batch(min(batch, config.batch_size))
-    longest = largest(
-        lambda tokens: fits_once(replace(usual, max_new_tokens=tokens)), config.max_new_tokens, room
-    )
-    return Fit(micro, micro * sequence, batch, max(longest, config.max_new_tokens), allowed)
+    longest = response
+    if not config.has_episodes:
+        longest = largest(lambda tokens: fits_once(replace(usual, max_new_tokens=tokens)), response, room)
+    return Fit(micro, micro * sequence, batch, max(longest, response), allowed)
 
 
 def largest(fits: Callable[[int], bool], first: int, most: int) -> int:
@@ -195,6 +197,9 @@ def run_trial(config: PPOConfig, prompt: str, allowed: int, seconds: float) -> b
     Anything else that goes wrong is raised."""
     kept = [spec for spec in config.rewards if not (spec.is_http or spec.is_function or is_ready_made(spec))]
     tried = replace(config, rewards=tuple(kept))  # functions and servers take no memory of the device
+    if config.has_episodes:  # in their place, responses as long as the longest of them
+        length = max_response_tokens(config)
+        tried = replace(tried, environment=(), tools=(), discount="token", max_new_tokens=length)
     given = {"config": tried.to_dict(), "prompt": prompt, "allowed": allowed}
     command = [sys.executable, "-m", "proxima.tools.doctor.fit_trial"]
     try:

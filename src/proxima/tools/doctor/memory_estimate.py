@@ -33,6 +33,7 @@ from proxima.base_setup import LOGITS, MOMENTS, USUAL_TOKENS, config_number, has
 from proxima.config import PPOConfig
 from proxima.core.errors import first_line
 from proxima.core.nf4 import NF4_BYTES
+from proxima.environments import max_chosen_tokens, max_response_tokens
 from proxima.models import CHUNK, short_chunk
 from proxima.runtime import device_memory
 from proxima.runtime.distributed import decoder_layers
@@ -188,11 +189,11 @@ def estimate_memory(
     trained = base + has_value * (own or base) if full else adapted * (1 + has_value)
     batch = -(-config.batch_size * config.num_generations // processes)
     held = (base + _count_all(others) + (0 if full else own)) * width + _quantized(config, size, width)
-    longest = longest_prompt + config.max_new_tokens
+    longest = longest_prompt + max_response_tokens(config)
     sequences = 1 if smallest else min(batch, -(-config.minibatch_size // processes), config.micro_batch_size)
     budget = config.micro_batch_tokens or USUAL_TOKENS
     tokens = max(longest, min(sequences * longest, budget))
-    positions = min(_chunk(config, budget), max(1, tokens // longest) * config.max_new_tokens)
+    positions = min(_chunk(config, budget), max(1, tokens // longest) * max_chosen_tokens(config))
     weights = held + (4 * trained if full else 0)
     adapters = 4 * ((0 if full else trained) + _frozen_adapters(config) * adapted)
     fitting = cache_tokens(memory, weights + adapters + MOMENTS * trained, size.cached * width)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from proxima.base_setup import rates_by_size
 from proxima.config import PPOConfig
+from proxima.environments import max_chosen_tokens
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
 
 FAR = 10
@@ -21,7 +22,7 @@ setup (53 tokens, gamma 1, lam 0.95) leaves 0.07. Below this, a token is trained
 rather than on what happened."""
 
 SHORT = 0.1
-"""Largest share of `max_new_tokens` up to which a length-adaptive lambda may be 0."""
+"""Largest share of the longest response up to which a length-adaptive lambda may be 0."""
 
 
 def check_rewards_given(config: PPOConfig) -> Finding:
@@ -84,8 +85,7 @@ def _longest_response(config: PPOConfig) -> tuple[int, str, str]:
         return config.max_turns, "turns", "lower max_turns"
     if not config.has_episodes:
         return config.max_new_tokens, "tokens", "lower max_new_tokens"
-    tokens = config.max_turns * config.max_new_tokens  # what is read between turns is not discounted
-    return min(tokens, config.max_episode_tokens or tokens), "tokens", "set discount to turn"
+    return max_chosen_tokens(config), "tokens", "set discount to turn"  # what is read is not discounted
 
 
 def _check_adaptive_lam(name: str, config: PPOConfig) -> Finding:

@@ -13,6 +13,7 @@ from proxima.config import PPOConfig
 from proxima.core.encoding import added_ids, encode_prompts
 from proxima.core.tokenizer import Tokenizer
 from proxima.data import Rows, Skip, kinds_of, prompt_of
+from proxima.environments import max_response_tokens, response_limit
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
 
 if TYPE_CHECKING:
@@ -149,19 +150,18 @@ def check_context(
     """Prompts too long to leave room for a response."""
     if context is None:
         return ok(name, "the model sets no limit")
-    room = context - config.max_new_tokens
+    room, limit = context - max_response_tokens(config), response_limit(config)
     if room < 1:
         return fail(
             name,
-            f"max_new_tokens ({config.max_new_tokens}) leaves no room in the context of {context}",
-            "lower max_new_tokens",
+            f"{limit} leaves no room in the context of {context}",
+            "set max_episode_tokens, or lower max_turns" if config.has_episodes else "lower max_new_tokens",
         )
     over = sum(length > room for length in lengths)
     if not over:
         return ok(name, f"longest prompt {max(lengths)} tokens, room for {room}")
     text = (
-        f"{over} of {len(lengths)} prompts have more than the {room} tokens that max_new_tokens leaves "
-        f"of {context}"
+        f"{over} of {len(lengths)} prompts have more than the {room} tokens that {limit} leaves of {context}"
     )
     if config.truncate_prompts:
         return warn(
