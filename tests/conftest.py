@@ -86,6 +86,18 @@ def ensemble(tiny_folders):
 
 
 @pytest.fixture(scope="session")
+def mixture(tiny_folders):
+    """The folder of a mixture of experts."""
+    from proxima.world.tiny_models import byte_tokenizer
+    from tests.families.networks import tiny_network
+
+    folder = Path(tiny_folders["qwen3"]).parent / "mixture"
+    tiny_network("qwen3_moe", norm_topk_prob=True).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
 def judge(tiny_folders, tmp_path_factory):
     """The folder of a classifier with an arbitrary scale and origin."""
     import torch

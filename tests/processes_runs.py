@@ -151,6 +151,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {"engine": "plain", "gradient_checkpointing": True},
     "checkpointed-sharded": {"shard_base": True, "gradient_checkpointing": True, "micro_batch_size": 2},
     "checkpointed-full-sharded": {"lora_r": 0, "shard_base": True, "gradient_checkpointing": True},
+    "experts": {"model": "mixture"},
     "gpt2-sharded": {"model": "gpt2", "shard_base": True},
     "llama-full-sharded": {"model": "llama", "lora_r": 0, "shard_base": True, "value_clip": 0.2},
 }
@@ -196,6 +197,7 @@ def run_case(models: Path, name: str) -> dict[str, Any]:
                 "texts": outcome["generated_texts"],
                 "rewards": outcome["rewards"],
                 "tokens": tokens,
+                "experts": _routing(outcome["sa_pairs"].tokens),
             }
         )
     roles = [role for role in (trainer.models.policy, trainer.models.value) if role is not None]
@@ -236,6 +238,13 @@ def tensor_bytes() -> int:
 
 def _columns(pairs: Any) -> tuple[Any, Any]:
     return pairs.tokens.response_ids, pairs.tokens.mask
+
+
+def _routing(tokens: Any) -> list[Any] | None:
+    """The experts of each sequence's tokens, prompt and response; None where none are recorded."""
+    if tokens.experts is None:
+        return None
+    return [row[mask].tolist() for row, mask in zip(tokens.experts.whole, tokens.input_mask, strict=True)]
 
 
 def main(models: str, out: str, *names: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING
 
 from proxima.base_setup import BaseSetup
 from proxima.base_setup.tokenizer_setup import load_tokenizer
@@ -66,3 +67,21 @@ def test_an_adapter_folder_without_sound_safetensors_is_refused(make_config, tmp
     with pytest.raises(ValueError, match="safetensors") as problem:
         BaseSetup(make_config(**{role: str(folder)}))
     assert str(folder) in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("mistral3", "'mistral3', which reads more than text"),
+        ("qwen2_5_vl", "'qwen2_5_vl', which reads more than text"),
+        ("llava", "'llava', which reads more than text, .* language model ('llama') only as a part"),
+        ("t5", "'t5', of which transformers has no causal language model"),
+    ],
+)
+def test_a_model_of_another_kind_is_refused_by_name_in_one_line(make_config, tiny, tmp_path, kind, said):
+    folder = Path(shutil.copytree(tiny, tmp_path / "model"))
+    CONFIG_MAPPING[kind]().save_pretrained(folder)
+    with pytest.raises(ValueError, match=said.replace("(", r"\(").replace(")", r"\)")) as problem:
+        BaseSetup(make_config(model_name=str(folder)))
+    assert len(str(problem.value)) < 600
+    assert "\n" not in str(problem.value)

@@ -16,6 +16,7 @@ import torch
 
 from proxima.runtime.distributed.process_group import Processes
 from tests import processes_runs
+from tests.helpers import LOGPROB_ROUNDING
 from tests.processes_runs import CASES, STEPS
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +64,7 @@ TOGETHER = pytest.mark.xdist_group("outcome")  # tests that share what one proce
 
 
 @pytest.fixture(scope="module")
-def outcome(tiny_folders, ensemble, forked, tmp_path_factory):
+def outcome(tiny_folders, ensemble, mixture, forked, tmp_path_factory):
     """What some cases gave on a number of processes: one launch for all that are asked for."""
     home, found = tmp_path_factory.mktemp("outcomes"), {}
     models = str(Path(tiny_folders["qwen3"]).parent)
@@ -95,6 +96,7 @@ def check_equal(one: dict, several: dict, count: int) -> None:
     assert len(one["steps"]) == len(several["steps"]) == STEPS
     for left, right in zip(one["steps"], several["steps"], strict=True):
         assert (left["tokens"], left["texts"]) == (right["tokens"], right["texts"])
+        assert left["experts"] == right["experts"]
         assert right["rewards"] == pytest.approx(left["rewards"], abs=1e-4, nan_ok=True)
         assert left["numbers"].keys() == right["numbers"].keys()
         # two depend on the engine that samples; equal values may fall on either side of a quartile
@@ -113,6 +115,7 @@ QUICK = (
     "failures",
     "groups",
     "bootstrap",
+    "experts",
 )  # the others than the first with replicated adapters
 
 
@@ -129,6 +132,9 @@ def test_two_processes_equal_one(outcome):
     )
     assert one["failures"]["steps"][0]["numbers"]["failed_rewards"] > 0
     assert one["ensemble"]["steps"][0]["numbers"]["reward_spread"] > 0
+    for step in two["experts"]["steps"]:  # recorded, and replayed by the passes that score and train
+        assert len({tuple(map(tuple, layers)) for row in step["experts"] for layers in row[:-1]}) > 1
+        assert step["numbers"]["first_ratio_error"] < LOGPROB_ROUNDING
 
 
 @TOGETHER
@@ -168,6 +174,18 @@ def test_eight_processes_equal_one_and_each_holds_less(outcome):
         held[count] = max(each)
     assert held[8] < held[4] < held[2]
     assert held[8] < 0.6 * held[2]  # a quarter of the layers, and what every process holds
+
+
+COUNTED = re.compile(r"\b(\d+)\s+settings\s+on\s+1,\s+2\s+and\s+4\s+processes")
+
+
+@pytest.mark.parametrize("page", ["scaling.md", "reliability.md"])
+def test_the_docs_count_the_cases(page):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert COUNTED.findall(text) == [str(len(CASES))]
+    if page == "scaling.md":
+        assert re.search(r"three\s+sharded\s+ones\s+also\s+on\s+8", text)
+        assert len(SHARDED) == 3
 
 
 # --- shares ---

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as progress
 
 from proxima.base_setup.gguf_files import SMOLLM2, is_gguf, smollm2_path
@@ -164,6 +165,8 @@ def load_with_missing(
         return network.to(device), missing
     with explain_loading("model", name), no_progress_bar():
         own = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code, **extra)
+        if kind is AutoModelForCausalLM and (reason := not_a_language_model(own)):
+            raise ValueError(reason)
         saved = quantization_of(own)
         if saved is not None or wanted == "nf4":
             # a frozen network beside the base is taken as it is
@@ -183,6 +186,23 @@ def load_with_missing(
     if saved is not None or wanted == "nf4":
         check_forward(network, device)
     return network, set(loaded["missing_keys"])
+
+
+def not_a_language_model(own: PretrainedConfig) -> str:
+    """Why a checkpoint of this config is no causal language model; empty where it is one."""
+    known = own.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if known or "AutoModelForCausalLM" in (getattr(own, "auto_map", None) or {}):
+        return ""
+    text = own.get_text_config().model_type
+    if text != own.model_type:
+        return (
+            f"it is a {own.model_type!r}, which reads more than text, and of which transformers loads the "
+            f"language model ({text!r}) only as a part; give a checkpoint of a language model alone."
+        )
+    return (
+        f"it is a {own.model_type!r}, of which transformers has no causal language model; give a "
+        "decoder-only model."
+    )
 
 
 def load_config(name: str, trust_remote_code: bool = False) -> PretrainedConfig:
