@@ -19,6 +19,7 @@ from proxima.base_setup import load_config, load_tokenizer, pick_device
 from proxima.config import PPOConfig
 from proxima.core.tokenizer import Tokenizer
 from proxima.data import open_rows, read_prompts
+from proxima.environments import max_response_tokens
 from proxima.rewards import is_ready_made
 from proxima.runtime.engine import MAX_SLOTS
 from proxima.tools.doctor.memory_estimate import GIB, free_memory
@@ -119,7 +120,7 @@ def search(config: PPOConfig, prompt: int, room: int, allowed: int, fits: Trial)
         prompt: tokens of the longest prompt.
         room: response tokens that the context leaves.
     """
-    sequence = prompt + config.max_new_tokens
+    sequence = prompt + max_response_tokens(config)
     if config.max_new_tokens > room:
         raise ValueError(
             f"the longest prompt has {prompt} tokens, and max_new_tokens ({config.max_new_tokens}) does not "

@@ -15,7 +15,8 @@ from proxima.rewards import is_ready_made
 from proxima.runtime import device_memory, thread_wait_problem
 from proxima.runtime.distributed import rank_and_count
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
-from proxima.tools.doctor.memory_estimate import GIB, estimate_memory, free_memory, network_size
+from proxima.tools.doctor.memory_estimate import GIB, base_without_weights, estimate_memory, free_memory
+from proxima.tools.doctor.role_weights import role_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -71,9 +72,9 @@ REMEDIES = {
 
 
 def other_networks(config: PPOConfig) -> list[PreTrainedConfig]:
-    """Configs of the networks that are loaded beside the base; one that cannot be read is reported when it is
-    loaded."""
-    names = [] if config.value_model in ("adapter", "policy") else [config.value_model]
+    """Configs of reward models' networks that are loaded beside the base; one that cannot be read is reported
+    when it is loaded."""
+    names = []
     for spec in config.rewards:
         is_model = not (spec.is_http or spec.is_function or is_ready_made(spec))
         if isinstance(spec.source, str) and is_model:
@@ -92,10 +93,9 @@ def other_networks(config: PPOConfig) -> list[PreTrainedConfig]:
 def check_disk(config: PPOConfig, network: PreTrainedConfig) -> Finding:
     """Space in run_dir for what a run writes: weights of policy and value model, checkpoints (weights and two
     moments), logs."""
-    size = network_size(network, config.lora_targets)
-    weights = size.parameters if config.lora_r == 0 else config.lora_r * size.adapted
+    trained = role_weights(config, base_without_weights(config, network, on_gpu=False)).trained
     checkpoints = config.keep_checkpoints + 2  # the best one, and one that is being written
-    need = (1 + 3 * checkpoints) * 2 * 4 * weights + LOGS
+    need = (1 + 3 * checkpoints) * 4 * trained + LOGS
     run_dir = Path(config.run_dir).absolute()
     folder = next(path for path in (run_dir, *run_dir.parents) if path.exists())
     free = shutil.disk_usage(folder).free
