@@ -1,12 +1,20 @@
 """How many tokens a pass holds where nobody chose a number, and how many sequences are sampled at once."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from proxima.base_setup import USUAL_TOKENS, MicroBatches, config_number, micro_batches, tokens_for_memory
+from proxima.base_setup import (
+    MOMENTS,
+    USUAL_TOKENS,
+    MemoryAtHand,
+    MicroBatches,
+    config_number,
+    micro_batches,
+    tokens_for_memory,
+)
+from proxima.base_setup.memory_rules import sampling_for_memory
 from proxima.config import PPOConfig
 from proxima.models import Sampling
 from proxima.ppo_trainer import PPOTrainer
@@ -26,20 +34,28 @@ def network():
 
 def test_tokens_follow_from_the_devices_memory_up_to_a_limit(network):
     gib = 2**30
-    found = [tokens_for_memory(network, size * gib) for size in (140, 24, 16, 8, 2)]
+
+    def of(size, checkpointing=False, **at_hand):
+        return tokens_for_memory(network, MemoryAtHand(size * gib, True, **at_hand), checkpointing)
+
+    found = [of(size) for size in (140, 24, 16, 8, 2)]
     assert found[0] == USUAL_TOKENS  # an H200
     assert found == sorted(found, reverse=True)
     kept = 0.9 * 28 * 22_528 * 2  # bytes per token: inputs and outputs of a layer's seven maps
     assert found[3] == pytest.approx(0.4 * (8 * gib - 2 * 751_632_384) / kept, abs=256)
     assert all(tokens % 256 == 0 for tokens in found)
     assert found[-1] >= 256
-    assert tokens_for_memory(network, 4 * gib, checkpointing=True) > 3 * tokens_for_memory(network, 4 * gib)
+    assert of(4, checkpointing=True) > 3 * of(4)
+    assert of(4, adapters=gib) == of(3)
+    assert of(4, beside=gib) == of(4)
+    assert tokens_for_memory(network, MemoryAtHand(None, True)) == USUAL_TOKENS
+    assert tokens_for_memory(network, MemoryAtHand(gib, False)) == USUAL_TOKENS
 
 
 def test_a_chosen_number_stands_and_a_cpu_takes_the_usual_one(make_config):
     base = PPOTrainer(make_config()).models.policy.backbone
-    assert MicroBatches.of(make_config(micro_batch_tokens=77), base).tokens == 77
-    assert MicroBatches.of(make_config(), base).tokens == USUAL_TOKENS
+    assert MicroBatches.of(make_config(micro_batch_tokens=77), 8, base).tokens == 77
+    assert MicroBatches.of(make_config(), 8, base).tokens == USUAL_TOKENS
 
 
 GIB = 2**30
@@ -51,26 +67,23 @@ def pretend(monkeypatch, memory):
         monkeypatch.setattr(module, "device_memory", lambda device: memory)
 
 
-def test_slots_follow_from_the_devices_memory_and_the_doctor_knows_them(network, monkeypatch):
-    base = SimpleNamespace(network=network, device=torch.device("cuda"))
+def test_slots_follow_from_the_devices_memory_and_the_doctor_knows_them(network):
+    def slots_of(memory, longest, on_gpu=True, beside=0):
+        return sampling_for_memory(network, MemoryAtHand(memory, on_gpu, beside)).slots(longest)
+
     config = PPOConfig(batch_size=64, minibatch_size=64, max_new_tokens=16_384)
     per_token = 2 * 28 * 8 * 128 * 2
     held = 2 * sum(weight.numel() for weight in network.parameters())
     for memory, slots in ((139 * GIB, 25), (80 * GIB, 14), (24 * GIB, 8), (2 * GIB, 8)):
-        pretend(monkeypatch, memory)
-        assert micro_batches.sampling_memory(base).slots(16_640) == slots
+        assert slots_of(memory, 16_640) == slots
         assert cache_tokens(memory, held, per_token) == max(0, memory - held) // 3 // per_token
         estimate = estimate_memory(config, network.config, longest_prompt=256, memory=memory)
         assert estimate.cache == slots * 16_640 * per_token
     assert estimate_memory(config, network.config, longest_prompt=256).cache == 64 * 16_640 * per_token
-    pretend(monkeypatch, 139 * GIB)
-    assert micro_batches.sampling_memory(base).slots(576) == 256  # short sequences are not bounded
-    assert micro_batches.sampling_memory(base, trained=100 * GIB).slots(16_640) == 8
-    base.device = torch.device("cpu")
-    pretend(monkeypatch, 2 * GIB)
-    assert micro_batches.sampling_memory(base).slots(16_640) == 1
-    pretend(monkeypatch, None)
-    assert micro_batches.sampling_memory(base).slots(16_640) == 256
+    assert slots_of(139 * GIB, 576) == 256  # short sequences are not bounded
+    assert slots_of(139 * GIB, 16_640, beside=100 * GIB) == 8
+    assert slots_of(2 * GIB, 16_640, on_gpu=False) == 1
+    assert slots_of(None, 16_640) == 256
 
 
 def cached_per_token(base):
@@ -88,7 +101,7 @@ def test_a_small_device_samples_the_same_in_fewer_slots_and_a_rerun_takes_as_man
             need = -(-int(tokens.prompt_sizes.max() + 8) // 64) * 64
             held = sum(weight.numel() * weight.element_size() for weight in base.network.parameters())
             learned = [*trainer.models.policy.parameters(), *trainer.models.value.parameters()]
-            held += micro_batches.MOMENTS * sum(weight.numel() for weight in learned)
+            held += MOMENTS * sum(weight.numel() for weight in learned)
             pretend(monkeypatch, held + 3 * (slots * need * cached_per_token(base) + 8))
             trainer = PPOTrainer(make_config())
             policy = trainer.models.policy

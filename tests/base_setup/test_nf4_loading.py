@@ -8,8 +8,7 @@ import torch
 from gguf_cases import small_network, write_small
 from safetensors.torch import load_file, save_file
 
-from proxima.base_setup import load_network
-from proxima.base_setup.micro_batches import tokens_for_memory
+from proxima.base_setup import MemoryAtHand, load_network, tokens_for_memory
 from proxima.config import FinetuningConfig, PPOConfig
 from proxima.core.linear4bit import Linear4bit
 from proxima.core.nf4 import absmax_of, dequantize, quantize
@@ -57,7 +56,8 @@ def test_a_backbone_knows_that_it_is_quantised(tiny):
 def test_memory_for_passes_counts_the_maps_in_full_and_logits_and_cache_beside_them(tiny):
     """The inputs and outputs of a layer's maps, 4 bytes each; an eighth of the logits of a token in 8 tables;
     four tokens of cache."""
-    sizes = [tokens_for_memory(load(tiny, quantize=form), 60 * 2**20) for form in ("none", "nf4")]
+    memory = MemoryAtHand(60 * 2**20, on_gpu=True)
+    sizes = [tokens_for_memory(load(tiny, quantize=form), memory) for form in ("none", "nf4")]
     maps = (64 + 128) + 2 * (64 + 64) + (128 + 64) + 3 * (64 + 128)
     kept, beside = 0.9 * 2 * maps * 4, 8 * 257 * 4 / 8 + 4 * 2 * 2 * (2 * 32) * 4
     assert sizes[1] / sizes[0] == pytest.approx(kept / (kept + beside), rel=0.2)

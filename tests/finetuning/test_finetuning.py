@@ -12,10 +12,11 @@ from proxima.config import FinetuningConfig, PPOConfig
 from proxima.finetuning import Demonstration, Preference, Rating, RatingTrainer, RewardTrainer, SFTTrainer
 from proxima.finetuning.rating_trainer import order_accuracy
 from proxima.finetuning.reward_trainer import calibration_error
+from proxima.models import Backbone
 from proxima.models.reward_model import REPORT_FILE, reward_warning
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runs import Run
-from proxima.runtime.engine import Decoder
+from proxima.runtime.engine import Decoder, generation
 
 DEMONSTRATIONS = [Demonstration(f"say {letter}:", f" {letter * 4}") for letter in "abcdefgh"] * 6
 PREFERENCES = [Preference(f"prompt {i}", " yes" + "!" * (i % 3), " no" + "!" * (i % 4)) for i in range(60)]
@@ -417,3 +418,86 @@ def test_the_old_name_of_the_results_still_works_and_warns():
 
     with pytest.warns(DeprecationWarning, match="StageResults is now FinetuningResults"):
         assert room.StageResults is room.FinetuningResults
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "reference"])
+@pytest.mark.parametrize("way", [{}, {"quantize": "nf4"}, {"lora_r": 0, "learning_rate": 3e-3}], ids=str)
+@pytest.mark.parametrize("trainer", [SFTTrainer, RewardTrainer])
+def test_checkpointing_and_few_tokens_per_pass_change_memory_alone(
+    trainer, way, fast, finetuning, monkeypatch
+):
+    """Checkpointing: the same bits, with dropout too. Smaller passes: the same sums in another order."""
+    examples = (DEMONSTRATIONS if trainer is SFTTrainer else PREFERENCES)[:12]
+    if not fast:
+        monkeypatch.setattr(Backbone, "known", False)
+    found = []
+    for settings in (
+        {"lora_dropout": 0.3},
+        {"lora_dropout": 0.3, "gradient_checkpointing": True},
+        {},
+        {"gradient_checkpointing": True, "micro_batch_tokens": 40},
+    ):
+        made = trainer(finetuning(epochs=2, batch_size=4, **{"lora_dropout": 0.0, **way, **settings}))
+        assert (made.backbone.decoder is not None) == fast
+        assert made.passes.chunk == (5 if "quantize" in way and "micro_batch_tokens" in settings else None)
+        found.append(made.train(examples, examples[:4]).metrics)
+    assert found[1] == found[0]
+    for one, other in zip(found[3], found[2], strict=True):
+        assert one == pytest.approx(other, rel=2e-4, abs=2e-5)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["fast", "reference"])
+def test_checkpointing_keeps_few_numbers_for_the_backward_pass(finetuning, known, monkeypatch):
+    monkeypatch.setattr(Backbone, "known", known)
+    kept = []
+    for on in (False, True):
+        made = SFTTrainer(finetuning(gradient_checkpointing=on))
+        rows, sizes = [made.encode(one) for one in DEMONSTRATIONS[:8]], []
+
+        def note(tensor, sizes=sizes):
+            sizes.append(tensor.numel())
+            return tensor
+
+        with made.role.training(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            made.loss(rows)
+        kept.append(sum(sizes))
+    assert kept[1] < kept[0] / 2
+
+
+@pytest.mark.parametrize("trainer", [SFTTrainer, RewardTrainer])
+def test_out_of_memory_halves_the_passes_of_training_and_of_evaluation(trainer, finetuning, monkeypatch):
+    """As in PPO; what is learned stays."""
+    examples = (DEMONSTRATIONS if trainer is SFTTrainer else PREFERENCES)[:12]
+    whole = trainer(finetuning(epochs=2, batch_size=4)).train(examples, examples[:8]).metrics
+    forward, most = Decoder.hidden, [10**6]
+
+    def limited(*given):
+        if given[2].total > most[0]:
+            raise torch.cuda.OutOfMemoryError("made up")
+        return forward(*given)
+
+    monkeypatch.setattr(Decoder, "hidden", limited)
+    made = trainer(finetuning(epochs=2, batch_size=4))
+    most[0] = max(made.tokens(made.encode(one)) for one in examples)
+    halved = made.train(examples, examples[:8]).metrics
+    assert made.passes.size < 4
+    for one, other in zip(halved, whole, strict=True):
+        assert one == pytest.approx(other, rel=2e-4, abs=2e-5)
+
+
+def test_out_of_memory_while_answers_are_sampled_halves_the_slots(finetuning, monkeypatch):
+    made, most = RewardTrainer(finetuning(epochs=1)), [10**6]
+    make = generation.new_slots
+
+    def limited(count, *given):
+        if count > 8:
+            most.append(count)
+            raise torch.cuda.OutOfMemoryError("made up")
+        return make(count, *given)
+
+    monkeypatch.setattr(generation, "new_slots", limited)
+    made.train(PREFERENCES)
+    assert len(most) > 1
+    assert made.passes.sampling.slots(64) <= 8
+    assert made.samples is not None
+    assert len(made.samples.rows) > 8

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         pick_dtype,
     )
     from proxima.base_setup.lora_setup import (
+        adapter_size,
         add_adapter,
         copy_adapter,
         is_adapter,
@@ -44,16 +45,19 @@ if TYPE_CHECKING:
         merge_adapter,
         warn_of_another_base,
     )
-    from proxima.base_setup.micro_batches import (
+    from proxima.base_setup.memory_rules import (
         LOGITS,
         MOMENTS,
         USUAL_TOKENS,
-        MicroBatches,
+        MemoryAtHand,
+        cached_bytes,
         config_number,
+        held_bytes,
         tokens_for_memory,
-        tokens_of_a_pass,
     )
+    from proxima.base_setup.micro_batches import MicroBatches
     from proxima.base_setup.model_setup import ModelSet, has_head, load_classifier, load_reward
+    from proxima.base_setup.nf4_loading import quantization_of, quantize_without_weights
     from proxima.base_setup.tokenizer_setup import (
         PAD_TOKEN,
         PROBES,

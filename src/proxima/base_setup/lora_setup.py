@@ -28,7 +28,10 @@ MAMBA_MODULES = ("out_proj", "conv1d")
 """Modules of these architectures that PEFT refuses to adapt: their kernels read the weights directly."""
 
 
-def lora_config(config: ModelSettings, backbone: Backbone) -> LoraConfig:
+COUNTED = "counted_adapter"
+
+
+def lora_config(config: ModelSettings, network: PreTrainedModel) -> LoraConfig:
     targets: str | list[str] = config.lora_targets
     if targets != "all-linear":
         targets = [name.strip() for name in config.lora_targets.split(",")]
@@ -37,11 +40,11 @@ def lora_config(config: ModelSettings, backbone: Backbone) -> LoraConfig:
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
         target_modules=targets,
-        exclude_modules=_unadaptable_linears(backbone.network) if targets == "all-linear" else None,
-        task_type="CAUSAL_LM" if backbone.network.can_generate() else None,
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in backbone.network.modules()),
+        exclude_modules=_unadaptable_linears(network) if targets == "all-linear" else None,
+        task_type="CAUSAL_LM" if network.can_generate() else None,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in network.modules()),
     )
-    if made.lora_dropout and _adapts_experts(made, backbone):
+    if made.lora_dropout and _adapts_experts(made, network):
         made.lora_dropout = 0.0  # PEFT has no dropout on the fused weights of experts
     return made
 
@@ -61,6 +64,10 @@ def _is_linear(module: nn.Linear) -> bool:
     kind = type(module)
     if kind.forward is nn.Linear.forward or not kind.__module__.startswith("transformers.models."):
         return True
+    if module.weight.is_meta:
+        module = copy.deepcopy(module).to_empty(device="cpu")
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.fill_(1)
     x = torch.ones(1, module.in_features, dtype=module.weight.dtype, device=module.weight.device)
     try:
         output = module(x)
@@ -70,9 +77,9 @@ def _is_linear(module: nn.Linear) -> bool:
     return isinstance(output, Tensor) and torch.allclose(output, expected)
 
 
-def _adapts_experts(settings: LoraConfig, backbone: Backbone) -> bool:
+def _adapts_experts(settings: LoraConfig, network: PreTrainedModel) -> bool:
     trial = copy.deepcopy(settings)
-    convert_peft_config_for_transformers(trial, backbone.network, None)
+    convert_peft_config_for_transformers(trial, network, None)
     return bool(trial.target_parameters)
 
 
@@ -163,3 +170,10 @@ def copy_adapter(backbone: Backbone, source: str, name: str) -> str:
     name = add_adapter(backbone, name, LoraConfig(**{**settings.to_dict(), "inference_mode": False}))
     fill_adapter(backbone.peft, name, adapter_tensors(backbone.peft, source))
     return name
+
+
+def adapter_size(network: PreTrainedModel, settings: LoraConfig) -> int:
+    """Weights of an adapter on a network, which may have no weights behind it and stays as it is."""
+    with torch.device("meta"):
+        adapted = get_peft_model(copy.deepcopy(network).to("meta"), settings, adapter_name=COUNTED)
+    return sum(weight.numel() for name, weight in adapted.named_parameters() if COUNTED in name.split("."))

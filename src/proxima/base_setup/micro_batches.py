@@ -7,44 +7,36 @@ capacity, which follows from its whole batch: a sequence is scored and trained b
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
+from torch import Tensor
 
-from proxima.config import PPOConfig
+from proxima.base_setup.memory_rules import (
+    STEP,
+    USUAL_TOKENS,
+    MemoryAtHand,
+    PassSettings,
+    sampling_for_memory,
+    tokens_for_memory,
+)
 from proxima.core.linear4bit import is_quantized
 from proxima.core.types import Tokens
-from proxima.models import CHUNK_SHARE, Backbone, short_chunk
+from proxima.models import Backbone, short_chunk
 from proxima.runtime import device_memory, free_cached_memory, is_out_of_memory
-from proxima.runtime.distributed import decoder_layers
-from proxima.runtime.engine import (
-    CACHED_PASSES,
-    PassCapacity,
-    SamplingMemory,
-    cache_tokens,
-    cut,
-    expert_matrices,
-    fewest_slots,
-)
+from proxima.runtime.engine import CACHED_PASSES, PassCapacity, SamplingMemory, cut
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-USUAL_TOKENS = 8192
-"""Tokens in a pass where nobody chose a number and memory is no concern."""
-SHARE = 0.4  # of the memory that weights leave: activations beside cache, logits and slack
-KEPT = 0.9  # numbers kept per token for the backward pass, as a share of all maps' inputs and outputs
-STEP = 256
-MOMENTS = 12  # bytes of a trained weight's gradient and two moments
-LOGITS = 8  # float32 tables of logits, probabilities and gradients alive at once
 
 
 @dataclass(frozen=True)
@@ -88,16 +80,29 @@ class MicroBatches:
         self._plan: PassPlan | None = None
 
     @classmethod
-    def of(cls, config: PPOConfig, base: Backbone | None = None, trained: int = 0) -> MicroBatches:
+    def of(
+        cls, config: PassSettings, minibatch: int, base: Backbone | None = None, trained: int = 0
+    ) -> MicroBatches:
         """As configured; tokens that nobody chose are chosen for the base's device.
 
         Args:
             trained: bytes of the weights of other networks, and of gradients and moments.
         """
-        tokens = config.micro_batch_tokens or tokens_of_a_pass(base, config.gradient_checkpointing)
-        short = base is not None and base.quantized and tokens < USUAL_TOKENS
-        sampling = None if base is None else sampling_memory(base, trained)
-        return cls(config.micro_batch_size, tokens, config.minibatch_size, short, sampling)
+        if base is None:
+            return cls(config.micro_batch_size, config.micro_batch_tokens or USUAL_TOKENS, minibatch)
+        at_hand = MemoryAtHand(device_memory(base.device), base.device.type == "cuda", trained)
+        return cls.within(config, minibatch, base.network, at_hand)
+
+    @classmethod
+    def within(
+        cls, config: PassSettings, minibatch: int, network: PreTrainedModel, at_hand: MemoryAtHand
+    ) -> MicroBatches:
+        """What a run takes of a device's memory; `proxima doctor` asks for a network without weights."""
+        tokens = config.micro_batch_tokens or tokens_for_memory(
+            network, at_hand, config.gradient_checkpointing
+        )
+        short = is_quantized(network) and tokens < USUAL_TOKENS
+        return cls(config.micro_batch_size, tokens, minibatch, short, sampling_for_memory(network, at_hand))
 
     @property
     def sampling(self) -> SamplingMemory:
@@ -136,15 +141,15 @@ class MicroBatches:
         if not lengths:
             return []
         if self._sequences is None:
-            self._plan = self._planned(lengths, tokens.sizes.tolist(), self.minibatch)
+            self._plan = self.planned(lengths, tokens.sizes.tolist(), self.minibatch)
         elif self._plan is None:
             whole, share = self._sequences, -(-self.minibatch // self._processes)
-            self._plan = self._planned(
+            self._plan = self.planned(
                 (whole.prompt_sizes + whole.sizes).tolist(), whole.sizes.tolist(), share
             )
         return [torch.tensor(group) for group in cut(lengths, self._plan.limit, self.size)]
 
-    def _planned(self, lengths: Sequence[int], responses: Sequence[int], minibatch: int) -> PassPlan:
+    def planned(self, lengths: Sequence[int], responses: Sequence[int], minibatch: int) -> PassPlan:
         """Passes of about equal size for minibatches of these sequences."""
         count, spread, longest = min(len(lengths), minibatch), max(lengths) - min(lengths), max(lengths)
         mean = sum(lengths) / len(lengths)
@@ -176,12 +181,10 @@ class MicroBatches:
         """Free the cache of sampling, and halve what can be halved: passes, or the cache where these cannot
         be or have no part in it; whether there was any."""
         slots, each = self.release()
-        passes = self.size > 1 and self.tokens > longest and (self.short or not samples)
+        passes = self._divisible(longest) and (self.short or not samples)
         cache = slots > 1 and (self.short or not passes)
         if passes:
-            self.size = max(1, self.size // 2)
-            self.tokens = max(longest, self.tokens // 2)
-            self._plan = None
+            self._halve_passes(longest)
             text = "out of GPU memory: micro-batches are now %d sequences, %d tokens"
             log.warning(text, self.size, self.tokens)
         if cache:
@@ -189,81 +192,24 @@ class MicroBatches:
             log.warning("out of GPU memory: sampling now has %d slots of %d tokens", slots // 2, each)
         return passes or cache
 
+    def _divisible(self, longest: int) -> bool:
+        return self.size > 1 and self.tokens > longest
 
-def sampling_memory(base: Backbone, trained: int = 0) -> SamplingMemory:
-    """What sampling may take of a device's memory beside this network.
+    def _halve_passes(self, longest: int) -> None:
+        self.size = max(1, self.size // 2)
+        self.tokens = max(longest, self.tokens // 2)
+        self._plan = None
 
-    Args:
-        trained: bytes of other weights, of gradients and of moments.
-    """
-    held = sum(weight.numel() * weight.element_size() for weight in base.network.parameters()) + trained
-    tokens = cache_tokens(device_memory(base.device), held, _cached_bytes(base.network))
-    return SamplingMemory(tokens, fewest_slots(base.device.type == "cuda"))
+    def least(self, longest: int) -> MicroBatches:
+        """What is left of this budget where memory runs out again and again."""
+        left = copy.copy(self)
+        while left._divisible(longest):
+            left._halve_passes(longest)
+        left._sampling = left._sampling._replace(cache=longest, fewest=1)
+        return left
 
 
 def _coarse(tokens: int, varies: bool) -> int:
     """Rounded up; where it varies from step to step, to one of sixteen sizes between two powers of two."""
     step = max(STEP, (1 << tokens.bit_length() - 1) // 16) if varies else STEP
     return -(-tokens // step) * step
-
-
-def tokens_of_a_pass(base: Backbone | None, checkpointing: bool = False) -> int:
-    """Tokens in a pass where nobody chose a number: on a GPU by its memory."""
-    if base is None or base.device.type != "cuda":
-        return USUAL_TOKENS
-    memory = device_memory(base.device)
-    return USUAL_TOKENS if memory is None else tokens_for_memory(base.network, memory, checkpointing)
-
-
-def tokens_for_memory(network: PreTrainedModel, memory: int, checkpointing: bool = False) -> int:
-    """Tokens whose activations fit in a device's memory beside this network.
-
-    It depends on the device, not on what is free at the moment: the same run takes the same passes again.
-    """
-    layers, weights = decoder_layers(network), list(network.parameters())
-    widths = [
-        part.in_features + part.out_features if isinstance(part, nn.Linear) else sum(part.weight.shape)
-        for layer in layers
-        for name, part in layer.named_modules()
-        if isinstance(part, nn.Linear | Conv1D) and ".lora_" not in name
-    ]
-    used = getattr(network.config.get_text_config(), "num_experts_per_tok", None) or 1
-    widths += [used * sum(weight.shape[1:]) for weight in expert_matrices(network).values()]
-    held = sum(weight.numel() * weight.element_size() for weight in weights)
-    kept = KEPT * sum(widths) * network.dtype.itemsize
-    if checkpointing:  # each layer's input, and one layer's backward pass
-        kept *= 4 / max(4, len(layers))
-    if is_quantized(network):
-        kept += _bytes_beside(network)
-    fitting = int(SHARE * max(0, memory - held) / max(1.0, kept))
-    return min(USUAL_TOKENS, max(STEP, fitting // STEP * STEP))
-
-
-def _bytes_beside(network: PreTrainedModel) -> float:
-    """Logits and cache per token of a pass, where both follow from its tokens."""
-    vocabulary = network.config.get_text_config().vocab_size
-    return 4 * LOGITS * vocabulary / CHUNK_SHARE + CACHED_PASSES * _cached_bytes(network)
-
-
-def _cached_bytes(network: PreTrainedModel) -> int:
-    """Of a token's keys and values, in all layers; 0 where the config does not say."""
-    config = network.config.get_text_config()
-    count, width, heads, size, layers = (
-        config_number(config, name)
-        for name in (
-            *("num_attention_heads", "hidden_size", "num_key_value_heads"),
-            *("head_dim", "num_hidden_layers"),
-        )
-    )
-    if not count or not width or not layers:
-        return 0
-    return 2 * layers * (heads or count) * (size or width // count) * network.dtype.itemsize
-
-
-def config_number(config: object, name: str) -> int:
-    """A size of all layers alike; 0 where the architecture has none, or one for each layer."""
-    try:
-        value = getattr(config, name, None)
-    except (ValueError, RuntimeError):  # transformers refuses to say one number where layers differ
-        return 0
-    return value if isinstance(value, int) else 0

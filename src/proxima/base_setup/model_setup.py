@@ -38,7 +38,8 @@ from proxima.base_setup.lora_setup import (
     merge_adapter,
     warn_of_another_base,
 )
-from proxima.base_setup.micro_batches import MOMENTS, MicroBatches
+from proxima.base_setup.memory_rules import MOMENTS, held_bytes
+from proxima.base_setup.micro_batches import MicroBatches
 from proxima.base_setup.tokenizer_setup import (
     PAD_TOKEN,
     eos_token_ids,
@@ -112,7 +113,8 @@ def build_models(config: PPOConfig, tokenizer: Tokenizer) -> ModelSet:
         policy = _policy(config, base, sft)
         value = _value(config, base, sft, reward, policy, tokenizer) if config.has_critic else None
     trained: list[BaseModel] = [policy] if value is None else [policy, value]
-    micro_batches = MicroBatches.of(config, base, _bytes_beside(base, [*trained, reward], trained))
+    beside = _bytes_beside(base, [*trained, reward], trained)
+    micro_batches = MicroBatches.of(config, config.minibatch_size, base, beside)
     micro_batches.may_halve = mesh is None
     micro_batches.release = partial(_release_caches, [policy.backbone, base])
     for role in (*trained, sft, reward):
@@ -136,7 +138,7 @@ def build_models(config: PPOConfig, tokenizer: Tokenizer) -> ModelSet:
 def _bytes_beside(base: Backbone, roles: Sequence[BaseModel], trained: Sequence[BaseModel]) -> int:
     """What is in memory beside the base's weights: other networks, gradients and moments."""
     others = [backbone.network for backbone in _backbones(roles) if backbone is not base]
-    weights = sum(weight.numel() * weight.element_size() for one in others for weight in one.parameters())
+    weights = sum(map(held_bytes, others))
     learned = {id(weight): weight for role in trained for weight in role.parameters()}
     return weights + MOMENTS * sum(weight.numel() for weight in learned.values())
 
@@ -205,7 +207,7 @@ def _policy(config: PPOConfig, base: Backbone, sft: SFTModel) -> PolicyModel:
         return PolicyModel(_trainable_copy(config, config.sft_adapter))
     if sft.adapter:
         return PolicyModel(base, copy_adapter(base, sft.adapter, "policy"))
-    return PolicyModel(base, add_adapter(base, "policy", lora_config(config, base)))
+    return PolicyModel(base, add_adapter(base, "policy", lora_config(config, base.network)))
 
 
 def _value(
@@ -243,7 +245,7 @@ def _value(
         )
     if start:
         return ValueModel(base, copy_adapter(base, start, "value"), head)
-    return ValueModel(base, add_adapter(base, "value", lora_config(config, base)), head)
+    return ValueModel(base, add_adapter(base, "value", lora_config(config, base.network)), head)
 
 
 def _value_checkpoint(config: PPOConfig, base: Backbone, tokenizer: Tokenizer) -> ValueModel:
@@ -280,7 +282,7 @@ def _on_network(config: PPOConfig, backbone: Backbone, head: torch.nn.Linear) ->
     if config.lora_r == 0:
         backbone.network.requires_grad_(True)
         return ValueModel(backbone, None, head)
-    return ValueModel(backbone, add_adapter(backbone, "value", lora_config(config, backbone)), head)
+    return ValueModel(backbone, add_adapter(backbone, "value", lora_config(config, backbone.network)), head)
 
 
 def _trainable_copy(config: PPOConfig, adapter_folder: str) -> Backbone:

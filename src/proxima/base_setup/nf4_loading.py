@@ -243,3 +243,18 @@ def loading_arguments(
         return given | {"quantization_config": NF4Config()}
     config.quantization_config = NF4Config(saved.get("llm_int8_skip_modules")).to_dict()
     return given
+
+
+def quantize_without_weights(network: PreTrainedModel, saved: RecordView | None) -> None:
+    """Put 4-bit layers without values in place of the linear layers of a network on the meta device: those
+    that loading would put there.
+
+    Args:
+        saved: what the checkpoint's config says of its quantisation.
+    """
+    skipped = None if saved is None else saved.get("llm_int8_skip_modules")
+    nested = saved is None or bool(saved.get("bnb_4bit_use_double_quant"))
+    NF4Quantizer(NF4Config(skipped))._process_model_before_weight_loading(network)
+    for layer in network.modules():
+        if isinstance(layer, Linear4bit):
+            layer.set_weight(NF4Weight.without_values(tuple(layer.weight.shape), layer.weight.dtype, nested))

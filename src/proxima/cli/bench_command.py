@@ -48,7 +48,7 @@ class Bench(Command):
     micro_batch_tokens: int = 0
     """As in `train`: tokens in one forward pass, 0 = by the device's memory. Memory against speed."""
     gradient_checkpointing: bool = False
-    """As in `train`, in PPO steps: recompute layers in the backward pass. Memory against speed."""
+    """As in `train`: recompute layers in the backward pass. Memory against speed."""
 
     def run(self) -> None:
         from proxima.tools.bench import CASES, measure_machine
@@ -93,14 +93,14 @@ class Bench(Command):
         from proxima.tools.bench import FINETUNING_CASES, finetuning_table, run_finetuning_case, run_peer
 
         case = FINETUNING_CASES[name]
-        result = run_finetuning_case(case, machine, self.steps, folder, self.micro_batch_tokens)
+        result = run_finetuning_case(case, machine, self.steps, folder, **self._settings)
         peer = run_peer(case, self.steps) if self.peer == "trl" else None
         print(finetuning_table(result, peer) + "\n", flush=True)
         results.add({**result, "peer": peer})
 
     @property
     def _settings(self) -> Record:
-        """Of `PPOConfig`, besides those of the cases."""
+        """Of a config, besides those of the cases."""
         return {
             "micro_batch_tokens": self.micro_batch_tokens,
             "gradient_checkpointing": self.gradient_checkpointing,
@@ -125,8 +125,6 @@ class Bench(Command):
             raise ValueError(
                 f"beside, scaling and lengths time PPO steps, not {names[0]}; name another first"
             )
-        if self.gradient_checkpointing and (given := [name for name in names if name not in CASES]):
-            raise ValueError(f"gradient_checkpointing is a setting of PPO steps, not of {given[0]}")
         return names
 
     def _time_beside(self, name: str, folder: str, results: _Results) -> None:

@@ -44,6 +44,14 @@ class FinetuningConfig(Settings):
     micro_batch_size: int = setting(16, at_least=1)
     """Examples of a batch in one forward pass. Memory only: results do not depend on it (except for
     dropout)."""
+    micro_batch_tokens: int = setting(0, at_least=0)
+    """Maximum number of tokens of several examples in one forward pass; halved automatically when a GPU's
+    memory runs out. 0 = 8,192, or, if fewer, what fits in 40 % of the GPU memory that the weights leave. With
+    `quantize`, fewer than 8,192 also bound the logits in memory at once, and prefill and the cache of
+    sampling. Memory only (except for dropout)."""
+    gradient_checkpointing: bool = setting(False, changes_results=False)
+    """Recompute activations in the backward pass instead of storing them: less memory, more time. Memory
+    only."""
     epochs: int = setting(1, at_least=1)
     """Passes over the data (reference value for reward models: 1)."""
     max_length: int = setting(1024, at_least=2)

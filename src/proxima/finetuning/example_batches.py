@@ -36,12 +36,16 @@ class ExampleBatch:
     response_ids: Tensor  # (M,)
 
 
-def token_losses(role: BaseModel, hidden: Tensor, ids: Tensor) -> Tensor:
+def token_losses(role: BaseModel, hidden: Tensor, ids: Tensor, chunk: int | None = None) -> Tensor:
     """-log p (M,) of tokens, from the hidden states (M, D) before them.
 
-    Logits are the largest tensors, so at most `CHUNK` tokens have theirs in memory; with gradients they are
-    recomputed in the backward pass, or not needed there (`head_logprobs`).
+    Logits are the largest tensors, so only those of a chunk are in memory; with gradients they are recomputed
+    in the backward pass, or not needed there (`head_logprobs`).
+
+    Args:
+        chunk: tokens whose logits are in memory at once; by default `CHUNK`.
     """
+    size = chunk or CHUNK
     head = role.frozen_head(hidden)
 
     def losses(states: Tensor, tokens: Tensor) -> Tensor:
@@ -49,10 +53,10 @@ def token_losses(role: BaseModel, hidden: Tensor, ids: Tensor) -> Tensor:
             return -head_logprobs(states, head, tokens, 1.0)
         return -token_logprobs(role.logits(states), tokens, None, 1.0)
 
-    recompute = head is None and torch.is_grad_enabled() and len(ids) > CHUNK
+    recompute = head is None and torch.is_grad_enabled() and len(ids) > size
     parts = []
-    for start in range(0, max(len(ids), 1), CHUNK):
-        part = hidden[start : start + CHUNK], ids[start : start + CHUNK]
+    for start in range(0, max(len(ids), 1), size):
+        part = hidden[start : start + size], ids[start : start + size]
         parts.append(checkpoint(losses, *part, use_reentrant=False) if recompute else losses(*part))
     return torch.cat(parts)
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from proxima.base_setup import (
+    MOMENTS,
     MicroBatches,
     add_adapter,
     copy_adapter,
@@ -34,7 +35,6 @@ from proxima.base_setup import (
     merge_adapter,
     pick_device,
     pick_dtype,
-    tokens_of_a_pass,
     warn_of_another_base,
 )
 from proxima.config import SETTINGS_FILE, FinetuningConfig, settings_in
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 BUCKET = 32  # batches whose examples are sorted by length together
 MAX_SKIPPED = 10  # updates with a gradient that is not finite, after which training gives up
@@ -115,12 +116,19 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         with forked_random_state(device):
             torch.manual_seed(config.seed)
             self.role = self.make_role()
-        if device.type == "cuda":  # a captured graph cannot hold weights that train
-            fast = config.lora_r > 0
-            self.backbone.settings = EngineSettings(fast=fast, compiled=False, by_size=True)
-        self.passes = MicroBatches(
-            config.micro_batch_size, tokens_of_a_pass(self.backbone), config.batch_size
+        trained = sum(weight.numel() for weight in self.role.parameters())
+        self.passes = MicroBatches.of(config, config.batch_size, self.backbone, MOMENTS * trained)
+        self.passes.release = self.backbone.release_generation
+        on_gpu = device.type == "cuda"
+        self.backbone.settings = EngineSettings(
+            fast=config.lora_r > 0 or not on_gpu,  # a captured graph cannot hold weights that train
+            compiled=False,
+            checkpointing=config.gradient_checkpointing,
+            by_size=on_gpu,
+            sampling_memory=lambda: self.passes.sampling,
         )
+        if config.gradient_checkpointing and self.backbone.decoder is None:
+            self.backbone.checkpoint_layers()
 
     def __repr__(self) -> str:
         trained = sum(parameter.numel() for parameter in self.role.parameters())
@@ -142,7 +150,7 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         if self.config.sft_adapter:
             self.start_adapter = load_adapter(self.backbone, "sft", self.config.sft_adapter)
             return copy_adapter(self.backbone, self.start_adapter, name)
-        return add_adapter(self.backbone, name, lora_config(self.config, self.backbone))
+        return add_adapter(self.backbone, name, lora_config(self.config, self.backbone.network))
 
     @abstractmethod
     def make_role(self) -> BaseModel:
@@ -336,7 +344,7 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         """Validation metrics, and how many updates were skipped if any were."""
         self.backbone.network.eval()
         with self.role.active():
-            measured = self.measure(rows)
+            measured = self.passes.run(lambda: self.measure(rows), max(map(self.tokens, rows)))
         if math.isnan(measured[self.judged_by]):
             raise ValueError(f"{self.judged_by} is not a number at step {step}; {self._remedy()}")
         return {**measured, "skipped_updates": self.skipped} if self.skipped else measured
@@ -347,8 +355,15 @@ class FinetuningTrainer(ABC, Generic[Example, TokenRow]):
         new, old = measured[self.judged_by], best[self.judged_by]
         return new > old if self.higher_is_better else new < old
 
+    def by_passes(
+        self, rows: Sequence[Item], tokens: Callable[[Item], int], work: Callable[[Sequence[Item]], Result]
+    ) -> list[Result]:
+        """What `work` makes of the rows of each pass; smaller passes when memory runs out."""
+        longest = max(map(tokens, rows), default=0)
+        return self.passes.run(lambda: [work(chunk) for chunk in self.chunks(rows, tokens)], longest)
+
     def chunks(self, rows: Sequence[Item], tokens: Callable[[Item], int]) -> Iterator[Sequence[Item]]:
-        """Rows of one pass each: at most `micro_batch_size`, and no more tokens than suit the device."""
+        """Rows of one pass each, within the sequences and tokens that a pass may have."""
         size = self.passes.size
         for start in range(0, len(rows), size):
             block = rows[start : start + size]

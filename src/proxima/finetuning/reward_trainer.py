@@ -141,9 +141,8 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
         self.config = with_defaults(self.config, self.backbone.network.num_parameters(), len(rows))
         log.info("learning rate %g, at most %d epochs", self.config.learning_rate, self.config.epochs)
         examples = [self.answers(rows[i]) for i in spread(range(len(rows)), UNIT_SAMPLES)]
-        self.samples = sample_answers(
-            self.backbone, self.start_adapter, self.tokenizer, self.config, examples
-        )
+        given = self.backbone, self.start_adapter, self.tokenizer, self.config, examples
+        self.samples = self.passes.run(lambda: sample_answers(*given), self.config.max_length, samples=True)
         self.look(held_out)
         if self.continued:  # only now: with all weights, it takes the place of the model that was sampled
             self.role.load(self.continued)
@@ -176,7 +175,7 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
         return sum(map(row_tokens, self.answers(encoded)))
 
     def all_scores(self, rows: Sequence[Row]) -> Tensor:
-        return torch.cat([self.scores(chunk) for chunk in self.chunks(rows, row_tokens)])
+        return torch.cat(self.by_passes(rows, row_tokens, self.scores))
 
     def scores_and_language_losses(
         self, rows: Sequence[Row], is_read: Sequence[bool]
@@ -193,7 +192,7 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
         tokens = torch.repeat_interleave(read, sizes)  # (M,) whether a response token is read
         layout = replace(last.layout, read=torch.cat([last.layout.read, batch.layout.read[tokens]]))
         hidden = self.backbone.hidden(batch.ids, layout, self.role.adapter)
-        losses = token_losses(self.role, hidden[len(rows) :], batch.response_ids[tokens])
+        losses = token_losses(self.role, hidden[len(rows) :], batch.response_ids[tokens], self.passes.chunk)
         return self.role.member_scores(hidden[: len(rows)]), mean_by_answer(losses, sizes[read])
 
     @torch.no_grad()
@@ -201,7 +200,8 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
         """Mean log-probability per token (B,) of answers."""
         batch = collate(rows, self.role.device)
         hidden = self.backbone.hidden(batch.ids, batch.layout, adapter)
-        losses = token_losses(PolicyModel(self.backbone, adapter), hidden, batch.response_ids)
+        policy = PolicyModel(self.backbone, adapter)
+        losses = token_losses(policy, hidden, batch.response_ids, self.passes.chunk)
         sizes = torch.tensor([len(response) for _, response in rows], device=self.role.device)
         return -mean_by_answer(losses, sizes)
 
@@ -209,7 +209,7 @@ class ScoreTrainer(FinetuningTrainer[Example, TokenRow]):
     def finish(self, held_out: Sequence[TokenRow]) -> None:
         """Give the scores their unit: to each head its own, then to their mean, which varies less."""
         assert self.samples is not None
-        members = torch.cat([self.members(chunk) for chunk in self.chunks(self.samples.rows, row_tokens)])
+        members = torch.cat(self.by_passes(self.samples.rows, row_tokens, self.members))
         self.unit = ScoreUnit.of(members.mean(1), "the trained reward model")
         self.units = [self.unit]
         if self.config.ensemble > 1:
@@ -312,10 +312,11 @@ class RewardTrainer(ScoreTrainer[Preference, RowPair]):
                 "it, or give --validation"
             )
         self.backbone.network.eval()
-        parts = []
-        for chunk in self.chunks([held_out[i] for i in self._looked_at], self.tokens):
-            rows = [row for pair in chunk for row in self.answers(pair)]
-            parts.append(self.likelihoods(rows, self.start_adapter))
+
+        def likelihoods(pairs: Sequence[RowPair]) -> Tensor:
+            return self.likelihoods([row for pair in pairs for row in self.answers(pair)], self.start_adapter)
+
+        parts = self.by_passes([held_out[i] for i in self._looked_at], self.tokens, likelihoods)
         self._likelihoods = torch.cat(parts).unflatten(0, (-1, 2)).mean(1).cpu()
 
     def keep(self) -> None:
@@ -380,7 +381,7 @@ class RewardTrainer(ScoreTrainer[Preference, RowPair]):
         return scores[0::2] - scores[1::2]
 
     def all_margins(self, pairs: Sequence[RowPair]) -> Tensor:
-        parts = [self.margins(chunk).cpu() for chunk in self.chunks(pairs, self.tokens)]
+        parts = self.by_passes(pairs, self.tokens, lambda chunk: self.margins(chunk).cpu())
         return torch.cat([torch.zeros(0), *parts])
 
     def batches(self, rows: Encoded[Preference, RowPair], epoch: int) -> Iterator[list[RowPair]]:

@@ -41,7 +41,7 @@ class SFTTrainer(FinetuningTrainer[Demonstration, Row]):
     def loss(self, rows: Sequence[Row]) -> Tensor:
         batch = collate(rows, self.role.device)
         hidden = self.backbone.hidden(batch.ids, batch.layout, self.role.adapter)
-        return token_losses(self.role, hidden, batch.response_ids).sum()
+        return token_losses(self.role, hidden, batch.response_ids, self.passes.chunk).sum()
 
     def measure(self, rows: Sequence[Row]) -> dict[str, float]:
         summed, tokens = 0.0, 0

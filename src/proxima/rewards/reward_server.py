@@ -168,7 +168,7 @@ def load_scorer(config: PPOConfig, announce: Callable[[str], None] = print) -> S
     config = replace(config, quantize=trained_quantize(Path(source)) or "none")
     tokenizer = load_tokenizer(config.model_name, config.trust_remote_code)
     model = load_reward(config, Backbone(load_network(config, config.model_name, device)))
-    trained = TrainedReward(model, tokenizer, MicroBatches.of(config), **options)
+    trained = TrainedReward(model, tokenizer, MicroBatches.of(config, config.minibatch_size), **options)
 
     def score(batch: Batch) -> list[float]:
         if "completion_ids" not in batch:

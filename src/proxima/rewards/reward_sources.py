@@ -68,7 +68,9 @@ def open_reward(
     """
     if spec.source == model.source:
         options = check_options(spec, keyword_options(TrainedReward))
-        return TrainedReward(model, tokenizer, micro_batches or MicroBatches.of(config), **options)
+        return TrainedReward(
+            model, tokenizer, micro_batches or MicroBatches.of(config, config.minibatch_size), **options
+        )
     if light := _open_without_model(spec, bool(config.environment)):
         return light
     options = check_options(spec, keyword_options(ClassifierSource))

@@ -83,8 +83,16 @@ def device_memory(device: torch.device) -> int | None:
         return None
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else ""
-    amount = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(amount, int(text)) if text.isdecimal() else amount
+    amounts = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_limits()]
+    return min([*amounts, int(text)] if text.isdecimal() else amounts)
+
+
+def _limits() -> list[int]:
+    """Bytes that this process may take by `ulimit`; `proxima doctor --fit` sets one for its trials."""
+    import resource  # not on Windows
+
+    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
+    return [limit for limit in limits if limit != resource.RLIM_INFINITY]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

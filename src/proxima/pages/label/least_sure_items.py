@@ -34,7 +34,9 @@ def load_trained_reward(folder: str, device: str = "auto", trust_remote_code: bo
     )
     network = load_network(config, config.model_name, pick_device(device))
     tokenizer = load_tokenizer(config.model_name, trust_remote_code)
-    return TrainedReward(load_reward(config, Backbone(network)), tokenizer, MicroBatches.of(config))
+    return TrainedReward(
+        load_reward(config, Backbone(network)), tokenizer, MicroBatches.of(config, config.minibatch_size)
+    )
 
 
 def keep_least_sure(items: Sequence[Item], reward: TrainedReward, count: int) -> list[Item]:

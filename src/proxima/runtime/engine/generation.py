@@ -49,9 +49,7 @@ from proxima.runtime.engine.prefill import (
     prefill_passes,
 )
 from proxima.runtime.engine.sampling_memory import MAX_SLOTS, SamplingMemory
-from proxima.runtime.engine.slot_schedule import SlotSchedule, bucket
-
-CACHE_STEP = 64  # tokens by which the cache grows
+from proxima.runtime.engine.slot_schedule import SlotSchedule
 
 _NONE = torch.zeros(0, dtype=torch.long)
 _EMPTY_LAYOUT = Layout(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, ())
@@ -174,14 +172,13 @@ class Generation:
     ) -> GenerationBatch:
         """Make the buffers large enough, reset the outputs, load the adapter's current weights."""
         count, device = len(prompts.prompts), prompts.keys.device
-        need = -(-int(prompts.prompt_sizes.max() + sampling.width) // CACHE_STEP) * CACHE_STEP
+        longest, memory = int(prompts.prompt_sizes.max() + sampling.width), self.memory
+        capacity, need = memory.cache_size(count, longest, self.on_gpu, self.max_slots)
         slots, outputs = self._slots, self._outputs
-        most = min(self.max_slots, self.memory.slots(need))
-        capacity = min(bucket(count, self.on_gpu), most)
         if slots is None or slots.count < capacity or slots.size < need or slots.tokens.device != device:
             self._graphs.clear()
             if slots is not None:
-                capacity = max(capacity, min(slots.count, most))
+                capacity = max(capacity, min(slots.count, self.max_slots, memory.slots(need)))
             self.cache_size = capacity, need
             slots = self._slots = self._few_rows = None  # frees the old cache first
             slots = self._slots = new_slots(capacity, need, self.decoder, device)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from proxima.runtime.engine.slot_schedule import bucket
+
+CACHE_STEP = 64  # tokens by which the cache grows
 MAX_SLOTS = 256  # sequences sampled at once where memory allows
 FEWEST = 8  # on a GPU, where the weights are read at every step however few there are
 CACHE_SHARE = 1 / 3  # of the memory that weights and optimisers leave: a cache beside activations and logits
@@ -28,6 +31,11 @@ class SamplingMemory(NamedTuple):
     def slots(self, longest: int) -> int:
         """Sequences of up to this many tokens that are sampled at once."""
         return int(max(self.fewest, min(MAX_SLOTS, self.cache // longest)))
+
+    def cache_size(self, count: int, longest: int, on_gpu: bool, most: int = MAX_SLOTS) -> tuple[int, int]:
+        """Slots of a cache for this many sequences of up to this many tokens, and tokens of each."""
+        each = -(-longest // CACHE_STEP) * CACHE_STEP
+        return min(bucket(count, on_gpu), most, self.slots(each)), each
 
 
 def cache_tokens(memory: int | None, held: int, per_token: int) -> float:

@@ -65,17 +65,19 @@ FINETUNING_CASES = {
 
 
 def run_finetuning_case(
-    case: FinetuningCase, machine: Machine, steps: int, folder: str | Path, micro_batch_tokens: int = 0
+    case: FinetuningCase, machine: Machine, steps: int, folder: str | Path, **settings: object
 ) -> Record:
-    """Train a random model for `steps` optimiser steps after a warm-up; their median."""
+    """Train a random model for `steps` optimiser steps after a warm-up; their median.
+
+    Args:
+        settings: of `FinetuningConfig`, besides those of the case.
+    """
     gpu = torch.cuda.is_available()
     model = Path(folder) / case.size
     if not (model / "config.json").is_file():
         make_random_model(model, case.size, "cuda" if gpu else "cpu")
     with tempfile.TemporaryDirectory() as home:
-        trainer, examples = _trainer(case, str(model), home, steps)
-        if micro_batch_tokens:
-            trainer.passes.tokens = micro_batch_tokens
+        trainer, examples = _trainer(case, str(model), steps, {**settings, "run_dir": home})
         with timed_steps(trainer, gpu) as times:
             trainer.train(examples, examples[: case.batch])
     seconds = median(times[WARM_UP:])
@@ -95,7 +97,7 @@ def run_finetuning_case(
     return found
 
 
-def _trainer(case: FinetuningCase, model: str, home: str, steps: int) -> tuple[AnyTrainer, list[Any]]:
+def _trainer(case: FinetuningCase, model: str, steps: int, given: Record) -> tuple[AnyTrainer, list[Any]]:
     """A trainer, and the examples of the steps, of random words."""
     rng, top = random.Random("bench"), SHAPES[case.size]["vocab_size"] - 1
 
@@ -109,7 +111,7 @@ def _trainer(case: FinetuningCase, model: str, home: str, steps: int) -> tuple[A
         "epochs": 1,
         "eval_every": count,
         "max_length": case.prompt + case.response,
-        "run_dir": home,
+        **given,
     }
     if case.kind == "sft":
         shown = [Demonstration(words(case.prompt), words(case.response - 1)) for _ in range(count)]

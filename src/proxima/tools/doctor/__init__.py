@@ -6,7 +6,8 @@ In: a config and data. Out: findings, each with a level, a sentence and what to 
 from proxima.tools.doctor.examination import examine, quick_findings
 from proxima.tools.doctor.finding import Finding
 from proxima.tools.doctor.fit import find_fit
-from proxima.tools.doctor.memory_estimate import MemoryEstimate, estimate_memory, network_size
+from proxima.tools.doctor.memory_estimate import MemoryEstimate, estimate_memory
+from proxima.tools.doctor.role_weights import without_weights
 from proxima.tools.doctor.show_findings import show
 
 __all__ = [
@@ -15,7 +16,7 @@ __all__ = [
     "estimate_memory",
     "examine",
     "find_fit",
-    "network_size",
     "quick_findings",
     "show",
+    "without_weights",
 ]

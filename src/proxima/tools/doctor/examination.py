@@ -13,7 +13,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
-from transformers import GenerationConfig, PretrainedConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig
 
 from proxima.base_setup import eos_token_ids, is_gguf, load_config, load_tokenizer, model_path
 from proxima.config import PPOConfig
@@ -28,7 +28,6 @@ from proxima.rewards import ClassifierSource, Samples, check_rewards
 from proxima.tools.doctor.audit_checks import audit, demonstrations_of
 from proxima.tools.doctor.canary_checks import canary
 from proxima.tools.doctor.finding import Finding, fail
-from proxima.tools.doctor.memory_estimate import network_size
 from proxima.tools.doctor.resource_checks import check_disk, check_memory, check_threads
 from proxima.tools.doctor.reward_checks import (
     check_ending,
@@ -41,6 +40,7 @@ from proxima.tools.doctor.reward_checks import (
     padded_samples,
     reads_episodes,
 )
+from proxima.tools.doctor.role_weights import count_weights, without_weights
 from proxima.tools.doctor.settings_checks import SETTINGS_CHECKS, check_batches, check_learning_rates
 from proxima.tools.doctor.step_checks import (
     check_deterministic,
@@ -150,7 +150,7 @@ def quick_findings(
     )
     return [
         *(check(config) for check in SETTINGS_CHECKS),
-        check_learning_rates(config, network_size(network).parameters),
+        check_learning_rates(config, count_weights(without_weights(AutoModelForCausalLM, network))),
         check_batches(config, len(prompts), epochs),
         check_pad(tokenizer),
         check_vocabulary(tokenizer, network),

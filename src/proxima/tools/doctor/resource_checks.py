@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from proxima.base_setup import has_head, is_adapter, load_config, pick_device
+from proxima.base_setup import is_adapter, load_config, pick_device
 from proxima.config import PPOConfig
 from proxima.core.json_record import Record
 from proxima.rewards import is_ready_made
 from proxima.runtime import device_memory, thread_wait_problem
 from proxima.runtime.distributed import rank_and_count
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
-from proxima.tools.doctor.memory_estimate import GIB, estimate_memory, free_memory, network_size
+from proxima.tools.doctor.memory_estimate import GIB, base_without_weights, estimate_memory, free_memory
+from proxima.tools.doctor.role_weights import role_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -33,7 +34,6 @@ def check_memory(config: PPOConfig, network: PreTrainedConfig, longest_prompt: i
         "longest_prompt": longest_prompt,
         "on_gpu": on_gpu,
         "others": other_networks(config),
-        "value": own_value_network(config),
         "processes": rank_and_count()[1],
         "memory": device_memory(device),
     }
@@ -72,39 +72,30 @@ REMEDIES = {
 
 
 def other_networks(config: PPOConfig) -> list[PreTrainedConfig]:
-    """Configs of the reward models' own networks."""
+    """Configs of reward models' networks that are loaded beside the base; one that cannot be read is reported
+    when it is loaded."""
     names = []
     for spec in config.rewards:
         is_model = not (spec.is_http or spec.is_function or is_ready_made(spec))
         if isinstance(spec.source, str) and is_model:
             names.append(spec.source)
-    found = [_own_network(config, name) for name in names]
-    return [network for network in found if network is not None]
-
-
-def own_value_network(config: PPOConfig) -> PreTrainedConfig | None:
-    """The config of the value model's own network, which may be a copy of the trained reward model's."""
-    rewards = [spec.source for spec in config.rewards if isinstance(spec.source, str)]
-    trained = [source for source in rewards if has_head(source)][:1]
-    names = {"adapter": trained, "policy": []}.get(config.value_model, [config.value_model])
-    return _own_network(config, names[0]) if names else None
-
-
-def _own_network(config: PPOConfig, name: str) -> PreTrainedConfig | None:
-    """None for an adapter, and for what cannot be read, which is reported when it is loaded."""
-    try:
-        return None if is_adapter(name) else load_config(name, config.trust_remote_code)
-    except ValueError:
-        return None
+    found = []
+    for name in names:
+        if is_adapter(name):
+            continue
+        try:
+            found.append(load_config(name, config.trust_remote_code))
+        except ValueError:
+            continue
+    return found
 
 
 def check_disk(config: PPOConfig, network: PreTrainedConfig) -> Finding:
     """Space in run_dir for what a run writes: weights of policy and value model, checkpoints (weights and two
     moments), logs."""
-    size = network_size(network, config.lora_targets)
-    weights = size.parameters if config.lora_r == 0 else config.lora_r * size.adapted
+    trained = role_weights(config, base_without_weights(config, network, on_gpu=False)).trained
     checkpoints = config.keep_checkpoints + 2  # the best one, and one that is being written
-    need = (1 + 3 * checkpoints) * 2 * 4 * weights + LOGS
+    need = (1 + 3 * checkpoints) * 4 * trained + LOGS
     run_dir = Path(config.run_dir).absolute()
     folder = next(path for path in (run_dir, *run_dir.parents) if path.exists())
     free = shutil.disk_usage(folder).free

@@ -12,15 +12,16 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
-from proxima.base_setup import has_head, load_config
+from proxima.base_setup import adapter_size, has_head, load_config, lora_config
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.json_record import Record
 from proxima.models import ADAPTER_FILE, HEAD_FILE
 from proxima.rewards import READY_MADE, reads_environments
 from proxima.runs import Bundle
 from proxima.runtime import accelerator
-from proxima.tools.doctor import network_size
+from proxima.tools.doctor import without_weights
 
 MOST_TIMES = 4  # the weights that a bundle holds of an adapter; some of a model's layers take none
 MOST_EPOCHS = 100  # that are believed without a minibatch of theirs
@@ -99,7 +100,9 @@ def check_adapter_sizes(config: PPOConfig, bundle: Bundle) -> None:
     for group, rank, targets in asked:
         held = sum(tensor.numel() for tensor in bundle.group(group).values())
         try:
-            wanted = rank * network_size(network, targets).adapted
+            built = without_weights(AutoModelForCausalLM, network)
+            of_rank_1 = lora_config(replace(config, lora_r=1, lora_targets=targets), built)
+            wanted = rank * adapter_size(built, of_rank_1)
         except ValueError:  # an architecture whose layers are not known without its weights
             continue
         if wanted > MOST_TIMES * held:
