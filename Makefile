@@ -39,8 +39,8 @@ NUMERIC := $(addprefix tests/, $(addprefix core/test_, encoding.py nf4.py oracle
 	evaluator/test_judges.py evaluator/test_statistics.py finetuning runtime/test_engine.py \
 	$(addprefix ppo_trainer/test_, bad_input.py learning.py peers.py replace.py step.py token_records.py))
 # of these one kind of rounding each, for the time they take
-NUMERIC_DEFAULT := $(addprefix tests/, ppo_trainer/test_credit_settings.py ppo_trainer/test_observed_tokens.py $(addprefix runtime/test_, adapter_dropout.py engine_families.py engine_quantized.py prefill.py))
-NUMERIC_AVX2 := $(addprefix tests/, $(addprefix ppo_trainer/test_, fourbit.py methods.py) rewards/test_rewards.py runtime/test_engine_abilities.py)
+NUMERIC_DEFAULT := $(addprefix tests/, ppo_trainer/test_credit_settings.py ppo_trainer/test_observed_tokens.py $(addprefix runtime/test_, adapter_dropout.py engine_families.py engine_quantized.py prefill.py) tools/test_canary.py)
+NUMERIC_AVX2 := $(addprefix tests/, $(addprefix ppo_trainer/test_, fourbit.py methods.py) rewards/test_rewards.py runtime/test_engine_abilities.py runtime/test_missing_kernels.py tools/test_gguf_export.py)
 
 test-rounding: $(VENV)/.installed  ## the numeric tests as other CPUs round: without vector instructions; with AVX2 and MKL's portable products, on two threads
 	$(MAKE) --no-print-directory --jobs=2 rounding-default rounding-avx2

@@ -35,7 +35,7 @@ NOT_UNDER_OTHER_ROUNDING = {
     ),
     "they compare a run with its own records, or a few scores of it": (
         "cli/test_cli.py cli/test_refresh.py docs/test_instructions.py evaluator/test_best_of_n.py "
-        "rewards/test_reward_http.py tools/test_canary.py tools/test_peer_tools.py"
+        "rewards/test_reward_http.py tools/test_peer_tools.py"
     ),
     "for their time: their passes are those of runtime/test_engine.py and models, in other settings": (
         "base_setup/test_gguf.py base_setup/test_nf4_loading.py base_setup/test_smollm2.py environments/test_episodes.py "

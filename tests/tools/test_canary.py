@@ -10,7 +10,7 @@ from proxima.core.errors import EngineFailure
 from proxima.ppo_trainer import PPOTrainer, SequenceGenerator
 from proxima.rewards import Samples
 from proxima.tools.doctor import canary_run
-from proxima.tools.doctor.canary_checks import canary, rise_within_kl
+from proxima.tools.doctor.canary_checks import canary, is_slow, rise_within_kl
 from proxima.tools.doctor.canary_run import CanaryRun, PlantedReward, choose_class, plant, run_canary
 from proxima.tools.doctor.examination import canary_findings
 from proxima.world.tiny_models import byte_tokenizer
@@ -346,6 +346,20 @@ def test_how_far_a_share_can_rise_follows_from_the_kl_coefficient(make_config):
     for kl_coef, share in ((0.75, 1 / (1 + math.exp(-1.5))), (1e6, 0.5), (1e-9, 1 / (1 + math.exp(-6.0)))):
         found.steps = [{"kl_coef": kl_coef, "response_length": 2.0}]
         assert rise_within_kl(found) == pytest.approx(share - 0.5, abs=1e-6)
+
+
+def test_a_run_is_slow_where_its_updates_go_the_right_way_beyond_chance(make_config):
+    """A token of the class gained `towards` more than another: of a share of 0.3, times 0.21."""
+    found = CanaryRun(make_config(), [0.2, 0.4] * 32, [0.0, 1.0])
+    found.steps = [{"kl_exact": 0.1, "response_length": 8.0}]
+    for towards, error, slow in (
+        (0.05, 0.0, True),
+        (0.04, 0.0, False),
+        (0.1, 0.02, True),
+        (0.1, 0.03, False),
+    ):
+        found.towards, found.towards_error = towards, error
+        assert is_slow(found) == slow
 
 
 def test_a_model_that_always_writes_the_same_has_nothing_to_plant(make_config):

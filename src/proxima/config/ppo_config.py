@@ -108,7 +108,8 @@ class PPOConfig(Settings):
     """`auto` = cuda if there is one, else mps (Apple; docs/apple.md) or another accelerator that torch
     reports, else cpu; or any torch device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto")
-    """Type of the frozen weights; auto = bfloat16 on cuda, float32 on cpu, elsewhere as a probe says."""
+    """Type of the frozen weights; auto = bfloat16 on cuda, float32 on cpu, elsewhere as a probe says. Weights
+    that train are float32."""
     quantize: Literal["none", "nf4"] = setting("none")
     """Form of the frozen base's linear layers: `nf4`, 4 bits per weight in bitsandbytes' format, quantised
     while loading, or as a `...-bnb-4bit` checkpoint has them; `none`, as `dtype` says. docs/fourbit.md."""

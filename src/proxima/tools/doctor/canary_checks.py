@@ -22,6 +22,7 @@ from proxima.tools.doctor.finding import Finding, fail, ok, warn
 from proxima.tools.doctor.reward_checks import is_flat
 
 FEW = 0.5  # of the sampled tokens; fewer trained on are suspect
+LIKELY = 2  # standard errors
 SLOWLY = 0.2  # of the rise that is needed; more is a warning, since the run would rise later
 BARELY = 0.01  # nats that a token's log-probability moved, in all steps together
 STALE, PART = 5, 0.1  # times the gap at the start, or rounding; and of how far the policy moved
@@ -215,10 +216,10 @@ def canary(config: PPOConfig, prompts: Sequence[str]) -> Finding:
 
 
 def is_slow(run: CanaryRun) -> bool:
-    """Whether the updates went the right way: what they did to tokens written before them, as a rise of the
-    share."""
-    before = fmean(run.baseline)
-    return not run.is_far and before * (1 - before) * run.towards >= SLOWLY * RISE
+    """Whether the updates went the right way, beyond chance: what they did to tokens written before them, as
+    a rise of the share."""
+    before, sure = fmean(run.baseline), run.towards - LIKELY * run.towards_error
+    return not run.is_far and before * (1 - before) * sure >= SLOWLY * RISE
 
 
 def rise_within_kl(run: CanaryRun) -> float:

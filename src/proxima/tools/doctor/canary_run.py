@@ -81,6 +81,7 @@ class CanaryRun:
     weights_changed: bool = False
     moved: float = 0.0  # mean change of the log-probability of tokens written before, absolute
     towards: float = 0.0  # the mean change of the class's tokens less that of the others
+    towards_error: float = 0.0  # its standard error
     depends: bool = True  # whether log-probabilities change with the trained weights
     rounding: float = 1e-3  # of a log-probability
     like_rewards: bool = True  # whether the planted reward has the mean and spread of the configured ones
@@ -287,7 +288,11 @@ def measure(
     ids = torch.tensor(sorted(members), device=mask.device)
     inside = torch.isin(written.response_ids, ids) & mask
     run.moved = float(change[mask].abs().mean())
-    run.towards = float(change[inside].mean() - change[mask & ~inside].mean())
+    own, other = change[inside], change[mask & ~inside]
+    run.towards = float(own.mean() - other.mean())
+    run.towards_error = math.sqrt(
+        sum(float(part.var(correction=0)) / max(1, len(part)) for part in (own, other))
+    )
     with torch.no_grad():
         for weight in trainer.model_trainer.policy_parameters:
             weight.add_(NUDGE)
