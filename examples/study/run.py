@@ -1,6 +1,6 @@
 # python -m examples.study.run --seeds 0 --methods ppo_2022 rloo --steps 1 --preferences 32
 """Methods compared on the embedded world, or on examples/instructions. In: methods and seeds. Out: a
-Markdown table, and runs that `proxima compare` draws.
+Markdown table, a chart (`study.svg`: quality against KL), and runs that `proxima compare` draws.
 
     python -m examples.study.run --jobs 15                                      all methods, five seeds
     python -m examples.study.run --task instructions --seeds 0 1 2              SmolLM2, on a GPU
@@ -13,7 +13,6 @@ time. Started again, the study skips what is finished and resumes the rest.
 """
 
 import argparse
-import json
 import math
 import os
 import shutil
@@ -25,6 +24,7 @@ from pathlib import Path
 from statistics import fmean
 
 from examples.study import on_instructions
+from examples.study.chart import JUDGED, draw, measured
 from examples.study.methods import METHODS, VARIANTS, settings_of
 from proxima import PPOConfig, PPOTrainer, Run
 from proxima.pages.comparison.seed_groups import t_interval
@@ -34,7 +34,6 @@ from proxima.world.demo.gold_judge import judge
 from proxima.world.posts import make_posts
 
 HELD_OUT, VALIDATION = 300, 100
-JUDGED = "study.json"  # in the folder of a finished run
 QUALITY = {"embedded": "gold score", "instructions": "success"}  # by task, what policies are judged by
 STEPS = {"embedded": 40, "instructions": on_instructions.STEPS}
 
@@ -118,17 +117,10 @@ def table(folder: Path, methods: Sequence[str], seeds: Sequence[int], quality: s
         "seconds |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for method in methods:
-        files = [folder / f"seed-{seed}" / method / JUDGED for seed in seeds]
-        found = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
-        if not found:
-            continue
-        gold, kl, length, seconds = (
-            [each[name] for each in found] for name in ("gold", "kl", "response_length", "seconds")
-        )
+    for method, gold, kl, seconds, length in measured(folder, methods, seeds):
         per_nat = f"{fmean(gold) / fmean(kl):.2f}" if fmean(kl) > 0 else ""  # it may not have moved at all
         rows.append(
-            f"| `{method}` | {len(found)} | {shown(gold)} | {min(gold):.3f} | {shown(kl, 2)} | "
+            f"| `{method}` | {len(gold)} | {shown(gold)} | {min(gold):.3f} | {shown(kl, 2)} | "
             f"{per_nat} | {fmean(length):.1f} | {fmean(seconds):.0f} |"
         )
     return "\n".join(rows)
@@ -183,6 +175,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text = table(given.folder, given.methods, given.seeds, QUALITY[given.task])
         (given.folder / "study.md").write_text(text + "\n", encoding="utf-8")
         print(text)
+        if found := measured(given.folder, given.methods, given.seeds):
+            chart = given.folder / "study.svg"
+            chart.write_text(draw(found, QUALITY[given.task]), encoding="utf-8")
+            print(f"\nchart: {chart}")
 
 
 if __name__ == "__main__":

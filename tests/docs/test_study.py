@@ -5,14 +5,17 @@ import json
 import subprocess
 from argparse import Namespace
 from statistics import fmean
+from xml.etree import ElementTree
 
 import pytest
 from gguf_cases import small_network, write_small
 
 from examples.instructions.prompts import write
-from examples.study import on_instructions, run
+from examples.study import chart, on_instructions, run
 from examples.study.methods import METHODS, RESPONSES, VARIANTS, settings_of
 from proxima.config import PRESETS, PPOConfig
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.mark.parametrize("method", [*METHODS, *VARIANTS])
@@ -51,6 +54,36 @@ def test_the_table_has_means_intervals_and_the_worst_seed(finished):
     assert cells[:2] == ["`rloo`", "2"]
     assert cells[2] == f"{fmean([0.9, 0.92]):.3f} ({0.91 - half:.3f} to {0.91 + half:.3f})"
     assert cells[3:5] == ["0.900", "2.00 (2.00 to 2.00)"]
+
+
+def test_the_chart_has_a_point_with_intervals_per_method_and_a_dot_per_seed(finished):
+    drawn = chart.draw(chart.measured(finished, ["ppo_2022", "rloo", "grpo"], [0, 1, 2]), "gold score")
+    tree = ElementTree.fromstring(drawn)
+    texts = [node.text for node in tree.iter(f"{SVG}text")]
+    assert {"ppo_2022", "rloo", "0.810", "0.910", "90"} <= {*texts}
+    assert "grpo" not in texts, "a method without runs is left out"
+    circles = [*tree.iter(f"{SVG}circle")]
+    seeds = [node for node in circles if node.get("r") == "2.5"]
+    marks = [node for node in circles if node.get("r") == "9" and float(node.get("cx")) < chart.RIGHT]
+    assert (len(seeds), len(marks)) == (4, 2)
+    assert "nan" not in drawn
+    # the better method stands higher, and each mark between its own seeds
+    assert float(marks[1].get("cy")) < float(marks[0].get("cy"))
+    for mark, own in zip(marks, (seeds[:2], seeds[2:]), strict=True):
+        assert float(mark.get("cy")) == pytest.approx(fmean(float(node.get("cy")) for node in own), abs=0.1)
+    bars = [node for node in tree.iter(f"{SVG}line") if node.get("stroke-width") == "2"]
+    assert len(bars) == 4
+    with pytest.raises(ValueError, match="nothing to draw"):
+        chart.draw([], "gold score")
+
+
+def test_an_axis_has_round_ticks_within_its_ends():
+    for numbers in ([0.85, 0.87], [2.0, 2.0], [0.0, 310.0], [-3.0, 4e-3]):
+        scale = chart.Scale.of(numbers, 0.0, 100.0)
+        ticks = [*scale.ticks()]
+        assert 3 <= len(ticks) <= 10
+        assert scale.low <= ticks[0] < ticks[-1] <= scale.high
+        assert [scale(scale.low), scale(scale.high)] == [0.0, 100.0]
 
 
 def test_what_is_finished_is_not_run_again_and_what_failed_is_named(finished, monkeypatch):

@@ -1,6 +1,7 @@
 """Estimators, objectives and critic settings in whole steps: what is trained on is what the formulas say."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ import torch
 from proxima.config import PPOConfig
 from proxima.core.types import pad_to
 from proxima.ppo_trainer import PPOTrainer
+from proxima.runtime.distributed import Processes
 from tests import oracles
 from tests.conftest import count_e
-from tests.helpers import difference, rounding, shake, weights
+from tests.helpers import difference, on_another_engine, rounding, shake, weights
 
 NO_CRITIC = {"value_learning_rate": 1e-4, "num_generations": 3}
 
@@ -96,6 +98,25 @@ def test_a_run_of_groups_has_its_samples_beside_their_prompts(make_config):
     assert {(each["prompt"], each["reward"]) for each in samples} <= {("a", 0.0), ("b", 1.0)}
     assert len(results.metrics) == 1
     assert not (results.run_folder / "value").exists()
+
+
+@pytest.mark.parametrize("whiten", [True, False])
+@pytest.mark.parametrize("name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+def test_reinforce_plus_plus_is_normalised_over_all_tokens_of_the_rollout(make_config, prompts, name, whiten):
+    """Less its KL to go, then mean and biased deviation over the tokens of all groups; or neither."""
+    config = make_config(
+        adv_estimator=name, whiten_advantages=whiten, max_new_tokens=8, temperature=1.5, rewards=(count_e,),
+        **NO_CRITIC,
+    )  # fmt: skip
+    trainer = shake(PPOTrainer(config))
+    trainer.models.eos_ids = tuple(range(0, 200, 3))  # responses of several lengths: tokens count, not they
+    outcome = trainer.ppo_step(prompts)
+    pairs = outcome["sa_pairs"]
+    assert len(set(pairs.lengths.tolist())) > 1
+    rows = expected_groups(outcome, config.kl_coef, oracles.CENTRED_SCORES[name])
+    expected = [number for row in rows for number in row]
+    expected = oracles.whiten(expected) if whiten else expected
+    assert pairs.column("advantage")[pairs.mask].tolist() == pytest.approx(expected, abs=1e-4, rel=1e-4)
 
 
 # --- what cannot be
@@ -311,6 +332,32 @@ def test_the_loss_of_a_step_is_weighted_as_the_setting_says(make_config, prompts
         assert outcome["policy_loss"] == pytest.approx(
             oracles.weighted_loss(rows, weighting, 12), abs=1e-4, rel=1e-4
         )
+
+
+@pytest.mark.parametrize("mode", ["mask", "sequence_mask"])
+@pytest.mark.parametrize("weighting", ["token", "sequence", "horizon"])
+def test_rejected_tokens_stay_in_the_denominator_over_micro_batches_and_processes(
+    make_config, prompts, mode, weighting
+):
+    """At ratio 1 a token's loss is its weight times minus its advantage, and 0 if it was rejected."""
+    more = {"importance_mode": mode, "importance_low": 0.95, "importance_clip": 1.05}
+    more |= {"learning_rate": 1e-30, "max_new_tokens": 8, "temperature": 1.5, "loss_weighting": weighting}
+    trainer = on_another_engine(shake(PPOTrainer(make_config(**more))))
+    trainer.models.eos_ids = tuple(range(0, 200, 3))
+    pairs = trainer.ppo_step(prompts)["sa_pairs"]
+    kept, real = pairs.column("importance"), pairs.mask
+    assert 0 < (kept[real] == 0).float().mean() < 1
+    rows = [
+        (-weight * advantage)[mask].tolist()
+        for weight, advantage, mask in zip(kept, pairs.column("advantage"), real, strict=True)
+    ]
+    expected = oracles.weighted_loss(rows, weighting, 8)
+    for size, count in product((1, 2, 64), (1, 2, 3)):
+        trainer.models.micro_batches.size, shares = size, []
+        for rank in range(count):
+            trainer.models.processes = Processes(rank, count)
+            shares.append(float(trainer.model_trainer._policy_backward(pairs)[0]["policy_loss"]))
+        assert sum(shares) == pytest.approx(expected, abs=1e-5, rel=1e-4)
 
 
 @pytest.mark.parametrize(("name", "of"), [("k2", lambda d: d**2 / 2), ("k3", lambda d: (-d).exp() - 1 + d)])
