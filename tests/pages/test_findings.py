@@ -153,6 +153,32 @@ def test_the_advice_for_a_stuck_run_fits_why():
     assert "all answers of a batch score the same" in flat.found()[NEXT].sentence
 
 
+def test_a_reward_that_never_moved_did_not_fall():
+    made = MadeRun(rise=0.0, std=0.0)
+    made.metrics["avg_reward"] = [1.0] * 60
+    found = made.found()
+    assert (found[LEARNED].answer, found[LEARNED].status) == ("not shown", "open")
+    assert "The training reward stayed at 1 ± 0." in found[LEARNED].sentence
+    same = HeldOutNumbers(0.5, Interval(0.5), None, "")
+    assert find(made.metrics, made.samples, same)[0].status == "open"
+
+
+def test_steps_without_any_reward_are_not_called_too_few():
+    made = MadeRun()
+    made.metrics["avg_reward"] = [math.nan] * 60
+    found = made.found()
+    assert (found[LEARNED].answer, found[LEARNED].status) == ("not measured", "bad")
+    assert found[LEARNED].sentence == "60 steps were logged, and none of them has a reward."
+    assert found[NEXT].sentence.startswith("Find out why no step has a reward")
+    assert find({"step": []})[0].sentence == "No step has been logged yet."
+
+
+def test_nothing_is_said_of_a_length_that_was_not_logged():
+    metrics = MadeRun().metrics
+    found = {each.question: each for each in find({name: metrics[name] for name in ("step", "avg_reward")})}
+    assert found[GAMED].sentence.startswith("No length was logged")
+
+
 def test_half_of_the_kl_for_little():
     run = MadeRun()
     run.metrics["avg_reward"] = [min(3 * step / 60, 1.0) for step in range(60)]

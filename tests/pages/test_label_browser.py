@@ -524,6 +524,30 @@ def test_instructions_keys_and_notes_by_keyboard(page):
     assert person.driver.title == "Label · Proxima"
 
 
+def test_a_note_outlives_a_reload_and_comes_back_with_undo(page):
+    """It is kept in the tab, for the annotator who wrote it."""
+    store, _, person = page(pairs(3))
+    person.enter("ann")
+    first = person.item()
+    note = "return document.getElementById('note').value"
+    press(person, "n")
+    press(person, "both are wrong")
+    person.driver.refresh()
+    assert person.item() == first
+    assert person.script(note) == "both are wrong"
+    person.press("t")
+    assert [answer.note for answer in store.answers()] == ["both are wrong"]
+    assert person.script(note) == ""
+    person.press("u")
+    assert (person.item(), person.script(note)) == (first, "both are wrong")
+    person.script("document.getElementById('switch').click()")
+    person.enter("bob")
+    for _ in range(3):
+        person.item()
+        assert person.script(note) == ""
+        person.press("s")
+
+
 def press(person, text):
     """Keys that leave the count as it is."""
     person.press(text, waits=False)

@@ -100,7 +100,7 @@ def test_every_kind_of_run_has_a_report(tmp_path):
             assert bool(data["tokens"]) == (name not in ("without_samples", "nothing_yet"))
             assert len(text) < 1_000_000
     assert "No step has been logged yet" in (tmp_path / "nothing_yet" / "report.html").read_text()
-    assert "No step has been logged yet" in (tmp_path / "nan" / "report.html").read_text()
+    assert "none of them has a reward" in (tmp_path / "nan" / "report.html").read_text()
     assert "1 step of 64 prompts" in (tmp_path / "one" / "report.html").read_text()
 
 
@@ -218,7 +218,7 @@ def rewards(*values):
         ([0.0, 1.0, 2.0, 3.0], None, "so few steps"),
         ([0.5], None, "One step was logged"),
         ([], None, "No step"),
-        ([math.nan] * 9, None, "No step"),
+        ([math.nan] * 9, None, "9 steps were logged, and none of them has a reward"),
     ],
 )
 def test_the_conclusion_knows_noise(values, better, words):

@@ -249,6 +249,41 @@ def test_a_graph_that_is_cut_is_suspected(run_it, broken):
     assert "although log-probabilities follow the weights" in found.text
 
 
+def test_a_graph_that_is_cut_below_the_head_is_suspected_where_all_weights_train(run_it, broken, few_steps):
+    """The head goes on learning, so gradients are there and the reward may rise a little."""
+
+    def cut(trainer):
+        real = trainer.models.policy.response_hidden
+        trainer.models.policy.response_hidden = lambda tokens: real(tokens).detach()
+
+    broken(cut)
+    found = run_it(lora_r=0, learning_rate=1e-5)
+    assert suspect(found) == "no gradient", found.text
+    assert "% of the trained weights" in found.text
+
+
+@pytest.mark.long
+def test_a_setup_of_a_further_family_that_trains_all_weights_passes(run_it, tmp_path):
+    from transformers import AutoModelForCausalLM, GPTNeoXConfig
+
+    tokenizer, sizes = byte_tokenizer(), {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    config = GPTNeoXConfig(
+        vocab_size=len(tokenizer),
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        **sizes,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "neox")
+    tokenizer.save_pretrained(tmp_path / "neox")
+    found = run_it(model_name=str(tmp_path / "neox"), lora_r=0, learning_rate=1e-4)
+    assert found.level == "ok", found.text
+
+
 def test_weights_that_are_not_synchronised_to_the_sampler_are_suspected(run_it, broken, few_steps):
     def stale(trainer):
         real = trainer.generator.sample

@@ -484,6 +484,7 @@ def test_a_redacted_copy_holds_no_text_no_ids_and_no_weights(recorded, tmp_path)
     with pytest.raises(ValueError, match=r"is redacted.*proxima replay A B"):
         replay_step(again)
     assert "it is redacted" in " ".join(contents(again))
+    assert "guesses a text can check the guess" in " ".join(contents(again))
 
 
 def test_a_redacted_copy_names_no_reward(model, tmp_path):
@@ -497,6 +498,8 @@ def test_a_redacted_copy_names_no_reward(model, tmp_path):
     units = {"secret-host.example": [0.0, 1.0]}
     endings = {"rewards": {"secret-host.example": "x"}, "judges": {"secret-judge": "y"}}
     facts["state"] = {**facts["state"], "units": units, "endings": endings}
+    folders = ("run_dir", "run_name", "sft_adapter", "value_model")
+    facts["settings"] |= {name: f"secret-{name}/secret-{name}" for name in folders}
     shared = redacted(replace(bundle, facts=facts))
     write_bundle(tmp_path / "shared", shared.facts, shared.tensors)
     content = (tmp_path / "shared").read_bytes()

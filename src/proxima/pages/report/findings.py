@@ -32,7 +32,7 @@ from proxima.pages.report.over_optimisation import (
     signs,
 )
 from proxima.pages.report.report_curves import SHOWN, Constants
-from proxima.pages.report.run_outcome import HeldOutNumbers, StepMean, ends, judge
+from proxima.pages.report.run_outcome import HeldOutNumbers, StepMean, ends, judge, steps_of
 from proxima.pages.report.short_numbers import percent, short
 from proxima.runs import title_of
 
@@ -107,6 +107,8 @@ def learned(metrics: Metrics, measured: HeldOutNumbers | None, optimised: Optimi
     shown = _judged_by(metrics, measured)
     if optimised.is_bad or optimised.decided_by == "judges":
         shown += [each for each in optimised.evidence if each.title in (TITLES["reward"], TITLES["quality"])]
+    if measured is None and lacks_rewards(metrics):
+        return RunFinding(LEARNED, "not measured", "bad", told)
     judged, warned = optimised.decided_by == "judges", f"{optimised.sentence} {told}"
     if optimised.is_bad:
         until = optimised.status == "over-optimised" and better
@@ -125,6 +127,11 @@ def learned(metrics: Metrics, measured: HeldOutNumbers | None, optimised: Optimi
         None: (TOO_SHORT if optimised.status == "too short" else "not shown", "open"),
     }
     return RunFinding(LEARNED, *answers[better], told, shown, optimised.step)
+
+
+def lacks_rewards(metrics: Metrics) -> bool:
+    """Whether steps were logged, and the rewards of all failed."""
+    return steps_of(metrics) > 0 and not any(map(math.isfinite, metrics.get("avg_reward", ())))
 
 
 def beside_constants(found: RunFinding, against: Sequence[AgainstConstant]) -> RunFinding:
@@ -241,7 +248,10 @@ def gamed(points: Sequence[Point], optimised: Optimisation, samples: Samples) ->
         told = f"{listed[0].upper()}{listed[1:]}. Read some samples, and ask a judge (--judges)."
     elif not measured:
         answer, status = "not measured", "open"
-        told = "The length changed by less than half; more needs held-out prompts (--validation)."
+        known = (
+            "The length changed by less than half" if math.isfinite(end["length"]) else "No length was logged"
+        )
+        told = f"{known}; more needs held-out prompts (--validation)."
     else:
         answer, status = "no sign of it", "good"
         told = f"Near where they began: {', '.join(each.title for each in shown)}."
@@ -323,6 +333,9 @@ def _advice(
     metrics: Metrics, points: Sequence[Point], optimised: Optimisation, found: Mapping[str, RunFinding]
 ) -> Iterator[str]:
     rate, coef = (_largest(metrics, name) for name in ("learning_rate", "kl_coef"))
+    if lacks_rewards(metrics):
+        yield "Find out why no step has a reward: the log says so, and proxima doctor --audit tries the reward."
+        return
     if optimised.status == "too short":
         yield f"Train for {ENOUGH_STEPS} steps or more, with {ENOUGH_POINTS} evaluations, to say more."
         return

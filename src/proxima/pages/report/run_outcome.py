@@ -11,6 +11,7 @@ from proxima.pages.report.report_curves import interval_names
 from proxima.pages.report.short_numbers import percent, short
 from proxima.runs import Run, first_step_row
 
+NOTHING = "No step has been logged yet."
 ENOUGH = 5  # steps that a mean needs for an interval
 
 
@@ -69,7 +70,7 @@ class Interval:
     def above(self, other: float) -> bool | None:
         """None if the interval contains it; without an interval the value alone decides."""
         if not math.isfinite(self.low + self.high):
-            return self.value > other
+            return None if self.value == other else self.value > other
         return True if self.low > other else False if self.high < other else None
 
     def rate(self) -> str:
@@ -121,16 +122,25 @@ def judge(metrics: Mapping[str, Sequence[float]], measured: HeldOutNumbers | Non
         )
     first, last = ends(metrics.get("avg_reward", ()))
     if not first.steps:
-        return "No step has been logged yet.", None
+        steps = steps_of(metrics)
+        none = f"{steps} steps were logged, and none of them has a reward." if steps else NOTHING
+        return none, None
     if len(_finite(metrics["avg_reward"])) == 1:
         return f"One step was logged; its reward was {short(first.mean)}.", None
     change = f"from {first} to {last}"
     if math.isnan(first.error + last.error):
         return f"The training reward went {change}; so few steps cannot tell a change from noise.", None
+    if last.mean == first.mean:
+        return f"The training reward stayed at {last}.", None
     if abs(last.mean - first.mean) < math.hypot(first.error, last.error):
         return f"The training reward went {change}: no more than its noise.", None
     rose = last.mean > first.mean
     return f"The training reward {'rose' if rose else 'fell'} {change}.", rose
+
+
+def steps_of(metrics: Mapping[str, Sequence[float]]) -> int:
+    """Steps that were logged, with a reward or without."""
+    return len(metrics.get("step", ())) - first_step_row(metrics)
 
 
 def ends(values: Sequence[float]) -> tuple[StepMean, StepMean]:

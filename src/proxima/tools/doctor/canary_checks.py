@@ -24,6 +24,7 @@ from proxima.tools.doctor.reward_checks import is_flat
 FEW = 0.5  # of the sampled tokens; fewer trained on are suspect
 LIKELY = 2  # standard errors
 SLOWLY = 0.2  # of the rise that is needed; more is a warning, since the run would rise later
+UNREACHED = 0.5  # of the trained weights; experts that no token went to are fewer
 BARELY = 0.01  # nats that a token's log-probability moved, in all steps together
 STALE, PART = 5, 0.1  # times the gap at the start, or rounding; and of how far the policy moved
 VLLM_ADVICE = "restart vLLM and check that it serves this model; engine auto samples in this process"
@@ -88,7 +89,10 @@ def suspect_updates(run: CanaryRun) -> Suspect | None:
 def suspect_gradient(run: CanaryRun) -> Suspect | None:
     """No gradient reaches the weights that the optimiser holds."""
     if run.error is None and any(step["grad_norm_policy"] > 0 for step in run.steps):
-        return None
+        if run.unreached <= UNREACHED:
+            return None
+        text = f"no gradient reaches {run.unreached:.0%} of the trained weights"
+        return Suspect("no gradient", text, "set gradient_checkpointing to false, or use engine plain")
     if not run.depends:
         text = "no log-probability changes with the trained weights, and no gradient reaches them"
         return Suspect(

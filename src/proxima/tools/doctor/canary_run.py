@@ -82,6 +82,7 @@ class CanaryRun:
     moved: float = 0.0  # mean change of the log-probability of tokens written before, absolute
     towards: float = 0.0  # the mean change of the class's tokens less that of the others
     towards_error: float = 0.0  # its standard error
+    unreached: float = 0.0  # share of the trained weights that no gradient has reached
     depends: bool = True  # whether log-probabilities change with the trained weights
     rounding: float = 1e-3  # of a log-probability
     like_rewards: bool = True  # whether the planted reward has the mean and spread of the configured ones
@@ -279,6 +280,13 @@ def tokens_trained_on(results: Record) -> int:
     return int((pairs.mask if weights is None else pairs.mask & (weights > 0)).sum())
 
 
+def unreached(trainer: PPOTrainer) -> float:
+    """The share of the trained weights whose mean gradient is still 0."""
+    weights, state = trainer.model_trainer.policy_parameters, trainer.model_trainer.policy_optimizer.state
+    still = [each.numel() for each in weights if each not in state or not state[each]["exp_avg"].any()]
+    return sum(still) / sum(each.numel() for each in weights)
+
+
 def measure(
     trainer: PPOTrainer, written: Tokens, before: Tensor, members: frozenset[int], run: CanaryRun
 ) -> None:
@@ -288,6 +296,7 @@ def measure(
     ids = torch.tensor(sorted(members), device=mask.device)
     inside = torch.isin(written.response_ids, ids) & mask
     run.moved = float(change[mask].abs().mean())
+    run.unreached = unreached(trainer)
     own, other = change[inside], change[mask & ~inside]
     run.towards = float(own.mean() - other.mean())
     run.towards_error = math.sqrt(

@@ -25,6 +25,8 @@ WITHOUT_TEXT = (
 )
 KINDS = {"rewards": "reward", "judges": "judge", "environment": "environment", "tools": "tool"}
 """Settings that name code, servers or models, and what one of them is called in a redacted bundle."""
+OWN_WORDS = {"value_model": ("adapter", "policy"), "sft_adapter": ("",)}
+"""Settings that hold a folder, and what else they may say."""
 PATHS = ("model_name", "sft_adapter", "value_model", "run_dir", "run_name")
 SHOWN = 60  # characters of the longest prompt that is shown
 
@@ -63,9 +65,15 @@ def redacted(bundle: Bundle) -> Bundle:
 
 
 def _without_paths(facts: Record) -> Record:
-    """Settings with the last part of each path, and rewards by number and weight alone."""
+    """Settings without folders and names of runs, with the last part of the model's name, and with rewards by
+    number and weight alone."""
     settings = within(facts, "settings")
-    named: Record = {name: _last_part(str(settings[name])) for name in PATHS if name in settings}
+    named: Record = dict.fromkeys({"run_dir", "run_name"} & settings.keys(), "")
+    for name, words in OWN_WORDS.items():
+        if name in settings:
+            named[name] = settings[name] if settings[name] in words else "a folder"
+    if "model_name" in settings:
+        named["model_name"] = _last_part(str(settings["model_name"]))
     for name in KINDS.keys() & settings.keys():
         kind = KINDS[name]
         named[name] = [
@@ -131,6 +139,10 @@ def contents(bundle: Bundle) -> list[str]:
     lines += [f"  {group:<14}{size:>14,} bytes" for group, size in sorted(sizes.items())]
     if bundle.is_redacted:
         lines.append("no prompts, no responses, no token ids, no weights: it is redacted")
+        lines.append(
+            "numbers of each token, its log-probabilities among them: who has the base model and guesses a "
+            "text can check the guess"
+        )
     else:
         longest = max((str(each["text"]) for each in facts["prompts"]), key=len)
         columns = sorted({name for each in facts["prompts"] for name in within(each, "columns")})

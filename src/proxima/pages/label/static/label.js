@@ -19,6 +19,8 @@ let seen = 0; // milliseconds it was in view before the tab was last hidden
 const me = () => sessionStorage.getItem("annotator");
 const keep = (name, value) => (value === null ? sessionStorage.removeItem(name) : sessionStorage.setItem(name, value));
 
+const draft = () => `note ${state.annotator} ${state.item.id}`; // a note outlives a reload, and comes back with its item after undo
+
 // --- requests ---
 
 async function send(path, body) {
@@ -116,8 +118,8 @@ function showItem({ mode, item }) {
   markBusy();
   for (const pressed of document.querySelectorAll(".pressed")) pressed.classList.remove("pressed");
   byId("view-item").dataset.item = item.id;
-  if (byId("note").dataset.item !== String(item.id)) byId("note").value = "";
-  byId("note").dataset.item = item.id;
+  if (byId("note").dataset.draft !== draft()) byId("note").value = sessionStorage.getItem(draft()) ?? "";
+  byId("note").dataset.draft = draft();
   if (document.activeElement === byId("note")) byId("note").blur(); // the next key answers
   seen = 0;
   shownAt = performance.now();
@@ -275,6 +277,7 @@ byId("name-form").addEventListener("submit", async (event) => {
     notice(problem.message);
   }
 });
+byId("note").oninput = () => keep(draft(), byId("note").value || null);
 byId("switch").onclick = () => { if (!busy) askName(); };
 byId("help").onclick = showKeys;
 byId("instruct").onclick = () => byId("told").showModal();
