@@ -46,6 +46,14 @@ class Slow(Parity):
         return super().step(text)
 
 
+class Unseeded(Parity):
+    """Begins in another way each time."""
+
+    def reset(self, seed):
+        super().reset(seed)
+        return f" {random.SystemRandom().random()}"
+
+
 class Gym:
     """As gymnasium has them: five values, and `reset` with information."""
 
@@ -244,3 +252,10 @@ class Once:
 
 def odd_sum(prompts, completions):
     return [sum(text.encode()) % 7 / 7 for text in completions]
+
+
+def said_and_read(prompts, completions, turns):
+    """Of each episode, how many turns the policy had and how many characters it read, as one number."""
+    own = [[turn["text"] for turn in each if turn["role"] == "assistant"] for each in turns]
+    read = [[turn["text"] for turn in each if turn["role"] == "environment"] for each in turns]
+    return [100.0 * len(one) + len("".join(other)) for one, other in zip(own, read, strict=True)]

@@ -151,7 +151,7 @@ READINGS = [  # answer, reference, score: what decides is the last box, the last
 @needs("math_verify")
 def test_one_part_of_an_answer_decides_and_one_that_leaves_it_open_scores_0():
     verifier = opened("math", timeout=20.0)
-    answers, references, wanted = zip(*READINGS, strict=True)
+    answers, references, _ = zip(*READINGS, strict=True)
     found = scores(verifier, "answer", references, list(answers))
     assert [each for each, score in zip(READINGS, found, strict=True) if each[2] != score] == []
 
