@@ -348,6 +348,6 @@ def check_opened(before: Sequence[str], now: Sequence[str]) -> None:
     """A ValueError where environments that begin again do not ask the same."""
     if any(one != str(other) for one, other in zip(before, now, strict=True)):
         raise ValueError(
-            "memory ran out while episodes were sampled, and they cannot begin again: reset of the environment "
-            "returned another text for the same seed; draw from the seed, or lower batch_size"
+            "memory ran out while episodes were sampled, and they cannot begin again: reset of the "
+            "environment returned another text for the same seed; draw from the seed, or lower batch_size"
         )
