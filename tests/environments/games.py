@@ -1,10 +1,12 @@
 """Environments and tools for tests. They lie in a module, so that worker processes can import them."""
 
+import contextlib
 import json
 import os
 import random
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -241,6 +243,89 @@ FAULTS = [
 ]
 KILLED = ["kills itself", "crashes", "hangs", "takes 5 GiB"]  # the trainer survives them by another process
 HARMLESS = ["", "never ends", "prints a lot"]
+
+
+class Hostile(Parity):
+    """Acts against the process that it is in, once per episode."""
+
+    shared = 0  # in a process of its own nobody else sees it
+
+    def reset(self, seed, fault=""):
+        super().reset(seed)
+        self.fault = fault
+        Hostile.shared += 1
+        return f" {Hostile.shared}"
+
+    def step(self, text):
+        step = super().step(text)
+        if self.turns == 2 and self.fault:
+            return HOSTILE[self.fault](step) or step
+        return step
+
+
+def _write_everywhere(data):
+    for number in range(3, 64):
+        try:
+            os.write(number, data)
+        except OSError:
+            continue
+
+
+def _ignore_signals(step):
+    for number in range(1, signal.NSIG):
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            with contextlib.suppress(OSError, ValueError):
+                signal.signal(number, signal.SIG_IGN)
+    time.sleep(600)
+
+
+def _leave_a_child(step):
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+
+
+def _raise_badly(step):
+    class Bad(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    raise Bad
+
+
+def _nested(step):
+    value = []
+    for _ in range(20_000):
+        value = [value]
+    return step._replace(observation=value)
+
+
+def _start_threads(step):
+    threading.Thread(target=lambda: time.sleep(600)).start()
+
+
+def _raise_at_length(step):
+    raise ValueError("words\n" * 1_000_000)
+
+
+HOSTILE = {
+    "closes standard output": lambda step: (sys.stdout.close(), os.close(1)) and None,
+    "writes to standard output": lambda step: (
+        os.write(1, b'{"id": 3, "value": [" x", 9.0, true]}\n') and None
+    ),
+    "forks, and both return": lambda step: os.fork() and None,
+    "leaves a child": _leave_a_child,
+    "starts a thread": _start_threads,
+    "closes everything": lambda step: os.closerange(0, 64),
+    "writes garbage everywhere": lambda step: _write_everywhere(b"garbage\n"),
+    "ignores all signals": _ignore_signals,
+    "stops itself": lambda step: os.kill(os.getpid(), signal.SIGSTOP),
+    "raises what has no words": _raise_badly,
+    "raises at length": _raise_at_length,
+    "is nested deeply": _nested,
+    "recurses": lambda step: HOSTILE["recurses"](step),
+}
+UNHARMED = list(HOSTILE)[:5]
 
 
 class Once:

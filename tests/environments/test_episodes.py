@@ -28,12 +28,15 @@ from proxima.runs import Run
 from tests.environments.games import (
     FAULTS,
     HARMLESS,
+    HOSTILE,
     KILLED,
+    UNHARMED,
     Closed,
     Counter,
     Faulty,
     Graded,
     Gym,
+    Hostile,
     Once,
     Parity,
     Slow,
@@ -69,14 +72,16 @@ def cells(tokens):
 @pytest.mark.parametrize("engine", ["auto", "plain"])
 def test_ids_are_the_same_in_engine_scorer_and_update(make_config, prompts, engine):
     """Three turns, top-k on: the ratio of the first minibatch is exactly 1."""
-    trainer = make_trainer(make_config, engine=engine)
-    seen = []
+    trainer = make_trainer(make_config, engine=engine, ppo_epochs=2)
+    passes = []
     plain = trainer.models.policy.response_hidden
 
     def watch(tokens):
-        seen.append(tokens.input_ids[tokens.input_mask].tolist())
+        rows = zip(tokens.input_ids, tokens.input_mask, strict=True)
+        passes.append([ids[real].tolist() for ids, real in rows])
         return plain(tokens)
 
+    sampled = trainer.generator.sample([*prompts, *prompts])
     trainer.models.policy.response_hidden = watch
     results = trainer.ppo_step([*prompts, *prompts])
     tokens = results["sa_pairs"].tokens
@@ -84,8 +89,12 @@ def test_ids_are_the_same_in_engine_scorer_and_update(make_config, prompts, engi
     assert results["sampling_gap"] <= LOGPROB_ROUNDING
     assert results["episode_turns"] == 3
     assert results["eos_rate"] == 1
-    assert len(seen) > 2  # the scoring pass, then the minibatches
-    assert sorted(seen[0]) == sorted(tokens.input_ids[tokens.input_mask].tolist())
+    expected = sorted(tokens.input_ids[row][tokens.input_mask[row]].tolist() for row in range(8))
+    assert sorted(sampled.input_ids[row][sampled.input_mask[row]].tolist() for row in range(8)) == expected
+    rows = [row for each in passes for row in each]
+    assert len(rows) == 3 * 8  # scored once, then two epochs of minibatches
+    for start in (0, 8, 16):
+        assert sorted(rows[start : start + 8]) == expected
 
 
 @pytest.mark.parametrize("engine", ["auto", "plain"])
@@ -752,6 +761,27 @@ def test_a_process_that_dies_or_hangs_costs_one_episode(make_config, prompts, fa
     assert results["trained_rows"] == [0, 1, 3]
     own = make_trainer(make_config, environment=Faulty).ppo_step([Prompt(p, {"fault": ""}) for p in prompts])
     assert [results["rewards"][i] for i in (0, 1, 3)] == [own["rewards"][i] for i in (0, 1, 3)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the processes of other systems are less apart")
+@pytest.mark.parametrize("fault", HOSTILE)
+def test_hostile_code_costs_its_own_episode_at_most(make_config, prompts, fault, caplog):
+    """In a process of its own, which shares nothing with that of another episode."""
+    rows = [Prompt(prompt, {"fault": fault if i == 2 else ""}) for i, prompt in enumerate(prompts)]
+    trainer = make_trainer(make_config, environment=Hostile, step_seconds=3.0)
+    began = time.monotonic()
+    results = trainer.ppo_step(rows)
+    assert time.monotonic() - began < 3.0 + 2.0 + 15.0  # processes start and PPO runs beside
+    assert {prompt[-2:] for prompt in results["sa_pairs"].tokens.prompts} == {" 1"}
+    lines = [record.getMessage() for record in caplog.records if "failed for 1 of 4" in record.getMessage()]
+    if fault in UNHARMED:
+        assert results["trained_rows"] == [0, 1, 2, 3]
+        assert lines == []
+        return
+    assert results["trained_rows"] == [0, 1, 3]
+    assert len(lines) == 1
+    assert "\n" not in lines[0]
+    assert len(lines[0]) < 500
 
 
 @pytest.mark.parametrize(("limit", "trained"), [(4096, [0, 1, 3]), (0, [0, 1, 2, 3])])

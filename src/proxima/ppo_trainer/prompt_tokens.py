@@ -62,7 +62,7 @@ def tokenize(
     room = context - max_new_tokens
     if room < len(before) + 1:
         raise ValueError(
-            f"{limit} ({max_new_tokens}) leaves no room for a prompt in the model's context of {context} tokens"
+            f"{limit} ({max_new_tokens}) leaves no room for a prompt in a context of {context} tokens"
         )
     for i, row in enumerate(rows):
         if len(row) <= room:
