@@ -286,11 +286,11 @@ def _leave_a_child(step):
 
 
 def _raise_badly(step):
-    class Bad(Exception):
+    class BadError(Exception):
         def __str__(self):
             raise RuntimeError("no words")
 
-    raise Bad
+    raise BadError
 
 
 def _nested(step):
@@ -308,12 +308,27 @@ def _raise_at_length(step):
     raise ValueError("words\n" * 1_000_000)
 
 
+def _close_output(step):
+    sys.stdout.close()
+    os.close(1)
+
+
+def _write_to_output(step):
+    os.write(1, b'{"id": 3, "value": [" x", 9.0, true]}\n')
+
+
+def _fork_and_return(step):
+    os.fork()
+
+
+def _recurse(step):
+    return _recurse(step)
+
+
 HOSTILE = {
-    "closes standard output": lambda step: (sys.stdout.close(), os.close(1)) and None,
-    "writes to standard output": lambda step: (
-        os.write(1, b'{"id": 3, "value": [" x", 9.0, true]}\n') and None
-    ),
-    "forks, and both return": lambda step: os.fork() and None,
+    "closes standard output": _close_output,
+    "writes to standard output": _write_to_output,
+    "forks, and both return": _fork_and_return,
     "leaves a child": _leave_a_child,
     "starts a thread": _start_threads,
     "closes everything": lambda step: os.closerange(0, 64),
@@ -323,7 +338,7 @@ HOSTILE = {
     "raises what has no words": _raise_badly,
     "raises at length": _raise_at_length,
     "is nested deeply": _nested,
-    "recurses": lambda step: HOSTILE["recurses"](step),
+    "recurses": _recurse,
 }
 UNHARMED = list(HOSTILE)[:5]
 

@@ -68,8 +68,9 @@ def test_hidden_states_of_whole_episodes_are_those_of_the_reference_path(folder)
     torch.testing.assert_close(states[0][read], states[1][read], rtol=0, atol=ROUNDING)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_neither_slots_nor_slow_answers_are_seen_in_episodes(folder, dtype):
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_neither_slots_nor_slow_answers_are_seen_in_episodes(name, tiny_folders):
+    folder, dtype = tiny_folders[name], "bfloat16"
     whole = make(folder, dtype=dtype)
     expected = played(whole.generator.sample(PROMPTS))
     assert len({len(ids) for ids, *_ in expected}) > 3
@@ -85,7 +86,7 @@ def test_the_ratio_after_several_turns_is_one(folder, dtype):
     for _ in range(2):
         results = trainer.ppo_step(PROMPTS)
         assert results["episode_turns"] == 3
-        assert results["first_ratio_error"] < 1e-30
+        assert results["first_ratio_error"] < (1e-5 if DEVICE == "cuda" else 0.02)
         assert results["failed_rewards"] == 0
     engine = trainer.models.policy.backbone.generation
     assert DEVICE == "cpu" or engine.replays > 0  # the decode steps were CUDA graphs
