@@ -1,10 +1,12 @@
 """Environments and tools for tests. They lie in a module, so that worker processes can import them."""
 
+import contextlib
 import json
 import os
 import random
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -44,6 +46,14 @@ class Slow(Parity):
     def step(self, text):
         time.sleep(random.SystemRandom().random() / 20)
         return super().step(text)
+
+
+class Unseeded(Parity):
+    """Begins in another way each time."""
+
+    def reset(self, seed):
+        super().reset(seed)
+        return f" {random.SystemRandom().random()}"
 
 
 class Gym:
@@ -235,6 +245,104 @@ KILLED = ["kills itself", "crashes", "hangs", "takes 5 GiB"]  # the trainer surv
 HARMLESS = ["", "never ends", "prints a lot"]
 
 
+class Hostile(Parity):
+    """Acts against the process that it is in, once per episode."""
+
+    shared = 0  # in a process of its own nobody else sees it
+
+    def reset(self, seed, fault=""):
+        super().reset(seed)
+        self.fault = fault
+        Hostile.shared += 1
+        return f" {Hostile.shared}"
+
+    def step(self, text):
+        step = super().step(text)
+        if self.turns == 2 and self.fault:
+            return HOSTILE[self.fault](step) or step
+        return step
+
+
+def _write_everywhere(data):
+    for number in range(3, 64):
+        try:
+            os.write(number, data)
+        except OSError:
+            continue
+
+
+def _ignore_signals(step):
+    for number in range(1, signal.NSIG):
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            with contextlib.suppress(OSError, ValueError):
+                signal.signal(number, signal.SIG_IGN)
+    time.sleep(600)
+
+
+def _leave_a_child(step):
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+
+
+def _raise_badly(step):
+    class BadError(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    raise BadError
+
+
+def _nested(step):
+    value = []
+    for _ in range(20_000):
+        value = [value]
+    return step._replace(observation=value)
+
+
+def _start_threads(step):
+    threading.Thread(target=lambda: time.sleep(600)).start()
+
+
+def _raise_at_length(step):
+    raise ValueError("words\n" * 1_000_000)
+
+
+def _close_output(step):
+    sys.stdout.close()
+    os.close(1)
+
+
+def _write_to_output(step):
+    os.write(1, b'{"id": 3, "value": [" x", 9.0, true]}\n')
+
+
+def _fork_and_return(step):
+    os.fork()
+
+
+def _recurse(step):
+    return _recurse(step)
+
+
+HOSTILE = {
+    "closes standard output": _close_output,
+    "writes to standard output": _write_to_output,
+    "forks, and both return": _fork_and_return,
+    "leaves a child": _leave_a_child,
+    "starts a thread": _start_threads,
+    "closes everything": lambda step: os.closerange(0, 64),
+    "writes garbage everywhere": lambda step: _write_everywhere(b"garbage\n"),
+    "ignores all signals": _ignore_signals,
+    "stops itself": lambda step: os.kill(os.getpid(), signal.SIGSTOP),
+    "raises what has no words": _raise_badly,
+    "raises at length": _raise_at_length,
+    "is nested deeply": _nested,
+    "recurses": _recurse,
+}
+UNHARMED = list(HOSTILE)[:5]
+
+
 class Once:
     """One turn, whose reward is what its bytes are modulo 7."""
 
@@ -244,3 +352,10 @@ class Once:
 
 def odd_sum(prompts, completions):
     return [sum(text.encode()) % 7 / 7 for text in completions]
+
+
+def said_and_read(prompts, completions, turns):
+    """Of each episode, how many turns the policy had and how many characters it read, as one number."""
+    own = [[turn["text"] for turn in each if turn["role"] == "assistant"] for each in turns]
+    read = [[turn["text"] for turn in each if turn["role"] == "environment"] for each in turns]
+    return [100.0 * len(one) + len("".join(other)) for one, other in zip(own, read, strict=True)]

@@ -19,6 +19,7 @@ from proxima.environments import EpisodeRunner, episode_runner
 from proxima.evaluator.diversity import distinct
 from proxima.evaluator.finished_run import best_of_rows
 from proxima.evaluator.held_out import HeldOut, reference_answers
+from proxima.models import base_model
 from proxima.pages.report import write_report
 from proxima.ppo_trainer import PPOTrainer, SequenceGenerator, best_samples
 from proxima.ppo_trainer.token_records import sample_row
@@ -27,18 +28,22 @@ from proxima.runs import Run
 from tests.environments.games import (
     FAULTS,
     HARMLESS,
+    HOSTILE,
     KILLED,
+    UNHARMED,
     Closed,
     Counter,
     Faulty,
     Graded,
     Gym,
+    Hostile,
     Once,
     Parity,
     Slow,
+    Unseeded,
     odd_sum,
 )
-from tests.helpers import LOGPROB_ROUNDING, Crash, crash_at, difference, shake, weights
+from tests.helpers import LOGPROB_ROUNDING, Crash, crash_at, difference, rounding, shake, weights
 
 EOS = tuple(range(0, 200, 5))  # turns of several lengths
 
@@ -67,14 +72,16 @@ def cells(tokens):
 @pytest.mark.parametrize("engine", ["auto", "plain"])
 def test_ids_are_the_same_in_engine_scorer_and_update(make_config, prompts, engine):
     """Three turns, top-k on: the ratio of the first minibatch is exactly 1."""
-    trainer = make_trainer(make_config, engine=engine)
-    seen = []
+    trainer = make_trainer(make_config, engine=engine, ppo_epochs=2)
+    passes = []
     plain = trainer.models.policy.response_hidden
 
     def watch(tokens):
-        seen.append(tokens.input_ids[tokens.input_mask].tolist())
+        rows = zip(tokens.input_ids, tokens.input_mask, strict=True)
+        passes.append([ids[real].tolist() for ids, real in rows])
         return plain(tokens)
 
+    sampled = trainer.generator.sample([*prompts, *prompts])
     trainer.models.policy.response_hidden = watch
     results = trainer.ppo_step([*prompts, *prompts])
     tokens = results["sa_pairs"].tokens
@@ -82,8 +89,12 @@ def test_ids_are_the_same_in_engine_scorer_and_update(make_config, prompts, engi
     assert results["sampling_gap"] <= LOGPROB_ROUNDING
     assert results["episode_turns"] == 3
     assert results["eos_rate"] == 1
-    assert len(seen) > 2  # the scoring pass, then the minibatches
-    assert sorted(seen[0]) == sorted(tokens.input_ids[tokens.input_mask].tolist())
+    expected = sorted(tokens.input_ids[row][tokens.input_mask[row]].tolist() for row in range(8))
+    assert sorted(sampled.input_ids[row][sampled.input_mask[row]].tolist() for row in range(8)) == expected
+    rows = [row for each in passes for row in each]
+    assert len(rows) == 3 * 8  # scored once, then two epochs of minibatches
+    for start in (0, 8, 16):
+        assert sorted(rows[start : start + 8]) == expected
 
 
 @pytest.mark.parametrize("engine", ["auto", "plain"])
@@ -203,7 +214,7 @@ def test_what_was_read_is_not_a_part_of_what_is_measured_of_responses(make_confi
     trainer = make_trainer(make_config, environment=Gym, judges=[RewardSpec(pair)], token_samples=2)
     tokens = trainer.generator.sample(prompts, -1)
     own = [[tokens.tokenizer.decode(turn) for turn in turns_in(*each)] for each in cells(tokens)]
-    plain = Samples.of_tokens(tokens).turns
+    plain = Samples.of_tokens(tokens).own_turns
     assert [len(turns) for turns in plain] == [2] * len(prompts)
     assert plain == own
     held_out = HeldOut(trainer, prompts)
@@ -266,6 +277,68 @@ def test_the_gradient_is_that_of_a_plain_pass_over_the_policys_own_tokens(make_c
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("settings", [{}, {"value_model": "policy"}, {"engine": "plain"}])
+def test_out_of_memory_halves_the_micro_batch_and_repeats_the_step(
+    make_config, prompts, monkeypatch, caplog, settings
+):
+    def run(failures):
+        trainer = make_trainer(make_config, micro_batch_size=4, minibatch_size=4, **settings)
+        original, calls = base_model.BaseModel.response_hidden, []
+
+        def sometimes(self, tokens):
+            assert tokens.observed is not None
+            calls.append(len(tokens.prompts))
+            if len(calls) in failures:
+                raise torch.cuda.OutOfMemoryError("made up")
+            return original(self, tokens)
+
+        monkeypatch.setattr(base_model.BaseModel, "response_hidden", sometimes)
+        results = trainer.ppo_step(prompts)
+        monkeypatch.undo()
+        return trainer, len(calls), results
+
+    plain, count, results = run(())
+    assert results["episode_turns"] > 1
+    for failures in ((1,), (3,), (count // 2, count // 2 + 4), (count,)):
+        with caplog.at_level("WARNING"):
+            split, _, again = run(failures)
+        assert again["generated_texts"] == results["generated_texts"]
+        assert again["rewards"] == results["rewards"]
+        assert difference(weights(plain), weights(split)) < rounding(plain)
+        assert split.models.micro_batches.size == 4 // 2 ** len(failures)
+        assert "micro-batches are now" in caplog.text
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        run(range(100))
+
+
+@pytest.mark.parametrize("environment", [Parity, Unseeded])
+def test_out_of_memory_between_turns_begins_the_episodes_again_in_fewer_slots(
+    make_config, monkeypatch, caplog, environment
+):
+    prompts = [f"prompt {i} " for i in range(6)]
+    trainer = make_trainer(make_config, environment=environment)
+    whole = trainer.generator.sample(prompts) if environment is Parity else None
+    trainer.models.policy.backbone.generation._slots = None
+    original, failures = EpisodeRunner.replies, [3]
+
+    def sometimes(self, wait_for_one):
+        failures[0] -= 1
+        if not failures[0]:
+            raise torch.cuda.OutOfMemoryError("made up")
+        return original(self, wait_for_one)
+
+    monkeypatch.setattr(EpisodeRunner, "replies", sometimes)
+    if environment is Unseeded:
+        with pytest.raises(ValueError, match="returned another text for the same seed"):
+            trainer.generator.sample(prompts)
+        return
+    again = trainer.generator.sample(prompts)
+    assert failures[0] < 0
+    assert "sampling now has 3 slots" in caplog.text
+    assert torch.equal(again.response_ids, whole.response_ids)
+    assert [episode.rewards for episode in again.episodes] == [episode.rewards for episode in whole.episodes]
+
+
 def test_rewards_stand_on_the_last_token_of_their_turns(make_config, prompts):
     trainer = make_trainer(make_config, kl_coef=0.0, whiten_advantages=False)
     results = trainer.ppo_step(prompts)
@@ -289,6 +362,40 @@ def test_rewards_add_up_with_weights_and_other_rewards(make_config, prompts):
     own = [sum(episode.rewards) for episode in results["sa_pairs"].tokens.episodes]
     assert results["rewards_by_name"]["Parity"] == pytest.approx(own)
     assert results["rewards"] == pytest.approx([10 + 2 * reward for reward in own])
+
+
+@pytest.mark.parametrize("options", [{}, {"workers": 1, "timeout": 30.0}])
+def test_rewards_get_the_turns_of_an_episode_by_name(make_config, prompts, options):
+    """Also as a judge of an evaluation; a slice keeps them."""
+    spec = RewardSpec("tests.environments.games:said_and_read", options=options)
+    trainer = make_trainer(make_config, rewards=(spec,), judges=(replace(spec, name="judge"),))
+    tokens = rollout(trainer, prompts).tokens
+    samples = Samples.of_tokens(tokens)
+    assert samples.part(1, 3).turns == samples.turns[1:3] == samples.conversations[1:3]
+    said = [[turn["text"] for turn in turns] for turns in samples.turns]
+    assert ["".join(texts) for texts in said] == samples.completions
+    wanted = [100.0 * len(turns[::2]) + len("".join(turns[1::2])) for turns in said]
+    assert max(wanted) > 200
+    by_name = trainer.reward_computer.score_tokens(tokens).by_name
+    assert by_name["said_and_read"].tolist() == wanted
+    assert trainer.judges.score(samples)["judge"] == wanted
+
+
+def test_outside_of_episodes_the_completion_is_the_one_turn_and_columns_go_before(make_config):
+    seen = []
+
+    def reward(prompts, completions, turns):
+        seen.append(turns)
+        return [0.0] * len(prompts)
+
+    trainer = PPOTrainer(make_config(rewards=(reward,)))
+    texts = trainer.ppo_step(["a", "b"])["generated_texts"]
+    assert seen[-1] == [[{"role": "assistant", "text": text}] for text in texts]
+    trainer.ppo_step([Prompt("a", {"turns": "mine"})])
+    assert seen[-1] == ["mine"]
+    trainer = PPOTrainer(make_config(rewards=(RewardSpec(reward, options={"turns": 3}),)))
+    trainer.ppo_step(["a"])
+    assert seen[-1] == 3
 
 
 def test_a_judge_that_scores_is_not_given_the_environments_rewards(make_config, prompts):
@@ -654,6 +761,27 @@ def test_a_process_that_dies_or_hangs_costs_one_episode(make_config, prompts, fa
     assert results["trained_rows"] == [0, 1, 3]
     own = make_trainer(make_config, environment=Faulty).ppo_step([Prompt(p, {"fault": ""}) for p in prompts])
     assert [results["rewards"][i] for i in (0, 1, 3)] == [own["rewards"][i] for i in (0, 1, 3)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the processes of other systems are less apart")
+@pytest.mark.parametrize("fault", HOSTILE)
+def test_hostile_code_costs_its_own_episode_at_most(make_config, prompts, fault, caplog):
+    """In a process of its own, which shares nothing with that of another episode."""
+    rows = [Prompt(prompt, {"fault": fault if i == 2 else ""}) for i, prompt in enumerate(prompts)]
+    trainer = make_trainer(make_config, environment=Hostile, step_seconds=3.0)
+    began = time.monotonic()
+    results = trainer.ppo_step(rows)
+    assert time.monotonic() - began < 3.0 + 2.0 + 15.0  # processes start and PPO runs beside
+    assert {prompt[-2:] for prompt in results["sa_pairs"].tokens.prompts} == {" 1"}
+    lines = [record.getMessage() for record in caplog.records if "failed for 1 of 4" in record.getMessage()]
+    if fault in UNHARMED:
+        assert results["trained_rows"] == [0, 1, 2, 3]
+        assert lines == []
+        return
+    assert results["trained_rows"] == [0, 1, 3]
+    assert len(lines) == 1
+    assert "\n" not in lines[0]
+    assert len(lines[0]) < 500
 
 
 @pytest.mark.parametrize(("limit", "trained"), [(4096, [0, 1, 3]), (0, [0, 1, 2, 3])])

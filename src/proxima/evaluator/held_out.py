@@ -116,7 +116,7 @@ class _Collected:
         self.prompts += samples.prompts
         self.texts += samples.completions
         self.conversations += samples.conversations
-        self.own_texts += ["\n".join(turns) for turns in samples.turns]
+        self.own_texts += ["\n".join(turns) for turns in samples.own_turns]
         self.own.append(scores)
         for name, column in judged.items():
             self.judged.setdefault(name, []).extend(column)

@@ -51,7 +51,7 @@ class Pairs(Samples):
     @classmethod
     def of(cls, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> Pairs:
         nothing: list[list[int]] = [[] for _ in prompts]
-        return cls(list(prompts), list(first), nothing, [True] * len(nothing), None, list(second))
+        return cls(list(prompts), list(first), nothing, [True] * len(nothing), seconds=list(second))
 
     def part(self, start: int, stop: int) -> Pairs:
         return Pairs.of(self.prompts[start:stop], self.completions[start:stop], self.seconds[start:stop])

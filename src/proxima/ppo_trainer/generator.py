@@ -188,13 +188,30 @@ class SequenceGenerator:
         own = own_share(tokens, processes)
         seeds = environment_seeds(tokens, sampling, group)[processes.rows(len(tokens.prompts))]
         room = None if context is None else context - max_response_tokens(self.config)
-        runner = EpisodeRunner(environment, own.prompts, seeds.tolist(), room, sampling.eos_ids)
+        given = own.prompts
+
+        def begin() -> EpisodeRunner:
+            return EpisodeRunner(environment, given, seeds.tolist(), room, sampling.eos_ids)
+
+        runner = begin()
         try:
+            opened, is_first = [str(prompt) for prompt in runner.prompts], True
             tokens = self._opened(tokens, runner.prompts)
             own = own_share(tokens, processes)
             if not len(own.prompts):
                 return tokens, own
-            sampled = model.generate(own, sampling, runner)
+
+            def play() -> Tokens:
+                nonlocal runner, is_first
+                if not is_first:  # memory ran out in the midst of these
+                    runner.close()
+                    runner = begin()
+                    check_opened(opened, runner.prompts)
+                is_first = False
+                return model.generate(own, sampling, runner)
+
+            longest = int(own.prompt_sizes.max()) + sampling.width
+            sampled = self.models.micro_batches.run(play, longest, samples=True)
             episodes = runner.episodes
         finally:
             runner.close()
@@ -341,3 +358,12 @@ def with_kept_sets(tokens: Tokens, kept: Tensor | None) -> Tokens:
     if kept.dtype == torch.int32:
         return replace(tokens, kept=KeptSet(ids=kept.masked_fill(nowhere, -1)))
     return replace(tokens, kept=KeptSet(bits=kept.masked_fill(nowhere, 0)))
+
+
+def check_opened(before: Sequence[str], now: Sequence[str]) -> None:
+    """A ValueError where environments that begin again do not ask the same."""
+    if any(one != str(other) for one, other in zip(before, now, strict=True)):
+        raise ValueError(
+            "memory ran out while episodes were sampled, and they cannot begin again: reset of the "
+            "environment returned another text for the same seed; draw from the seed, or lower batch_size"
+        )

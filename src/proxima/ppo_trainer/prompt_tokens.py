@@ -47,8 +47,7 @@ def tokenize(
 
     Args:
         context: most tokens that the model can read; None = any number.
-        may_cut: cut prompts that are too long instead of refusing them: a conversation by whole messages, as
-            `cut_conversations` has it, a plain text on the left, after BOS.
+        may_cut: cut prompts that are too long: conversations by whole messages, texts on the left, after BOS.
         first: number of the first prompt, where these are a part of a set; errors count from it.
         limit: the setting that `max_new_tokens` comes from, for errors.
         tools: schemas that chat prompts may name.
@@ -63,8 +62,7 @@ def tokenize(
     room = context - max_new_tokens
     if room < len(before) + 1:
         raise ValueError(
-            f"{limit} ({max_new_tokens}) leaves no room for a prompt in the model's context of "
-            f"{context} tokens"
+            f"{limit} ({max_new_tokens}) leaves no room for a prompt in a context of {context} tokens"
         )
     for i, row in enumerate(rows):
         if len(row) <= room:
@@ -82,10 +80,16 @@ def tokenize(
             except ValueError as error:
                 raise ValueError(f"prompt {first + i} has {len(row)} tokens: {error}") from None
             [rows[i]] = encode_prompts(tokenizer, [prompts[i]])
-            continue
-        rows[i] = before + _cut(row[len(before) :], room - len(before), tokenizer.bos_token_id)
-        prompts[i] = Prompt(tokenizer.decode(rows[i][len(before) :]), getattr(prompts[i], "columns", None))
+        else:
+            prompts[i], rows[i] = _cut_text(prompts[i], row, room, tokenizer, before)
     return prompts, rows, truncated
+
+
+def _cut_text(
+    prompt: str, row: list[int], room: int, tokenizer: Tokenizer, before: list[int]
+) -> tuple[Prompt, list[int]]:
+    kept = _cut(row[len(before) :], room - len(before), tokenizer.bos_token_id)
+    return Prompt(tokenizer.decode(kept), getattr(prompt, "columns", None)), before + kept
 
 
 def _cut(row: list[int], room: int, bos: int | None) -> list[int]:

@@ -18,6 +18,7 @@ from proxima.core.json_record import Record
 from proxima.rewards.function_reward import (
     ENVIRONMENTS,
     OWN,
+    TURNS,
     FunctionReward,
     load_function,
     parameters_of,
@@ -55,7 +56,7 @@ class EpisodeFunction(FunctionReward):
     def __init__(self, spec: RewardSpec, function: Callable[..., object]):
         super().__init__(spec, function)
         if self.takes_any and not self.positional:
-            self.own = list(OWN)  # as TRL passes them
+            self.own = [name for name in OWN if name != TURNS]  # as TRL passes them
 
     def __call__(self, samples: Samples) -> RewardOutcome:
         tokens = samples.tokens

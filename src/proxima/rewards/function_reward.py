@@ -1,11 +1,12 @@
 """A Python function as a reward: called with what its parameters name, tried again where it fails.
 
-`f(prompts, completions)`, and any of `completion_ids`, `ended`, a column of the data set, an option of the
-spec; `async def` is awaited. It returns one number per sequence, or a list of one number per token.
+`f(prompts, completions)`, and any of `completion_ids`, `ended`, `turns`, a column of the data set, an option
+of the spec; `async def` is awaited. It returns one number per sequence, or a list of one number per token.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import sys
@@ -19,7 +20,9 @@ from proxima.rewards.reward_options import check_options, typed
 from proxima.rewards.reward_outcome import RewardOutcome, read_rewards
 from proxima.rewards.reward_samples import Samples, columns_of
 
-OWN = ("prompts", "completions", "completion_ids", "ended")
+TURNS = "turns"
+"""The parameter that gets what was said, turn by turn; a column or an option of this name goes before."""
+OWN = ("prompts", "completions", "completion_ids", "ended", TURNS)
 """Parameters that are filled from `Samples`; all others are options or columns."""
 ENVIRONMENTS = "environments"
 """The parameter that `EpisodeFunction` fills; without an environment it is a column like others."""
@@ -44,13 +47,14 @@ class FunctionReward:
             if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in taken
         }
         self.takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self.own = [name for name in OWN if name in asked]
-        others = [name for name in asked if name not in self.filled]
+        self.own = [name for name in OWN if name in asked and not (name == TURNS and name in spec.options)]
+        filled = [name for name in self.filled if name != TURNS or name in self.own]
+        others = [name for name in asked if name not in filled]
         self.options = check_options(spec, typed(function, others), self.takes_any)
         columns = [name for name in others if name not in self.options]
         self.needed = [name for name in columns if asked[name].default is inspect.Parameter.empty]
         self.optional = [name for name in columns if name not in self.needed]
-        self.reserved = {*self.filled, *taken}
+        self.reserved = {*filled, *taken}
 
     def check(self, prompts: Sequence[str], first: int = 0) -> None:
         """Raise a ValueError that names the column where one that the function takes is missing."""
@@ -80,12 +84,16 @@ class FunctionReward:
     def arguments(self, samples: Samples) -> tuple[Sequence[object], Record]:
         """What the function is called with, by position and by name."""
         named = self.needed + self.optional
+        columns = samples.columns()
         wanted = {
             name: column
-            for name, column in samples.columns().items()
+            for name, column in columns.items()
             if name in named or (self.takes_any and name not in self.reserved)
         }
-        given = {name: _copied(getattr(samples, name)) for name in self.own}
+        given = {
+            name: columns[name] if name == TURNS and name in columns else _copied(getattr(samples, name))
+            for name in self.own
+        }
         positional = [_copied(getattr(samples, name)) for name in self.positional]
         return positional, {**wanted, **given, **self.options}
 
@@ -99,7 +107,7 @@ def parameters_of(function: Callable[..., object]) -> list[inspect.Parameter]:
 
 def _copied(items: Sequence[object]) -> list[object]:
     """A copy that the function may change without changing anything else."""
-    return [list(item) if isinstance(item, list) else item for item in items]
+    return [_copied(item) if isinstance(item, list) else copy.copy(item) for item in items]
 
 
 def _by_position(spec: RewardSpec, parameters: list[inspect.Parameter]) -> tuple[tuple[str, ...], list[str]]:

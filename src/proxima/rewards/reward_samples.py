@@ -6,7 +6,7 @@ They are made from the tokens of a rollout or from plain texts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from typing import TypeAlias
@@ -32,6 +32,7 @@ class Samples:
     completion_ids: list[list[int]]  # response tokens, EOS included
     ended: list[bool]  # whether the last token is an EOS
     tokens: Tokens | None = None  # None = made from texts
+    said: list[list[Turn]] = field(default_factory=list)  # of episodes, where `tokens` does not hold them
 
     @classmethod
     def of_tokens(cls, tokens: Tokens) -> Samples:
@@ -63,7 +64,7 @@ class Samples:
     def conversations(self) -> list[list[Turn]]:
         """The turns of each episode, with what the policy read; empty where responses are no episodes."""
         if self.tokens is None or self.tokens.observed is None:
-            return [[] for _ in self.completions]
+            return self.said or [[] for _ in self.completions]
         decode, found = self.tokens.tokenizer.decode, list[list[Turn]]()
         for ids, chosen in zip(self.completion_ids, self.tokens.mask.tolist(), strict=True):
             runs = groupby(zip(ids, chosen, strict=False), key=lambda each: each[1])  # `chosen` is padded
@@ -77,16 +78,25 @@ class Samples:
         return found
 
     @property
-    def turns(self) -> list[list[str]]:
-        """What the policy itself said: the completion; in an episode its turns, without what it read."""
-        if self.tokens is None or self.tokens.observed is None:
-            return [[completion] for completion in self.completions]
-        return [[turn["text"] for turn in said if turn["role"] == ASSISTANT] for said in self.conversations]
+    def turns(self) -> list[list[Turn]]:
+        """What was said after each prompt: the completion; in an episode also what was read."""
+        if self._are_episodes:
+            return self.conversations
+        return [[Turn(role=ASSISTANT, text=completion)] for completion in self.completions]
+
+    @property
+    def own_turns(self) -> list[list[str]]:
+        """What the policy itself said, without what it read."""
+        return [[turn["text"] for turn in said if turn["role"] == ASSISTANT] for said in self.turns]
+
+    @property
+    def _are_episodes(self) -> bool:
+        return bool(self.said) or (self.tokens is not None and self.tokens.observed is not None)
 
     @property
     def answers(self) -> list[str]:
         """What the policy said last."""
-        return [turns[-1] if turns else "" for turns in self.turns]
+        return [turns[-1] if turns else "" for turns in self.own_turns]
 
     @property
     def full_texts(self) -> list[str]:
@@ -103,8 +113,9 @@ class Samples:
     def part(self, start: int, stop: int) -> Samples:
         """A slice, without the rollout's tokens."""
         here = slice(start, stop)
+        said = self.conversations[here] if self._are_episodes else []
         return Samples(
-            self.prompts[here], self.completions[here], self.completion_ids[here], self.ended[here]
+            self.prompts[here], self.completions[here], self.completion_ids[here], self.ended[here], said=said
         )
 
 
