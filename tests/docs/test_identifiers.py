@@ -21,9 +21,13 @@ PAGES = sorted(
 )
 
 
+FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)")
+FLAGS_ELSEWHERE = {"reward-scale": "a setting that docs/contributing.md adds"}
+
+
 @pytest.fixture(scope="module")
-def known():
-    """Every word of the code, and of the blocks on the pages, which define names of their own."""
+def code():
+    """The text of the code."""
     listed = subprocess.run(
         ["git", "ls-files", "src", "tests", "examples", "tools", "Makefile", "pyproject.toml", ".github"],
         cwd=ROOT,
@@ -31,12 +35,19 @@ def known():
         capture_output=True,
         text=True,
     ).stdout.split()
-    texts = [
+    return [
         (ROOT / name).read_text(encoding="utf-8")
         for name in listed
         if name.endswith((".py", ".js", ".yaml", ".yml", ".toml", ".css", "Makefile")) and name != __file__
     ]
-    texts += [block for page in PAGES for block in CODE.findall((ROOT / page).read_text(encoding="utf-8"))]
+
+
+@pytest.fixture(scope="module")
+def known(code):
+    """Every word of the code, and of the blocks on the pages, which define names of their own."""
+    texts = code + [
+        block for page in PAGES for block in CODE.findall((ROOT / page).read_text(encoding="utf-8"))
+    ]
     return set(re.findall(r"\w+", " ".join(texts)))
 
 
@@ -49,6 +60,29 @@ def unknown(text: str, known: set[str]) -> list[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_name_exists(page, known):
     assert unknown((ROOT / page).read_text(encoding="utf-8"), known) == []
+
+
+@pytest.fixture(scope="module")
+def flags(code):
+    """Every flag that the code names, and every name that may be one."""
+    text = " ".join(code)
+    named = {name.replace("_", "-") for name in re.findall(r"\w+", text)}
+    return named.union(FLAG.findall(text), FLAGS_ELSEWHERE)
+
+
+def unknown_flags(text: str, flags: set[str]) -> list[str]:
+    named = set(FLAG.findall(text))
+    return sorted(flag for flag in named if not {flag, flag.removeprefix("no-")} & flags)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_flag_exists(page, flags):
+    assert unknown_flags((ROOT / page).read_text(encoding="utf-8"), flags) == []
+
+
+def test_a_flag_that_nothing_has_is_found(flags):
+    text = "`--engine-urls`, `--no-" + "skip-checks`, `--engine-" + "url`, a---b"
+    assert unknown_flags(text, flags) == ["engine-" + "url"]
 
 
 def test_a_name_that_nothing_has_is_found(known):

@@ -134,6 +134,65 @@ def test_a_release_is_the_distribution_under_its_version():
     assert citation["license"] == PROJECT["license"]
 
 
+IN_A_CITATION = """abstract authors cff-version commit contact date-released doi identifiers keywords license license-url
+    message preferred-citation references repository repository-artifact repository-code title type url version"""
+OF_AN_AUTHOR = """address affiliation alias city country email family-names given-names name name-particle name-suffix orcid
+    website"""
+"""Keys of the Citation File Format, schema 1.2.0."""
+
+
+def test_the_citation_has_the_keys_of_its_format():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"authors", "cff-version", "message", "title"} <= set(citation) <= set(IN_A_CITATION.split())
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["type"] in ("software", "dataset")
+    for author in citation["authors"]:
+        assert set(author) <= set(OF_AN_AUTHOR.split())
+        assert {"name", "family-names"} & set(author)
+    assert len(set(citation["keywords"])) == len(citation["keywords"])
+
+
+def test_workflows_start_on_something_and_their_jobs_wait_for_jobs_that_exist():
+    for path in WORKFLOWS:
+        found = yaml.safe_load(path.read_text())
+        assert {"push", "pull_request", "schedule"} >= set(found[True]) != set()  # YAML reads `on` as true
+        for job in found["jobs"].values():
+            assert {job["needs"]} <= set(found["jobs"]) if "needs" in job else True
+            assert all(("uses" in step) != ("run" in step) for step in job["steps"])
+    bot = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text())
+    assert bot["version"] == 2
+    for update in bot["updates"]:
+        assert {"package-ecosystem", "directory", "schedule"} <= set(update)
+
+
+def test_files_that_make_ci_and_the_dockerfile_name_exist():
+    whole = re.compile(
+        r"(?:tools|tests|examples|docs|src)/[\w./-]+\.(?:py|sh|json|yaml)|[a-z.]+\.(?:txt|toml)"
+    )
+    for name in ("Makefile", ".ci/run", "Dockerfile"):
+        named = set(whole.findall((ROOT / name).read_text()))
+        missing = [path for path in named if not (ROOT / path).is_file()]
+        assert not missing, f"{name}: {missing}"
+
+
+FIELDS = {"markdown", "textarea", "input", "dropdown", "checkboxes"}
+
+
+def test_an_issue_form_is_one_that_github_takes():
+    for name in ("bug", "idea"):
+        form = yaml.safe_load((ROOT / f".github/ISSUE_TEMPLATE/{name}.yml").read_text())
+        assert (
+            {"name", "description", "body"} <= set(form) <= {"name", "description", "body", "labels", "title"}
+        )
+        for item in form["body"]:
+            assert item["type"] in FIELDS
+            needed = "value" if item["type"] == "markdown" else "label"
+            assert item["attributes"][needed]
+            assert set(item) <= {"type", "id", "attributes", "validations"}
+            assert set(item.get("validations", {})) <= {"required"}
+            assert re.fullmatch(r"[\w-]+", item.get("id", "none"))
+
+
 def test_the_issue_forms_ask_for_what_a_run_folder_has():
     forms = {
         path.stem: yaml.safe_load(path.read_text())
