@@ -334,7 +334,7 @@ def _advice(
 ) -> Iterator[str]:
     rate, coef = (_largest(metrics, name) for name in ("learning_rate", "kl_coef"))
     if lacks_rewards(metrics):
-        yield "Find out why no step has a reward: the log says so, and proxima doctor --audit tries the reward."
+        yield "Find out why no step has a reward: read the log, and try proxima doctor --audit."
         return
     if optimised.status == "too short":
         yield f"Train for {ENOUGH_STEPS} steps or more, with {ENOUGH_POINTS} evaluations, to say more."
