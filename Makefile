@@ -82,7 +82,7 @@ test-engines: .venv-vllm/.installed runs/demo/results.json  ## rollouts on real 
 test-gpu: $(VENV)/.installed  ## the fast engine on a GPU: equal to the reference path, and bit-identical when repeated
 	$(BIN)/python -m pytest tests/gpu
 
-test-kernels: $(VENV)/.installed .triton/.installed  ## the Triton kernels without a GPU: their numbers by Triton's interpreter; compiled for two GPUs, within their shared memory
+test-kernels: $(VENV)/.installed .triton/.installed  ## the Triton kernels without a GPU: their numbers by Triton's interpreter; compiled for five kinds of GPU, within their shared memory
 	PYTHONPATH=.triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu/test_kernels.py -n $(WORKERS)
 	PYTHONPATH=.triton OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu/test_compile.py -n $(WORKERS)
 

@@ -5,6 +5,7 @@ its kernel and does not run it, and tensors are on torch's device without memory
 """
 
 import os
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -20,15 +21,23 @@ from proxima.runtime.engine import kernels  # noqa: E402
 from proxima.runtime.engine.decoder import Decoder  # noqa: E402
 from proxima.runtime.engine.few_rows_decoder import FewRowsDecoder  # noqa: E402
 from proxima.runtime.engine.generation_slots import new_slots  # noqa: E402
+from proxima.runtime.engine.kernels import few_rows_kernels, nf4_kernels  # noqa: E402
 
 META, HALF = torch.device("meta"), torch.bfloat16
-SHARED = {89: 99, 90: 227}  # compute capability: KiB of shared memory that a program may use
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 120: 99}
+"""Compute capability: KiB of shared memory that a program may use. A100, RTX 3090, RTX 4090, H200, RTX 5090."""
 SHAPES = {
     "0.6B": ("qwen3", {"head_dim": 128}, 1024, 16, 8, 3072),
     "8B": ("qwen3", {"head_dim": 128}, 4096, 32, 8, 12288),
     "SmolLM2": ("llama", {}, 576, 9, 3, 1536),
 }
 QUANTIZED = {"8B in 4 bits": SHAPES["8B"]}
+WIDEST = ("0.6B", "8B in 4 bits")  # between them they have every kernel
+CASES = [
+    (capability, shape)
+    for capability in SHARED
+    for shape in ([*SHAPES, *QUANTIZED] if capability in (89, 90) else WIDEST)
+]
 
 
 class NoGpu:
@@ -136,8 +145,17 @@ def calls_of_gpt2():
     ]
 
 
-@pytest.mark.parametrize("compiled", SHARED, indirect=True, ids="sm_{}".format)
-@pytest.mark.parametrize("shape", [*SHAPES, *QUANTIZED])
+def needed(compiled):
+    """Bytes of shared memory, by kernel."""
+    return {name: max(made.metadata.shared for made in all_made) for name, all_made in compiled.items()}
+
+
+@pytest.mark.parametrize(
+    ("compiled", "shape"),
+    CASES,
+    indirect=["compiled"],
+    ids=[f"{shape}-sm_{number}" for number, shape in CASES],
+)
 def test_every_kernel_compiles_and_fits_the_shared_memory(shape, compiled, request):
     decoder = decoder_of(*{**SHAPES, **QUANTIZED}[shape], quantized=shape in QUANTIZED)
     slots = new_slots(64, 2048, decoder, META)
@@ -152,5 +170,28 @@ def test_every_kernel_compiles_and_fits_the_shared_memory(shape, compiled, reque
         call()
     assert len(compiled) >= 12
     limit = SHARED[request.node.callspec.params["compiled"]] * 1024
-    needed = {name: max(made.metadata.shared for made in all_made) for name, all_made in compiled.items()}
-    assert {name: bytes for name, bytes in needed.items() if bytes > limit} == {}
+    assert {name: bytes for name, bytes in needed(compiled).items() if bytes > limit} == {}
+
+
+@pytest.mark.parametrize("compiled", SHARED, indirect=True, ids="sm_{}".format)
+def test_ways_of_cutting_a_product_that_no_weight_of_these_models_has(compiled, request, monkeypatch):
+    """Codes looked up by byte permutation, in one part and in several; unquantised products in several parts;
+    scales that are not quantised themselves."""
+    decoder = decoder_of(*SHAPES["8B"], quantized=True)
+    block, limit = decoder.blocks[0], SHARED[request.node.callspec.params["compiled"]] * 1024
+    qkv, up = (part.quantized for part in (block.qkv, block.up))
+    for splits, weight, gated in ((1, up, True), (4, qkv, False)):
+        made = nf4_kernels.Tiling(64, 4, splits, stages=2, by_bytes=True)
+        monkeypatch.setattr(nf4_kernels, "tiling", lambda *given, made=made: made)
+        kernels.nf4_product(no_matter(8, weight.inputs + weight.up.shape[1]), weight, None, gated=gated)
+    assert all("prmt" in made.asm["ptx"] for made in compiled["_product"])
+    plain = replace(qkv, absmax=no_matter(len(qkv.absmax), kind=torch.float32), nested=None, offsets=None)
+    kernels.fill(plain, no_matter(len(plain.up), plain.inputs + plain.up.shape[1]))
+    monkeypatch.setattr(few_rows_kernels, "blocks", lambda outputs: few_rows_kernels.Blocks(32, 64, 4, 2))
+    kernels.few_rows_product(no_matter(8, 4096), no_matter(4096, 4096))
+    assert {name: len(made) for name, made in compiled.items()} == {
+        "_product": 3,
+        "_add_parts": 2,
+        "_fill": 1,
+    }
+    assert {name: bytes for name, bytes in needed(compiled).items() if bytes > limit} == {}
