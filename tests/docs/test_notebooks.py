@@ -1,8 +1,10 @@
 """The notebooks of examples/ run from the first cell to the last and draw their plots."""
 
 import json
+import os
 import re
 import subprocess
+import sys
 
 import pytest
 
@@ -50,3 +52,22 @@ def test_a_notebook_runs_and_draws(path, tmp_path, programs):
     shown = [cell for cell in json.loads((tmp_path / "shown.json").read_text()) if cell]
     assert sum('sandbox="allow-scripts"' in (cell["html"] or "") for cell in shown) == PLOTS[path.stem]
     assert not any(" object at 0x" in cell["text"] for cell in shown)
+
+
+@pytest.mark.docs
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_in_a_jupyter_kernel(path, tmp_path, programs, monkeypatch):
+    """Where Jupyter is installed beside the development environment: `pip install ipykernel nbclient`."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    for name, value in environment(tmp_path, programs).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # wherever Jupyter is
+    book = nbformat.read(path, as_version=4)
+    client = nbclient.NotebookClient(book, timeout=280, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()
+    outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
+    shown = [output.data for output in outputs if output.output_type in ("execute_result", "display_data")]
+    assert sum('sandbox="allow-scripts"' in data.get("text/html", "") for data in shown) == PLOTS[path.stem]
+    assert not any(" object at 0x" in data.get("text/plain", "") for data in shown)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import TYPE_CHECKING
 
 from proxima.core.json_record import Record
@@ -120,9 +121,11 @@ class VllmServer:
         status, text = await self._send(client, "POST", WITH_MASKS, asked, self.timeout)
         try:
             choice = _only_choice(text, version) if status == 200 else {}
-            (token,), (mask,), (logprob,) = choice["token_ids"], choice["sampling_mask"], _logprobs(choice)
-            return token in mask and is_one_of(len(mask), float(logprob))
-        except (ServerError, KeyError, TypeError, ValueError):
+            (token,), (mask,) = choice["token_ids"], choice["sampling_mask"]
+            found = _logprobs(choice)
+            sampled = float(found[0]) if isinstance(found, list) else math.nan
+            return token in mask and is_one_of(len(mask), sampled)
+        except (ServerError, KeyError, TypeError, ValueError, IndexError):
             return False
 
     async def sample(
