@@ -151,7 +151,9 @@ class MicroBatches:
 
     def planned(self, lengths: Sequence[int], responses: Sequence[int], minibatch: int) -> PassPlan:
         """Passes of about equal size for minibatches of these sequences."""
-        count, spread, longest = min(len(lengths), minibatch), max(lengths) - min(lengths), max(lengths)
+        count = min(len(lengths), minibatch)
+        spread = max(lengths) - min(lengths)
+        longest = max(lengths)
         mean = sum(lengths) / len(lengths)
         passes = max(math.ceil(count * mean / self.tokens), math.ceil(count / self.size))
         limit = min(self.tokens, math.ceil(math.ceil(count / passes) * mean) + spread)

@@ -192,7 +192,9 @@ def absmax_of(weight: NF4Weight) -> Tensor:
 def dequantize(weight: NF4Weight) -> Tensor:
     """The weight in its shape and dtype: value times absmax in float32, rounded once."""
     out = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-    pairs, absmax, chunk = _pairs(weight.device), absmax_of(weight), _chunk(weight.device)
+    pairs = _pairs(weight.device)
+    absmax = absmax_of(weight)
+    chunk = _chunk(weight.device)
     parts = zip(weight.codes.split(chunk // 2), absmax.split(chunk // BLOCK), strict=True)
     for part, (codes, scale) in zip(out.view(-1).split(chunk), parts, strict=True):
         values = pairs.index_select(0, codes.int()).view(torch.float32)[: part.numel()]

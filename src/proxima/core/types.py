@@ -52,7 +52,9 @@ class Prompt(str):
         messages: Sequence[Record] = (),
     ) -> Prompt:
         prompt = super().__new__(cls, text)
-        prompt.columns, prompt.turns, prompt.messages = dict(columns or {}), list(turns), list(messages)
+        prompt.columns = dict(columns or {})
+        prompt.turns = list(turns)
+        prompt.messages = list(messages)
         return prompt
 
 

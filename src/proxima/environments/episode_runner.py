@@ -121,7 +121,9 @@ class EpisodeRunner:
     def _open(self, given: tuple[_Running, int]) -> str:
         """Reset, and the prompt to begin with; where that fails, the row's own."""
         running, seed = given
-        environment, prompt, messages = self.environment, running.prompt, list[Message]()
+        environment = self.environment
+        prompt = running.prompt
+        messages = list[Message]()
         try:
             if running.host is not None and environment.has_reset:
                 returned = running.host.call("reset", **environment.reset_arguments(prompt, seed))

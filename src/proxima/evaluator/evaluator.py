@@ -45,7 +45,9 @@ class Evaluator:
                 decide. What it remembers (`state`, `restore`, where it has them) is kept with the
                 evaluator's own.
         """
-        self.models, self.tokenizer, self.config = models, tokenizer, config or PPOConfig()
+        self.models = models
+        self.tokenizer = tokenizer
+        self.config = config or PPOConfig()
         self.validate = validate
         self.best_reward, self.best_step = -math.inf, 0
         self.evaluations = self.evaluations_since_best = 0

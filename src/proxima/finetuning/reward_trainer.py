@@ -405,7 +405,9 @@ class RewardTrainer(ScoreTrainer[Preference, RowPair]):
         answers += [pair.mismatch for pair in rows if pair.mismatch]
         is_read = [flag for pair in rows for flag in (not pair.tie, False)] + [False] * len(mismatched)
         scores, language = self.scores_and_language_losses(answers, is_read)
-        chosen, rejected, others = scores[0 : 2 * count : 2], scores[1 : 2 * count : 2], scores[2 * count :]
+        chosen = scores[0 : 2 * count : 2]
+        rejected = scores[1 : 2 * count : 2]
+        others = scores[2 * count :]
         shares = self.shares(rows)
         found = (shares * self.preference(rows, chosen - rejected, config.label_smoothing)).mean(1).sum()
         if mismatched:

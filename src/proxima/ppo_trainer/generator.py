@@ -162,7 +162,9 @@ class SequenceGenerator:
         evaluates = step < 0  # with the reference's noise
         if self.rollouts is not None and not reference and not evaluates:
             return self._sample_on_vllm(prompts, step)
-        policy, sft, processes = self.models.policy, self.models.sft, self.models.processes
+        policy = self.models.policy
+        sft = self.models.sft
+        processes = self.models.processes
         model = PolicyModel(sft.backbone, sft.adapter) if reference else policy
         tokens, sampling = self.read_prompts(prompts), self._sampling(step)
         if self.environment is not None:
@@ -249,7 +251,9 @@ class SequenceGenerator:
 
     def _sample_on_vllm(self, prompts: Prompts, step: int) -> Tokens:
         assert self.rollouts is not None
-        begun, rollouts, processes = self._prefetch, self.rollouts, self.models.processes
+        begun = self._prefetch
+        rollouts = self.rollouts
+        processes = self.models.processes
         tokens = self.read_prompts(prompts)
         if begun is not None and begun.step == step and begun.prompts.prompts == tokens.prompts:
             self._prefetch = None
@@ -294,7 +298,9 @@ class SequenceGenerator:
         """The columns of a rollout: log-probabilities of policy and reference, exact KL, entropy,
         truncation's cost; where kept sets are missing, which tokens lie outside those computed here, and
         `kept`, the sets (B, R, K)."""
-        policy, reference, micro_batches = self.models.policy, self.models.sft, self.models.micro_batches
+        policy = self.models.policy
+        reference = self.models.sft
+        micro_batches = self.models.micro_batches
         own, width = own_share(tokens, self.models.processes), tokens.mask.shape[1]
         missing = self._missing_kept_sets(tokens)
 

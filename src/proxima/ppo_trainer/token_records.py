@@ -91,7 +91,9 @@ def records(
     tokens that the policy read and did not choose."""
     tokens = pairs.tokens
     columns = {name: pairs.columns[own].cpu() for name, own in COLUMNS.items() if own in pairs.columns}
-    read, ended, texts = tokens.read.cpu(), tokens.ended.tolist(), tokens.texts()
+    read = tokens.read.cpu()
+    ended = tokens.ended.tolist()
+    texts = tokens.texts()
     if tokens.holes is not None:  # what the policy did not choose has no numbers
         columns = {
             name: column.float().masked_fill(~tokens.holes, math.nan) for name, column in columns.items()

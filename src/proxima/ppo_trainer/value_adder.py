@@ -55,7 +55,9 @@ class ValueAdder:
     @torch.no_grad()
     def values_after_cut(self, pairs: TokenPairs) -> Tensor:
         """V after the last token (B,) of each response that was cut, 0 after a finished one."""
-        value, processes, micro_batches = self._value, self.models.processes, self.models.micro_batches
+        value = self._value
+        processes = self.models.processes
+        micro_batches = self.models.micro_batches
         own = own_share(pairs.tokens, processes)
         cut = (~own.ended).nonzero().flatten().cpu()
 

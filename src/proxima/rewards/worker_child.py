@@ -54,9 +54,17 @@ MEMORY_CODE = 200  # its processes together took too much memory
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x10000000, 0x20000000, 0x40000000
 CLONE_NEWIPC = 0x08000000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
 MNT_DETACH = 2
-MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE = 442, -100, 0x8000
+MOUNT_SETATTR = 442
+AT_FDCWD = -100
+AT_RECURSIVE = 0x8000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 DEVICES = ("null", "zero", "random", "urandom")
 SOCKETS = "/run"  # sockets of the machine's services, which a file system that is read-only does not close
@@ -312,7 +320,9 @@ def _group_folders() -> Iterator[str]:
     except OSError:
         return
     for mount in mounts:
-        root, point, (kind, _, options) = mount[3], mount[4], mount[mount.index("-") + 1 :]
+        root = mount[3]
+        point = mount[4]
+        (kind, _, options) = mount[mount.index("-") + 1 :]
         for controllers, path in own:
             inside = f"{point}/{path.removeprefix(root).lstrip('/')}".rstrip("/")
             if kind == "cgroup2" and not controllers:
@@ -638,6 +648,17 @@ def serve(requests: BinaryIO, replies: int, protections: dict[str, bool]) -> NoR
     os._exit(0)
 
 
+def _protections(limits: Limits, isolated: dict[str, bool], limit: ProcessLimit) -> dict[str, bool]:
+    """What protects the machine from this worker before it has entered its last namespace."""
+    bubble = bool(limits["bubble"])
+    return {
+        "signals": isolated["signals"] or bubble,
+        "processes": limit.works,
+        "network": isolated["network"] or (bubble and not limits["network"]),
+        "files": bubble,
+    }
+
+
 def main() -> NoReturn:
     limits: Limits = json.loads(sys.argv[1])
     requests, replies = os.dup(0), os.dup(1)
@@ -653,13 +674,7 @@ def main() -> NoReturn:
     above = os.open(os.path.dirname(sandbox), os.O_RDONLY) if sandbox else None
     isolated, limit = isolate(limits)
     bubble = limits["bubble"]
-    protections = {
-        "signals": isolated["signals"] or bool(bubble),
-        "processes": limit.works,
-        "network": isolated["network"] or (bool(bubble) and not limits["network"]),
-        "files": bool(bubble),
-    }
-
+    protections = _protections(limits, isolated, limit)
     close_handles = partial(_close, memory.proc, above, limit.above)
 
     def work() -> NoReturn:

@@ -67,7 +67,9 @@ class WorkerPool:
         if callable(target):
             pickled(target)  # reports now what cannot be sent
         self._count, self._spares = workers, int(spare and memory_mb > 0)
-        self.timeout, self.retries, self._is_used_once = timeout, retries, sandbox and once
+        self.timeout = timeout
+        self.retries = retries
+        self._is_used_once = sandbox and once
         limits: Record = {"network": network, "sandbox": sandbox, "imports": imports}
         self._supply = WorkerSupply(lambda: WorkerProcess(target, memory_mb=memory_mb or None, **limits))
 

@@ -85,7 +85,9 @@ class WorkerSupply:
             worker.cancel()
             thread.join()
         with self._changed:
-            ready, self._ready, self._failure = self._ready, [], None
+            ready = self._ready
+            self._ready = []
+            self._failure = None
         for worker in ready:
             worker.close()
 

@@ -83,7 +83,9 @@ def read_origin(folder: Path) -> Record:
     found = _read(folder / ORIGIN)
     if not isinstance(found, dict):
         return {}
-    kind, checks, resumed = found.get("kind"), found.get("checks"), found.get("resumed")
+    kind = found.get("kind")
+    checks = found.get("checks")
+    resumed = found.get("resumed")
     read: Record = {"kind": kind} if kind in ("ppo", "sft", "reward") else {}
     if words := _words(found.get("command")):
         read |= {"command": words, "folder": str(found.get("folder", ""))}

@@ -225,7 +225,9 @@ def _named_once(pairs: list[tuple[str, object]]) -> Record:
 def _checked_entry(name: str, entry: object) -> tuple[str, list[int]]:
     """Type and shape of a tensor, neither strange nor of another size than its bytes."""
     noted = entry if isinstance(entry, dict) else {}
-    kind, shape, place = noted.get("dtype"), noted.get("shape"), noted.get("data_offsets")
+    kind = noted.get("dtype")
+    shape = noted.get("shape")
+    place = noted.get("data_offsets")
     if (
         not isinstance(kind, str)
         or kind not in TYPES

@@ -329,7 +329,9 @@ class Store:
         asked = 0
         while ordinary and controls:
             due = self._is_due(annotator, asked)
-            ordinary, controls, asked = ordinary - (not due), controls - due, asked + 1
+            ordinary = ordinary - (not due)
+            controls = controls - due
+            asked = asked + 1
         return asked + ordinary
 
     @staticmethod
@@ -433,7 +435,9 @@ class Store:
         every = self.answers()
         if not self.controls():
             return every
-        counts, place, kept = Counter(each.annotator for each in every), Counter[str](), []
+        counts = Counter(each.annotator for each in every)
+        place = Counter[str]()
+        kept = []
         for each in every:
             place[each.annotator] += 1
             if place[each.annotator] <= counts[each.annotator] // CONTROL_EVERY * CONTROL_EVERY:

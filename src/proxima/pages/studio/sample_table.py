@@ -27,7 +27,9 @@ def follow(rows: Sequence[RecordView], wanted: Sequence[int] = ()) -> Record:
     met: Counter[tuple[str, str, int]] = Counter()
     place: Counter[tuple[int, str, str]] = Counter()
     for row in rows:
-        kind, prompt, step = text_of(row, "kind"), text_of(row, "prompt"), row["step"]
+        kind = text_of(row, "kind")
+        prompt = text_of(row, "prompt")
+        step = row["step"]
         place[step, kind, prompt] += 1
         key = kind, prompt, place[step, kind, prompt]
         met[key] += 1

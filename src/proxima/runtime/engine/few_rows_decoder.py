@@ -42,7 +42,9 @@ class FewRowsDecoder:
         values are added to the cache."""
         from proxima.runtime.engine.kernels import add_norm_down
 
-        decoder, slots, eps = self.decoder, self.slots, self.decoder.shape.eps
+        decoder = self.decoder
+        slots = self.slots
+        eps = self.decoder.shape.eps
         blocks, lengths = decoder.blocks, slots.lengths[:count]
         x, angles = decoder.architecture.embed(slots.tokens[:count], lengths)
         cos, sin = angles[0]  # the same for all layers
@@ -96,7 +98,10 @@ class FewRowsDecoder:
         """Calls of each kernel on its own, with the shapes of a step; the caches must not be in use."""
         from proxima.runtime.engine.kernels import add_norm_down
 
-        decoder, slots, weight, block = self.decoder, self.slots, self.decoder.weight, self.decoder.blocks[0]
+        decoder = self.decoder
+        slots = self.slots
+        weight = self.decoder.weight
+        block = self.decoder.blocks[0]
         shape, norms = decoder.shape, (block.q_norm, block.k_norm)
         x, angles = weight.new_zeros(count, len(weight)), weight.new_zeros(count, shape.head_size)
         caches = slots.keys[0][:count], slots.values[0][:count], slots.lengths[:count]

@@ -274,7 +274,9 @@ class Generation:
 
     def _states(self, batch: GenerationBatch, n: int) -> Tensor:
         """Hidden states (n, D) after the last token of each slot, which is added to the cache."""
-        slots, scale, routing = batch.slots, self.decoder.shape.scale, Routing()
+        slots = batch.slots
+        scale = self.decoder.shape.scale
+        routing = Routing()
         tokens, lengths = slots.tokens[:n], slots.lengths[:n]
         now = lengths + 1
         place = slots.base[:n] + lengths

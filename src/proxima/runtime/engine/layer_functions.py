@@ -102,7 +102,9 @@ def split_heads(
     if q_norm is not None and k_norm is not None and len(q_norm) > shape.head_size:  # over all heads
         q, k, v = qkv.split(sizes, -1)
         q, k = _normalize_heads(q, q_norm, shape), _normalize_heads(k, k_norm, shape)
-        qkv, q_norm, k_norm = torch.cat((q, k, v), -1), None, None
+        qkv = torch.cat((q, k, v), -1)
+        q_norm = None
+        k_norm = None
     heads = qkv.unflatten(-1, (-1, shape.head_size))
     turned, v = heads.split((counts[0] + counts[1], counts[2]), 1)  # queries and keys: half the calls
     if q_norm is not None and k_norm is not None:

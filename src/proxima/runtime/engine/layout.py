@@ -67,7 +67,9 @@ def pack(
 def fill_up(layout: Layout, tokens: int, reads: int) -> Layout:
     """The layout followed by copies of its first token up to this many tokens, in sequences of padding none
     longer than its longest, and by reads of that token up to this many."""
-    left, longest, device = tokens - layout.total, layout.longest, layout.source.device
+    left = tokens - layout.total
+    longest = layout.longest
+    device = layout.source.device
     paddings = [min(longest, left - done) for done in range(0, left, longest)]
     rows, positions, starts = _ragged(torch.tensor(paddings, dtype=torch.long))
     lengths = (*layout.lengths, *paddings)

@@ -136,7 +136,9 @@ def product(x: Tensor, p: Projection, lora: Lora | None, gate: Gate | None = Non
 
 def _forward(x: Tensor, p: Projection) -> tuple[Tensor, Tensor]:
     """Outputs (N, sum out), and the adapter's inner values (N, padding)."""
-    weight, bias, down = p.read(), p.biases[0], p.down
+    weight = p.read()
+    bias = p.biases[0]
+    down = p.down
     assert down is not None
     if x.shape[1] > p.inputs:  # the padding follows the inputs: one product does both
         inner = x.data[:, p.inputs :]

@@ -149,7 +149,9 @@ def estimate_memory(
             generated at once; None = the usual pass, and all sequences.
     """
     base = base_without_weights(config, network, on_gpu)
-    size, roles, width = network_size(base), role_weights(config, base), base.dtype.itemsize
+    size = network_size(base)
+    roles = role_weights(config, base)
+    width = base.dtype.itemsize
     sharded = config.shard_base and processes > 1
     held = held_bytes(base) - (size.in_layers * (processes - 1) // processes if sharded else 0)
     loaded = roles.networks + sum(count_weights(without_weights(AutoModel, other)) for other in others)
@@ -164,13 +166,12 @@ def estimate_memory(
         passes.budget.sampling.cache_size(sequences, longest, on_gpu) if fast else (sequences, longest)
     )
     scratch = 2 * size.largest * width if config.quantize == "nf4" else 0
-    full = config.lora_r == 0
     tokens = passes.padded if fast and on_gpu else passes.tokens
     return MemoryEstimate(
         weights=held + beside - 4 * roles.elsewhere + scratch,
         adapters=4 * (roles.adapters + roles.elsewhere),
         optimizer=MOMENTS * roles.trained,
-        activations=int(tokens * _kept(config, size, on_gpu and not full) * (4 if full else width)),
+        activations=int(tokens * _kept_bytes(config, size, on_gpu, width)),
         cache=slots * each * cached_bytes(base),
         logits=LOGITS * passes.positions * size.vocabulary * 4,
         overhead=OVERHEAD["cuda" if on_gpu else "cpu"],
@@ -197,13 +198,15 @@ def _passes(config: PPOConfig, budget: MicroBatches, longest: int, sequences: in
     return _Passes(budget, rows * longest, plan.capacity.tokens, positions)
 
 
-def _kept(config: PPOConfig, size: NetworkSize, by_kernels: bool) -> float:
-    """Numbers per token of a pass that the backward pass needs, and those of the layer it is at."""
-    layer = size.widths / size.layers
+def _kept_bytes(config: PPOConfig, size: NetworkSize, on_gpu: bool, width: int) -> float:
+    """Per token of a pass: what the backward pass needs, and what the layer it is at takes."""
+    layer, full = size.widths / size.layers, config.lora_r == 0
+    by_kernels = on_gpu and not full
     share, backward = (KEPT_BY_KERNELS, BACKWARD_BY_KERNELS) if by_kernels else (KEPT, BACKWARD)
+    numbers = share * size.widths + backward * layer
     if config.gradient_checkpointing:
-        return share * layer + 2 * size.layers * size.hidden + backward * layer
-    return share * size.widths + backward * layer
+        numbers = share * layer + 2 * size.layers * size.hidden + backward * layer
+    return numbers * (4 if full else width)
 
 
 def free_memory(device: torch.device) -> int:

@@ -55,7 +55,9 @@ def lora(old: OldRun, new: Migration) -> None:
         new.put("lora_r", 0, "no peft_config: TRL trained all weights")
         new.maps.append("no peft_config: TRL trained all weights -> lora_r = 0")
         return
-    rank, alpha, targets = old.get("lora_r"), old.get("lora_alpha"), old.get("lora_target_modules")
+    rank = old.get("lora_r")
+    alpha = old.get("lora_alpha")
+    targets = old.get("lora_target_modules")
     new.map("lora_r", rank, lora_r=rank.value)
     scale = alpha.value
     if old.get("use_rslora").value is True and is_count(rank.value) and is_count(scale):

@@ -367,7 +367,9 @@ class Reader:
             for name in ("path", "name", "data_files", "split")
             if name in given
         }
-        path, config, split = values.get("path"), values.get("name"), values.get("split") or ""
+        path = values.get("path")
+        config = values.get("name")
+        split = values.get("split") or ""
         if path in FILE_KINDS and isinstance(values.get("data_files"), str):
             return Setting(values["data_files"], where)
         split = split or self.split(call, train)

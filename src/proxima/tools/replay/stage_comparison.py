@@ -100,7 +100,9 @@ def compare_bundles(
 
 
 def _stage(name: str, apart: Differences, expects_bits: bool) -> Stage:
-    left, right, names = apart.left, apart.right, _names(name, apart)
+    left = apart.left
+    right = apart.right
+    names = _names(name, apart)
     if not names:
         return Stage(name, "not recomputed", None, "not recorded")
     if odd := [each for each in names if (each in left) != (each in right)]:
