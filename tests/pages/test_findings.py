@@ -173,6 +173,16 @@ def test_steps_without_any_reward_are_not_called_too_few():
     assert find({"step": []})[0].sentence == "No step has been logged yet."
 
 
+def test_rewards_that_fail_at_the_end_are_said_first():
+    made = MadeRun()
+    made.metrics["avg_reward"][-2:] = [math.nan] * 2
+    assert (made.found()[LEARNED].answer, made.found()[LEARNED].status) == ("yes", "good")
+    made.metrics["avg_reward"][-9:] = [math.nan] * 9
+    found = made.found()[LEARNED]
+    assert found.sentence.startswith("The last 9 steps have no reward; before that: The training reward rose")
+    assert (found.answer, found.status) == ("it did", "open")
+
+
 def test_nothing_is_said_of_a_length_that_was_not_logged():
     metrics = MadeRun().metrics
     found = {each.question: each for each in find({name: metrics[name] for name in ("step", "avg_reward")})}

@@ -51,6 +51,7 @@ HARDLY = 0.02  # nats per response: the policy is still the reference
 MOST_OF_IT = 0.9  # of the gain, with half of the KL
 WEAK_CRITIC = 0.2  # explained variance
 BIASED = 0.5  # mean error of the values, in standard deviations of the advantages
+FAILED_STEPS = 3  # without a reward, at the end of a run
 FEW_END = 0.5  # share of answers that finish
 FLAT = 1e-6  # standard deviation of the rewards
 GAMING = ("length", "repetition", "copying", "opening", "variety", "spread")
@@ -92,7 +93,7 @@ def find(
     points, optimised = points_of(metrics, samples), judge_optimisation(metrics, samples, constants)
     against = list(against_constants(metrics, constants or {}))
     found = [
-        beside_constants(learned(metrics, measured, optimised), against),
+        without_the_end(beside_constants(learned(metrics, measured, optimised), against), metrics),
         cost(points, optimised),
         constant_like(gamed(points, optimised, samples), against),
         critic(metrics),
@@ -134,6 +135,13 @@ def lacks_rewards(metrics: Metrics) -> bool:
     return steps_of(metrics) > 0 and not any(map(math.isfinite, metrics.get("avg_reward", ())))
 
 
+def failed_at_the_end(metrics: Metrics) -> int:
+    """The last steps, one after the other, that have no reward."""
+    rewards = metrics.get("avg_reward", ())
+    known = [place for place, value in enumerate(rewards) if math.isfinite(value)]
+    return len(rewards) - 1 - known[-1] if known else 0
+
+
 def beside_constants(found: RunFinding, against: Sequence[AgainstConstant]) -> RunFinding:
     """What the best constant answer scores belongs to every score: only what is above it was learned."""
     if not against:
@@ -143,6 +151,17 @@ def beside_constants(found: RunFinding, against: Sequence[AgainstConstant]) -> R
         answer = "no more than a constant answer"
         return replace(found, answer=answer, status="open", sentence=f"{told} {found.sentence}")
     return replace(found, sentence=f"{found.sentence} {told}")
+
+
+def without_the_end(found: RunFinding, metrics: Metrics) -> RunFinding:
+    """What was learned is said of steps that have a reward; where the last ones have none, that is said
+    first."""
+    if (count := failed_at_the_end(metrics)) < FAILED_STEPS:
+        return found
+    answer = "it did" if found.answer == "yes" else found.answer
+    status: Status = "open" if found.status == "good" else found.status
+    told = f"The last {count} steps have no reward; before that: {found.sentence}"
+    return replace(found, answer=answer, status=status, sentence=told)
 
 
 def constant_like(found: RunFinding, against: Sequence[AgainstConstant]) -> RunFinding:
