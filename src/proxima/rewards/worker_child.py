@@ -212,8 +212,9 @@ def _lock_devices() -> list[str]:
     not be given other rights. Their paths."""
     devices = [path for name in DEVICES if os.path.exists(path := f"/dev/{name}")]
     for path in devices:
-        _mount(path, path, None, MS_BIND)
-        _change_mount(path, MOUNT_ATTR_RDONLY, 0)
+        with contextlib.suppress(OSError):  # an old kernel, or a container, does not allow it
+            _mount(path, path, None, MS_BIND)
+            _change_mount(path, MOUNT_ATTR_RDONLY, 0)
     return devices
 
 
@@ -694,8 +695,7 @@ def main() -> NoReturn:
             protections["files"] = has_proc and _read_only(sandbox, limits["scratch_mb"])
             _drop_rights()
         if bubble:
-            with contextlib.suppress(OSError):  # of an old kernel
-                _lock_devices()
+            _lock_devices()
         first_process(work)
 
     def clear() -> None:
