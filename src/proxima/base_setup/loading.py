@@ -189,7 +189,7 @@ def load_with_missing(
 
 
 def not_a_language_model(own: PretrainedConfig) -> str:
-    """Why a checkpoint of this config is no causal language model; empty where it is one."""
+    """Why a checkpoint of this config is not a causal language model; empty where it is one."""
     known = own.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if known or "AutoModelForCausalLM" in (getattr(own, "auto_map", None) or {}):
         return ""
