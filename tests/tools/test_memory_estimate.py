@@ -137,8 +137,8 @@ def test_a_step_takes_the_passes_and_the_cache_that_were_estimated(name, make_co
     trainer.models.eos_ids = ()
     trainer.ppo_step(PROMPTS)
     base = base_without_weights(config, load_config(config.model_name), on_gpu=False)
-    kept = memory_estimate._kept(config, network_size(base), by_kernels=False)
-    assert estimate.activations == int(max(sizes) * kept * 4)
+    kept = memory_estimate._kept_bytes(config, network_size(base), on_gpu=False, width=4)
+    assert estimate.activations == int(max(sizes) * kept)
     slots, each = trainer.models.policy.backbone.generation.cache_size
     assert estimate.cache == slots * each * cached_bytes(base)
 
