@@ -4,6 +4,7 @@ characters, endless scripts. Each is refused in words, or does no harm."""
 import gzip
 import json
 import logging
+import math
 import os
 import random
 import shutil
@@ -45,6 +46,7 @@ from proxima.runs.checkpoint import Checkpoints
 from proxima.tools.migrate import migrate
 from proxima.tools.model_export import export as export_model
 from tests.fake_run import write_run
+from tests.helpers import shake
 from tests.rewards.test_reward_http import Server, answer, lengths
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m"
@@ -555,6 +557,52 @@ def test_a_pipe_beside_a_classifier_says_nothing_of_its_ending(tiny, tmp_path, n
     replace_by_pipe(folder / name, "pipe")
     tokenizer, saved = load_tokenizer(tiny), load_config(tiny)
     assert not isinstance(within(20, recorded_ending, str(folder), saved, tokenizer, False), BaseException)
+
+
+ENDLESS = r"((\w+)+\.?)+!"
+"""An expression whose search in a module's name takes longer than anybody waits."""
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"exclude_modules": ENDLESS}, "its exclude_modules is a regular expression"),
+        ({"rank_pattern": {ENDLESS: 4}}, "its rank_pattern is not plain names"),
+        ({"alpha_pattern": {ENDLESS: 4}}, "its alpha_pattern is not plain names"),
+        ({"layers_pattern": [ENDLESS], "layers_to_transform": [0]}, "its layers_pattern is not plain names"),
+        ({"peft_type": "LOHA"}, "PEFT's type 'LOHA'; only LoRA adapters"),
+        ({"init_lora_weights": "pissa"}, "belongs to a changed base"),
+        ({"lora_alpha": math.inf}, "its lora_alpha is inf"),
+        ({"megatron_config": {"x": 1}, "megatron_core": "this"}, "megatron_core"),
+        (None, "is not a JSON object"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_an_adapters_settings_ask_for_is_done_at_once_or_refused(make_config, tmp_path, change, reason):
+    folder = PPOTrainer(make_config()).models.policy.save(tmp_path / "a")
+    path = folder / "adapter_config.json"
+    path.write_text("[]" if change is None else json.dumps({**json.loads(path.read_text()), **change}))
+    refusal = within(30, lambda: PPOTrainer(make_config(sft_adapter=str(folder))))
+    assert isinstance(refusal, ValueError), refusal
+    assert reason in str(refusal)
+    assert "this" not in sys.modules
+
+
+@pytest.mark.parametrize("expression", [ENDLESS, r".*\.(self_attn|mlp)\.\w+_proj"])
+def test_an_adapter_whose_modules_are_described_is_loaded_by_its_weights(make_config, tmp_path, expression):
+    trainer = shake(PPOTrainer(make_config(lora_targets="q_proj,down_proj")))
+    folder = trainer.models.policy.save(tmp_path / "a")
+    path = folder / "adapter_config.json"
+    described = {**json.loads(path.read_text()), "target_modules": expression}
+    path.write_text(json.dumps(described))
+    again = within(30, lambda: PPOTrainer(make_config(sft_adapter=str(folder))))
+    own = weights_of(trainer.models.policy)
+    assert torch.equal(weights_of(again.models.policy), own)
+    assert json.loads(path.read_text()) == described
+
+
+def weights_of(role):
+    return torch.cat([weight.detach().flatten() for weight in role.parameters()])
 
 
 RUN_FILES = ["metrics.jsonl", "samples.jsonl", "warnings.jsonl", "log.txt", ".lock", "environment.json"]

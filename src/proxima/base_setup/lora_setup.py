@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from proxima.base_setup.adapter_config import plain_adapter
 from proxima.base_setup.loading import ModelSettings, explain_loading, no_progress_bar
 from proxima.config import trained_quantize
 from proxima.core.regular_files import read_file
@@ -127,11 +128,11 @@ def load_adapter(backbone: Backbone, name: str, folder: str) -> str:
     if not (Path(folder) / ADAPTER_FILE).is_file():
         raise ValueError(f"{folder!r} has no {ADAPTER_FILE}; pickled adapters are not loaded")
     name = unused_name(backbone, name)
-    with explain_loading("adapter", folder):
+    with explain_loading("adapter", folder), plain_adapter(folder) as plain:
         if backbone.peft is None:
-            backbone.attach(PeftModel.from_pretrained(backbone.network, folder, adapter_name=name))
+            backbone.attach(PeftModel.from_pretrained(backbone.network, plain, adapter_name=name))
         else:
-            backbone.peft.load_adapter(folder, adapter_name=name)
+            backbone.peft.load_adapter(plain, adapter_name=name)
             backbone.attach(backbone.peft)
         assert backbone.peft is not None
         state = load_file(Path(folder) / ADAPTER_FILE)
