@@ -1,7 +1,10 @@
+# python -m examples.study.chart runs/study
+# not run: it draws what a study has judged, and there is none here
 """The study's chart: quality against KL, a point per method with 95 % intervals over seeds in both, seeds as
 dots, wall-clock in the legend. In: what a study has judged. Out: an SVG file, which any browser shows.
 """
 
+import argparse
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -181,3 +184,26 @@ def _mark(x: float, y: float, number: int) -> list[str]:
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="9" fill="{_colour(number)}" stroke="#fff"/>',
         _text(x, y + 4, str(number), 'class="mark" text-anchor="middle"'),
     ]
+
+
+def write_chart(folder: Path, methods: Sequence[str], seeds: Sequence[int], quality: str) -> Path:
+    """The picture in the study's folder."""
+    target = folder / "study.svg"
+    target.write_text(draw(measured(folder, methods, seeds), quality), encoding="utf-8")
+    return target
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Draw all finished runs of a study.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--quality", default="gold score", help="what the methods were judged by, in words")
+    given = parser.parse_args(arguments)
+    finished = [path.parent for path in given.folder.glob(f"seed-*/*/{JUDGED}")]
+    if not finished:
+        parser.error(f"no finished run in {given.folder}")
+    seeds = sorted({int(path.parent.name.removeprefix("seed-")) for path in finished})
+    print(write_chart(given.folder, sorted({path.name for path in finished}), seeds, given.quality))
+
+
+if __name__ == "__main__":
+    main()

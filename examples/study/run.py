@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean
 
 from examples.study import on_instructions
-from examples.study.chart import JUDGED, draw, measured
+from examples.study.chart import JUDGED, measured, write_chart
 from examples.study.methods import METHODS, VARIANTS, settings_of
 from proxima import PPOConfig, PPOTrainer, Run
 from proxima.pages.comparison.seed_groups import t_interval
@@ -175,9 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text = table(given.folder, given.methods, given.seeds, QUALITY[given.task])
         (given.folder / "study.md").write_text(text + "\n", encoding="utf-8")
         print(text)
-        if found := measured(given.folder, given.methods, given.seeds):
-            chart = given.folder / "study.svg"
-            chart.write_text(draw(found, QUALITY[given.task]), encoding="utf-8")
+        if measured(given.folder, given.methods, given.seeds):
+            chart = write_chart(given.folder, given.methods, given.seeds, QUALITY[given.task])
             print(f"\nchart: {chart}")
 
 
