@@ -426,7 +426,7 @@ def test_the_last_block_of_an_answer_is_its_program():
 
 
 OUTWARD = """
-import os, socket, stat
+import ctypes, os, socket, stat
 
 
 def places():
@@ -471,6 +471,7 @@ def look(TARGET, HOST, PORT):
         "remount": lambda: os.system("mount -o remount,rw / 2>/dev/null") and 1 / 0,
         "rights": lambda: os.chmod("/dev/null", stat.S_IMODE(os.stat("/dev/null").st_mode)),
         "network": lambda: socket.create_connection((HOST, PORT), 2).close(),
+        "namespace": lambda: ctypes.CDLL(None).unshare(0x10000000) and 1 / 0,
     }.items():
         try:
             attempt()
@@ -514,6 +515,7 @@ def test_code_of_the_policy_reaches_no_network_and_writes_only_in_its_folder(
     assert not found["elsewhere"]
     assert not found["remount"]
     assert not found["rights"]
+    assert not found["namespace"]
     assert not found["network"]
     assert found["processes"] < 10
     assert found["written"] == []

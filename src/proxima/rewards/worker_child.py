@@ -67,6 +67,7 @@ AT_FDCWD = -100
 AT_RECURSIVE = 0x8000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 DEVICES = ("null", "zero", "random", "urandom")
+MOST_NAMESPACES = "/proc/sys/user/max_user_namespaces"  # of this one, and those below it
 SOCKETS = "/run"  # sockets of the machine's services, which a file system that is read-only does not close
 
 Limits = dict[str, Any]
@@ -187,6 +188,9 @@ def _own_proc(read_only: bool = False) -> bool:
     try:
         _mount(None, "/", None, MS_REC | MS_PRIVATE)
         flags = MS_NOSUID | MS_NODEV | MS_NOEXEC | (MS_RDONLY if read_only else 0)
+        if read_only:
+            with contextlib.suppress(OSError):
+                _write(MOST_NAMESPACES, "0")  # a new one could mount file systems in memory, of any size
         _mount("proc", "/proc", "proc", flags)
     except OSError:
         return False

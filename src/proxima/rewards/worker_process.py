@@ -295,7 +295,8 @@ def _bubble_command(path: str, scratch: str, network: bool) -> list[str]:
         f"--tmpfs {folder} --remount-ro {folder}".split() for folder in worker_child.hidden_folders(scratch)
     ]
     return [
-        *(path, "--unshare-all", *(["--share-net"] if network else []), "--ro-bind", "/", "/"),
+        *(path, "--unshare-all", *(["--share-net"] if network else []), *_without_namespaces(path)),
+        *("--ro-bind", "/", "/"),
         *(word for words in empty for word in words),
         *("--proc", "/proc", "--tmpfs", "/dev", "--symlink", "/proc/self/fd", "/dev/fd"),
         *(word for device in devices for word in ("--dev-bind", device, device)),
@@ -303,6 +304,14 @@ def _bubble_command(path: str, scratch: str, network: bool) -> list[str]:
         # without a first process of its own, which would hold the pipe of the replies
         *("--cap-drop", "ALL", "--new-session", "--as-pid-1"),
     ]
+
+
+@cache
+def _without_namespaces(path: str) -> list[str]:
+    """The options with which bubblewrap lets nobody inside make a namespace, in which file systems in memory
+    of any size could be mounted; none where it is too old (before 0.8)."""
+    options = ["--unshare-user", "--disable-userns"]
+    return options if _succeeds([path, *options, "--ro-bind", "/", "/", "true"]) else []
 
 
 @cache
