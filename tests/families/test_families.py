@@ -44,6 +44,10 @@ def test_the_table_has_every_architecture_and_its_counts_are_right():
     assert {outcome.status for outcome in TABLE.values()} == {"passes", "refused", "not built"}
 
 
+def test_the_page_on_design_counts_the_architectures():
+    assert f"| {len(TABLE)} architectures, tiny |" in (PAGE.parent / "design.md").read_text(encoding="utf-8")
+
+
 def test_a_network_that_reads_both_ways_is_refused_by_name_and_told_what_to_do():
     with pytest.raises(
         ValueError,

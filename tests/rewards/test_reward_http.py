@@ -263,6 +263,11 @@ BROKEN = {
 }
 
 
+def test_the_docs_count_the_kinds_of_broken_server():
+    page = ROOT / "docs" / "reliability.md"
+    assert f"({len(BROKEN)} kinds of broken server:" in page.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_reply_is_nan_and_a_reason_and_is_asked_for_again_only_where_that_can_help(serve, name):
     behave, attempts, reason = BROKEN[name]
