@@ -81,6 +81,24 @@ def test_checkpoint_of_bitsandbytes():
     assert not any(path.endswith("o_proj") for path in found)  # llm_int8_skip_modules
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_checkpoint_of_bitsandbytes_in_another_type_than_it_was_saved_in(dtype):
+    """It holds bfloat16 weights. Codes and scales are the same bytes; the product of value and absmax is rounded
+    once, to the run's type. (bitsandbytes rounds it to bfloat16 first.)"""
+    made = layers(load(GOLDEN / "bnb_checkpoint", dtype=str(dtype).removeprefix("torch.")))
+    saved = load_file(GOLDEN / "bnb_checkpoint" / "model.safetensors")
+    expected = load_file(GOLDEN / "bnb_checkpoint" / "expected.safetensors")
+    for path, part in made.items():
+        own, theirs = dequantize(part.nf4), expected[f"{path}.weight"]
+        assert own.dtype == dtype
+        assert torch.equal(part.nf4.codes, saved[f"{path}.weight"].flatten())
+        assert torch.equal(part.nf4.absmax, saved[f"{path}.weight.absmax"])
+        torch.testing.assert_close(own.float(), theirs.float(), rtol=2**-8 + 2**-11, atol=2**-25)
+        if dtype == torch.float32:
+            assert torch.equal(own.bfloat16(), theirs)
+            assert not torch.equal(own, theirs.float())
+
+
 def test_checkpoint_without_double_quantisation(checkpoint):
     """The same weights with float32 scales, as bitsandbytes writes them."""
     tensors = load_file(checkpoint / "model.safetensors")
