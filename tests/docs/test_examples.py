@@ -163,7 +163,7 @@ def test_none_is_forgotten():
     }
     others = {"qwen3_tldr.yaml", "reward_server.yaml", "cluster/slurm.sh", "cluster/kubernetes.yaml"}
     others |= {"calculator.py", "calculator.yaml", "chain_sum.py"}
-    others |= {f"study/{name}.py" for name in ("active_labels", "learn", "preferences")}
+    others |= {f"study/{name}.py" for name in ("active_labels", "chart", "learn", "preferences")}
     assert {names(path) for path in EXAMPLES if not runs(path)} == with_smollm2 | others
 
 

@@ -45,7 +45,7 @@ def test_patience_counts_evaluations_in_a_row_and_improvement_starts_it_anew():
 
 
 def test_evaluations_of_a_policy_that_waits_for_its_critic_do_not_count():
-    """The luckiest of them is no best that would be hard to beat, and none is a step without improvement."""
+    """The luckiest of them is not taken for a best that would be hard to beat, and none is a step without improvement."""
     evaluator = Evaluator(config=PPOConfig(patience=2))
     found = [evaluator.evaluate({"avg_reward": x}, policy_waits=True) for x in (1.0, 9.0, 0.5, 0.5, 0.5)]
     assert [each["performance_improved"] for each, _ in found] == [True] + [False] * 4

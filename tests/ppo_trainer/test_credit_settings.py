@@ -339,7 +339,7 @@ def test_the_loss_of_a_step_is_weighted_as_the_setting_says(make_config, prompts
 def test_rejected_tokens_stay_in_the_denominator_over_micro_batches_and_processes(
     make_config, prompts, mode, weighting
 ):
-    """At ratio 1 a token's loss is its weight times minus its advantage, and 0 if it was rejected."""
+    """Where the ratio is 1, the loss of a token is its weight times minus its advantage, and 0 if rejected."""
     more = {"importance_mode": mode, "importance_low": 0.95, "importance_clip": 1.05}
     more |= {"learning_rate": 1e-30, "max_new_tokens": 8, "temperature": 1.5, "loss_weighting": weighting}
     trainer = on_another_engine(shake(PPOTrainer(make_config(**more))))

@@ -110,9 +110,7 @@ def test_saved_adapters_are_counted_as_they_are(more, make_config, adapters, dec
     assert estimate.adapters == 4 * own
 
 
-def test_a_reward_model_that_is_no_adapter_lends_the_value_model_a_network(
-    make_config, tiny, tmp_path, decided
-):
+def test_a_reward_model_of_all_weights_lends_the_value_model_a_network(make_config, tiny, tmp_path, decided):
     pairs = [Preference(f"prompt {i}", " yes", " no") for i in range(8)]
     config = FinetuningConfig(model_name=tiny, lora_r=0, batch_size=4, run_dir=str(tmp_path / "fine"))
     folder = str(RewardTrainer(config).train(pairs).folder)

@@ -112,7 +112,7 @@ def final_answer(completion: str) -> str:
 
 def _boxes(text: str) -> list[str]:
     """What stands in the last \\boxed{}, and before it in those from which only "or", "and" or a comma
-    separate it; empty where there is none, or the last is not closed."""
+    separate it; empty without one, or if the last is not closed."""
     found: list[str] = []
     begin = len(text) + 1
     for opened in reversed(list(BOX.finditer(text))[-MOST_BOXES:]):

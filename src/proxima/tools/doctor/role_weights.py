@@ -79,7 +79,7 @@ def trained_reward(config: PPOConfig) -> str:
 
 def value_network(config: PPOConfig, scorer: str) -> PreTrainedModel | None:
     """A value model's own network: the checkpoint that the config names, or a copy of a reward model that is
-    no adapter. None where it is on the base, or its config cannot be read (loading then says why).
+    a whole network. None where it is on the base, or its config cannot be read (loading then says why).
 
     Args:
         scorer: folder of the reward model trained by this package; empty = none.
