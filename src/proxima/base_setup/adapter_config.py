@@ -26,8 +26,9 @@ from proxima.models import ADAPTER_FILE
 CONFIG_FILE = "adapter_config.json"
 INITIALISED = (True, False, None, "gaussian", "orthogonal", "eva")
 """Values of `init_lora_weights` that leave the base as it is."""
-NAME = re.compile(r"\^?(\w|\\?\.)+\$?")
-"""A module's name, perhaps anchored: as a regular expression it is matched at once."""
+NAME = re.compile(r"\^?(\.\*\\\.)?(\w|\\?\.)+\$?")
+"""A module's name, perhaps anchored, perhaps after any others, as PEFT writes it for fused experts: as a
+regular expression it is matched at once."""
 WEIGHT = re.compile(r"base_model\.model\.(.+)\.lora_(?:embedding_)?A(?:\.weight)?")
 
 

@@ -59,7 +59,7 @@ def role_weights(config: PPOConfig, base: PreTrainedModel) -> RoleWeights:
         elif config.value_model == "adapter":
             value = reward or sft or own
         else:
-            value = _saved(base, config.value_model, own)
+            value = _saved(base, config.value_model, own) if is_adapter(config.value_model) else own
     head = base.get_input_embeddings().weight.shape[1] + 1 if config.has_critic else 0
     trained, loaded = policy + value + head, sft + reward
     if full:
