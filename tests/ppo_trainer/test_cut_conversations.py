@@ -57,8 +57,7 @@ def test_the_last_user_message_loses_its_beginning_where_it_alone_is_too_long():
     short = ChatTemplate(made).prompt([TALK[0], {"role": "user", "content": "question"}])
     assert cut(made, whole, size(made, short)) == short
     empty = ChatTemplate(made).prompt([TALK[0], {"role": "user", "content": ""}])
-    with pytest.raises(ValueError, match=r"prompt 5 has .* leave no room in .* for the last user message"):
-        cut(made, whole, size(made, empty), first=5)
+    assert whole.endswith(cut(made, whole, size(made, empty)))  # no room for a word: as a text
 
 
 def test_a_question_after_tools_keeps_the_tools_and_their_results():
@@ -68,17 +67,16 @@ def test_a_question_after_tools_keeps_the_tools_and_their_results():
     wanted = ChatTemplate(made, [TOOL]).prompt([talk[0], *talk[5:]])
     assert "Adds." in wanted
     assert cut(made, whole, size(made, wanted), tools=[TOOL]) == wanted
-    with pytest.raises(ValueError, match="does not write it again"):
-        cut(made, whole, size(made, wanted))
+    assert whole.endswith(cut(made, whole, size(made, wanted)))  # no template without tools wrote it
 
 
-def test_a_rendered_text_is_read_back_or_refused():
+def test_a_rendered_text_is_read_back_or_cut_as_a_text():
     made = tokenizer(template(CHATML.replace("<end>", "<|im_end|>")))
     whole = str(ChatTemplate(made).prompt(TALK))
     wanted = ChatTemplate(made).prompt([TALK[0], TALK[5]])
     assert cut(made, whole, size(made, wanted)) == wanted
-    with pytest.raises(ValueError, match=r"prompt 0 .* does not write it again"):
-        cut(made, whole.replace("first question", " first question"), size(made, wanted))
+    other = whole.replace("first question", " first question")
+    assert other.endswith(cut(made, other, size(made, wanted)))
 
 
 def test_a_plain_text_is_cut_on_the_left():

@@ -122,7 +122,8 @@ class PPOConfig(Settings):
     truncate_prompts: bool = setting(False)
     """Cut prompts that do not fit the context (counted in the metrics), instead of refusing them: plain text
     on the left, after BOS; a conversation by its oldest messages, as a whole, and never its system message or
-    last user message, of which the beginning goes only where these alone do not fit."""
+    last user message, of which the beginning goes only where these alone do not fit. A conversation that
+    cannot be cut so is cut like text."""
     missing_eos_penalty: float = setting(0.0, at_least=0)
     """Subtracted from the score of a response without EOS, in the unit of the scores."""
     reward_units: Literal["standard", "raw"] = setting("standard")

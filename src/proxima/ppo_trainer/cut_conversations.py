@@ -2,7 +2,8 @@
 
 In: a prompt that a chat template wrote. Out: one that fits, written by the same template. The oldest messages
 go first; the system message, and the last user message with what follows it, stay. Where these alone are too
-long, the last user message loses its beginning. No token of the template is ever cut.
+long, the last user message loses its beginning. No token of the template is ever cut. None where that cannot
+be: the system message alone is too long, or another template wrote the prompt.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ def is_conversation(prompt: str, tokenizer: Tokenizer) -> bool:
     return bool(tokenizer.chat_template and turns_of(prompt))
 
 
-def cut_conversation(prompt: str, room: int, tokenizer: Tokenizer, tools: Sequence[Record] = ()) -> Prompt:
-    """The conversation in at most `room` tokens; a ValueError where that cannot be.
+def cut_conversation(
+    prompt: str, room: int, tokenizer: Tokenizer, tools: Sequence[Record] = ()
+) -> Prompt | None:
+    """The conversation in at most `room` tokens; None where that cannot be.
 
     Args:
         tools: that the prompt may name.
@@ -33,6 +36,8 @@ def cut_conversation(prompt: str, room: int, tokenizer: Tokenizer, tools: Sequen
     messages: list[Record] = list(getattr(prompt, "messages", ()))
     messages = messages or [{"role": turn["role"], "content": turn["text"]} for turn in turns_of(prompt)]
     template = _template_of(prompt, messages, tokenizer, tools)
+    if template is None:
+        return None
     users = [place for place, message in enumerate(messages) if message["role"] == "user"]
     last = users[-1] if users else len(messages) - 1
     head = next((place for place, each in enumerate(messages) if each["role"] not in STAYING), last)
@@ -55,19 +60,13 @@ def cut_conversation(prompt: str, room: int, tokenizer: Tokenizer, tools: Sequen
         return fitting([*messages[:head], message, *ends])
 
     longest = _largest(lambda count: with_end(count) is not None, len(text) if isinstance(text, str) else 0)
-    found = with_end(longest) if longest else None
-    if found is None:
-        raise ValueError(
-            f"its system message and what the chat template writes around it leave no room in {room} tokens "
-            "for the last user message; shorten it"
-        )
-    return found
+    return with_end(longest) if longest else None
 
 
 def _template_of(
     prompt: str, messages: list[Record], tokenizer: Tokenizer, tools: Sequence[Record]
-) -> ChatTemplate:
-    """The template as it wrote this prompt, with the tools or without."""
+) -> ChatTemplate | None:
+    """The template as it wrote this prompt, with the tools or without; None where it was another."""
     for named in [list(tools), []] if tools else [[]]:
         template = ChatTemplate(tokenizer, named)
         try:
@@ -75,10 +74,7 @@ def _template_of(
                 return template
         except Skip:
             continue
-    raise ValueError(
-        "it is a conversation, and this chat template does not write it again as it is, so that it cannot "
-        "be cut by messages; shorten it, or give messages (docs/data.md)"
-    )
+    return None
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:

@@ -74,12 +74,9 @@ def tokenize(
                 f"leaves {room}. Shorten it, or set truncate_prompts"
             )
         truncated[i] = True
-        if is_conversation(prompts[i], tokenizer):
-            try:
-                prompts[i] = cut_conversation(prompts[i], room, tokenizer, tools)
-            except ValueError as error:
-                raise ValueError(f"prompt {first + i} has {len(row)} tokens: {error}") from None
-            [rows[i]] = encode_prompts(tokenizer, [prompts[i]])
+        whole = is_conversation(prompts[i], tokenizer)
+        if whole and (found := cut_conversation(prompts[i], room, tokenizer, tools)):
+            prompts[i], rows[i] = found, encode_prompts(tokenizer, [found])[0]
         else:
             prompts[i], rows[i] = _cut_text(prompts[i], row, room, tokenizer, before)
     return prompts, rows, truncated
