@@ -40,6 +40,17 @@ class Closed(Parity):
         raise RuntimeError("closed badly")
 
 
+class Levels(Parity):
+    """Shows how it was made."""
+
+    def __init__(self, level: int, rate: float = 0.5):
+        self.level, self.rate = level, rate
+
+    def reset(self, seed):
+        super().reset(seed)
+        return f" {self.level} {self.rate!r}"
+
+
 class Slow(Parity):
     """The same, but each answer takes another time, whatever the seed is."""
 
@@ -61,11 +72,11 @@ class Gym:
 
     def reset(self, *, seed=None, options=None):
         self.left = 2
-        return " start:", {"seed": seed}
+        return " start:", {"random": random.Random(seed)}
 
     def step(self, action):
         self.left -= 1
-        return f" {self.left} left", 0.5, False, self.left == 0, {}
+        return f" {self.left} left", 0.5, False, self.left == 0, {"board": object()}
 
 
 class Counter:

@@ -7,7 +7,7 @@ import pytest
 
 from proxima.core.types import Prompt
 from proxima.data import ChatTemplate
-from proxima.environments import tool_calls
+from proxima.environments import EpisodeRunner, tool_calls
 from proxima.environments.episode_environment import Environment
 from proxima.environments.observation_tokens import ObservationTokens
 from proxima.environments.tool_calls import Call, MalformedCall, find_format, read_calls
@@ -335,6 +335,20 @@ def test_a_prompt_is_written_again_from_its_messages_not_from_how_they_are_shown
     opened = environment.open_prompt(prompt, [{"role": "user", "content": " Please."}])
     assert opened == prompt.replace("Again.", "Again. Please.")
     assert opened.count("Today") == opened.count("<tool_call>") == 1
+
+
+def test_a_template_that_loses_observations_is_refused_where_it_is_used(make_config):
+    environment = Environment(
+        make_config(environment=Parity, rewards=()), tokenizer(template(CHATML, roles=("assistant", "tool")))
+    )
+    environment.check(["Say."])
+    chat = Prompt("Say.", turns=[{"role": "user", "text": "Say."}])
+    for refuse in (environment.check, lambda prompts: EpisodeRunner(environment, prompts, [1, 2], None, [])):
+        with pytest.raises(ValueError, match=r"loses messages of role 'user'.*or prompts as plain text$"):
+            refuse(["Say.", chat])
+    lost = tokenizer(template(CHATML, HERMES, roles=("user", "assistant")))
+    with pytest.raises(ValueError, match=r"loses messages of role 'tool'.*whose template shows them$"):
+        Environment(make_config(tools=(multiply,)), lost)
 
 
 def test_a_plain_prompt_is_left_as_it_is(make_config):

@@ -17,7 +17,7 @@ from proxima.core.errors import RewardFailure
 from proxima.core.types import Prompt
 from proxima.environments import EpisodeRunner, episode_runner
 from proxima.evaluator.diversity import distinct
-from proxima.evaluator.finished_run import best_of_rows
+from proxima.evaluator.finished_run import best_of_rows, evaluate_run
 from proxima.evaluator.held_out import HeldOut, reference_answers
 from proxima.models import base_model
 from proxima.pages.report import write_report
@@ -37,6 +37,7 @@ from tests.environments.games import (
     Graded,
     Gym,
     Hostile,
+    Levels,
     Once,
     Parity,
     Slow,
@@ -441,7 +442,15 @@ def test_the_settings_of_episodes_change_the_outcome(make_config, prompts, setti
         ({"environment": "no_such_module:Game"}, "cannot load the environment 'no_such_module:Game'"),
         ({"environment": dataclasses.replace}, "is not a class"),
         ({"environment": lambda: Counter(first=2)}, "in place of a function that makes one its options"),
-        ({"environment": ["tests.environments.games:Counter,size=3"]}, "size"),
+        (
+            {"environment": ["tests.environments.games:Counter,size=3"]},
+            r"environment 'Counter' has no option 'size'; it takes first \(int\)",
+        ),
+        (
+            {"environment": ["tests.environments.games:Counter,first=one"]},
+            r"option first \('one'\) of environment 'Counter' must be of type int",
+        ),
+        ({"environment": "tests.environments.games:Levels"}, "environment 'Levels' needs the option 'level'"),
         ({"environment": Step}, "Step"),
         ({"environment": (), "discount": "turn"}, "there are none without environment or tools"),
         ({"tools": [lambda x: x]}, "needs a type for each argument"),
@@ -453,11 +462,25 @@ def test_what_cannot_be_run_is_refused_in_words(make_config, settings, words):
         make_trainer(make_config, **settings)
 
 
+@pytest.mark.parametrize("seconds", [0.0, 20.0])
+def test_an_environment_is_made_with_the_options_of_its_entry(make_config, seconds):
+    """Whether its `__init__` takes them by name alone or not, in their types."""
+    for entry in (
+        "tests.environments.games:Levels,level=3,rate=1e-2",
+        RewardSpec(Levels, options={"level": 3, "rate": "1e-2"}),
+    ):
+        trainer = make_trainer(make_config, environment=[entry], step_seconds=seconds)
+        tokens = trainer.generator.sample(["made with"])
+        assert [str(prompt) for prompt in tokens.prompts] == ["made with 3 0.01"]
+
+
 # --- environments of other libraries
 
 
-def test_gymnasiums_five_values_and_a_reset_with_information(make_config, prompts):
-    results = make_trainer(make_config, environment=Gym).ppo_step(prompts)
+@pytest.mark.parametrize("seconds", [0.0, 20.0])
+def test_gymnasiums_five_values_and_a_reset_with_information(make_config, prompts, seconds):
+    """Which may be anything, and is not sent out of a process."""
+    results = make_trainer(make_config, environment=Gym, step_seconds=seconds).ppo_step(prompts)
     tokens = results["sa_pairs"].tokens
     assert [str(prompt) for prompt in tokens.prompts] == [f"{prompt} start:" for prompt in prompts]
     assert results["rewards"] == [1.0] * len(prompts)
@@ -679,6 +702,14 @@ def test_the_calls_of_a_turn_share_its_seconds_and_the_next_turn_has_its_own(mak
     assert text.count("error: timeout: not called, the 1 s of a turn are over") == 2
     assert "awake" in answer(call_of("hang", seconds=0))
     runner.close()
+
+
+def test_an_evaluation_shows_prompts_as_environments_opened_them(make_config, prompts, tmp_path):
+    trainer = make_trainer(make_config, environment="tests.environments.games:Gym")
+    folder = trainer.save(tmp_path / "run")
+    trainer.config.to_yaml(folder / "config.yaml")
+    samples = evaluate_run(folder, prompts, environment=trainer.config.environment)["samples"]
+    assert [sample["prompt"] for sample in samples] == [f"{prompt} start:" for prompt in prompts]
 
 
 # --- limits and faults

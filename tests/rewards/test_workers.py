@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -30,7 +31,7 @@ LINUX = sys.platform == "linux"
 SLACK = 2.0  # seconds after a deadline by which everything has ended
 
 GRADER = '''
-import ctypes, os, signal, sys, time
+import asyncio, ctypes, os, signal, sys, time
 
 MARK = "proxima-left-behind"
 
@@ -127,6 +128,18 @@ class Counter:
 
     async def later(self):
         return self.number
+
+
+class Client:
+    """Belongs to the event loop of its first call, as clients of HTTP do."""
+
+    loop = None
+
+    async def fetch(self, ends=False):
+        self.loop = self.loop or asyncio.get_running_loop()
+        if ends:
+            sys.exit(3)
+        return self.loop is asyncio.get_running_loop()
 '''
 
 
@@ -206,6 +219,15 @@ def test_a_worker_holds_an_object_between_calls(grader):
         worker.call("add", 1, timeout=5)
 
 
+def test_coroutines_run_on_one_event_loop(grader):
+    """As in the trainer: a client whose loop was closed could not be called again."""
+    with WorkerProcess("grader:Client", memory_mb=None) as worker:
+        assert worker.call("fetch", timeout=20)
+        with pytest.raises(WorkerFailure, match=r"sys.exit\(3\)"):
+            worker.call("fetch", True, timeout=5)
+        assert worker.call("fetch", timeout=5)
+
+
 def test_a_closure_goes_by_value_and_what_cannot_is_refused_in_words():
     bonus, unsendable = 2.5, (n for n in range(3))
     with WorkerProcess(lambda x: x + bonus, memory_mb=None) as worker:
@@ -237,6 +259,18 @@ print(sum(worker.call(None, 4.0, timeout=60) for worker in workers))
 def test_a_small_limit_of_open_files_is_raised():
     done = subprocess.run([sys.executable, "-c", FEW_FILES], capture_output=True, text=True, check=False)
     assert done.stdout == "24.0\n", done.stderr
+
+
+def test_a_process_that_cannot_be_started_leaves_no_folder(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(worker_process, "bubblewrap", lambda: None)
+    monkeypatch.setattr(worker_process, "_launch", refuse)
+    with pytest.raises(OSError, match="no more processes"):
+        WorkerProcess(len, memory_mb=None, sandbox=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_large_arguments_do_not_block_on_a_worker_that_does_not_read(grader):

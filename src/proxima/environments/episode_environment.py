@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from proxima.config import PPOConfig, RewardSpec
 from proxima.core.chat_turns import turns_of
-from proxima.core.json_record import Record
+from proxima.core.json_record import Record, RecordView
 from proxima.core.tokenizer import Tokenizer
 from proxima.core.types import Prompt
 from proxima.data import ChatTemplate
@@ -23,13 +23,15 @@ from proxima.rewards import (
     check_options,
     check_sendable,
     columns_of,
-    keyword_options,
     load_function,
+    parameters_of,
     reads_environments,
+    typed,
 )
 
 OWN_METHODS = ("reset", "step", "get_reward", "close", "render")
 """Public methods that are not tools."""
+NO_OPTIONS: RecordView = {}
 
 
 class Environment:
@@ -38,7 +40,10 @@ class Environment:
     def __init__(self, config: PPOConfig, tokenizer: Tokenizer):
         self.config, self.tokenizer = config, tokenizer
         self.spec = config.environment[0] if config.environment else None
-        self.kind = None if self.spec is None else _load_class(self.spec)
+        self.kind: type | None = None
+        self.options: Record = {}
+        if self.spec is not None:
+            self.kind, self.options = _load_class(self.spec)
         self.is_read = self.kind is not None and any(map(reads_environments, config.rewards))
         """Whether a reward function reads the environments of finished episodes."""
         self.tools = {spec.label: _load(spec, "tool") for spec in config.tools}
@@ -52,12 +57,9 @@ class Environment:
         self.schemas = {name: _schema(name, each) for name, each in {**self.tools, **self.methods}.items()}
         self.observation_tokens = ObservationTokens(tokenizer)
         self.call_format = ""
-        if tokenizer.chat_template:
-            if self.has_step:
-                self.observation_tokens.check("user")
-            if self.schemas:
-                self.observation_tokens.check("tool")
         if self.schemas:
+            if tokenizer.chat_template:
+                self.observation_tokens.check("tool")
             self.call_format = find_format(tokenizer)
         marks: list[int] = tokenizer(CALL_MARKS, add_special_tokens=False)["input_ids"]
         self._unread = set(tokenizer.all_special_ids) - set(marks)
@@ -94,8 +96,14 @@ class Environment:
         """Whether observations after this prompt go through the chat template."""
         return bool(self.tokenizer.chat_template and turns_of(prompt))
 
+    def check_template(self, prompts: Sequence[str]) -> None:
+        """A ValueError where the chat template would lose what `step` answers after these prompts."""
+        if self.has_step and any(map(self.is_chat, prompts)):
+            self.observation_tokens.check("user")
+
     def check(self, prompts: Sequence[str], first: int = 0) -> None:
         """A ValueError where a prompt lacks what `reset` or the tools need; errors count from `first`."""
+        self.check_template(prompts)
         needed = [
             p.name
             for p in self._reset_parameters()
@@ -154,20 +162,26 @@ class Environment:
         """For one episode; None where there are tools alone."""
         if self.kind is None or self.spec is None:
             return None
-        return self._host(self.spec, self.kind, clock)
+        return self._host(self.spec, self.kind, clock, self.options)
 
     def tool_hosts(self, clock: TurnClock) -> dict[str, Host]:
         """One for each function, for one episode."""
         specs = {spec.label: spec for spec in self.config.tools}
         return {name: self._host(specs[name], function, clock) for name, function in self.tools.items()}
 
-    def _host(self, spec: RewardSpec, target: Callable[..., object], clock: TurnClock) -> Host:
+    def _host(
+        self,
+        spec: RewardSpec,
+        target: Callable[..., object],
+        clock: TurnClock,
+        options: RecordView = NO_OPTIONS,
+    ) -> Host:
         closes = inspect.isclass(target) and callable(getattr(target, "close", None))
         config = self.config
         if config.step_seconds:
             given = spec.source if isinstance(spec.source, str) else target
-            return WorkerHost(given, spec.options, clock, config.step_memory_mb, closes)
-        return LocalHost(target, spec.options, closes)
+            return WorkerHost(given, options, clock, config.step_memory_mb, closes)
+        return LocalHost(target, options, closes)
 
     def _reset_parameters(self) -> list[inspect.Parameter]:
         if self.kind is None or not self.has_reset:
@@ -194,15 +208,24 @@ def _load(spec: RewardSpec, what: str) -> Callable[..., object]:
     return load_function(spec.source, what) if isinstance(spec.source, str) else spec.source
 
 
-def _load_class(spec: RewardSpec) -> type:
+def _load_class(spec: RewardSpec) -> tuple[type, Record]:
+    """The class, and the options of the entry as its `__init__` takes them."""
     kind = _load(spec, "environment")
     if not inspect.isclass(kind):
         raise ValueError(
             f"the environment {spec.label!r} is not a class; give module:Class, and in place of a function "
             "that makes one its options: module:Class,level=3"
         )
-    check_options(spec, keyword_options(kind))
-    return kind
+    parameters = parameters_of(kind)
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    options = check_options(spec, typed(kind, list(named)), takes_any, "environment")
+    if missing := [name for name, p in named.items() if p.default is p.empty and name not in options]:
+        raise ValueError(
+            f"environment {spec.label!r} needs the option {missing[0]!r}, for example "
+            f"module:Class,{missing[0]}=..."
+        )
+    return kind, options
 
 
 def _tool_methods(kind: type) -> dict[str, Callable[..., object]]:

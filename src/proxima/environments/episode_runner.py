@@ -76,6 +76,7 @@ class EpisodeRunner:
             room: most tokens of a prompt; None = any number.
             eos_ids: with which a turn ends that was not cut.
         """
+        environment.check_template(prompts)
         self.environment, self.room, self.eos_ids = environment, room, eos_ids
         config = environment.config
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE) if config.step_seconds else None

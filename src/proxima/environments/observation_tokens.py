@@ -25,6 +25,8 @@ class ObservationTokens:
 
     def check(self, role: str) -> None:
         """A ValueError where the template loses messages of this role."""
+        if role in self._shown:
+            return
         try:
             text = self._after_turn([{"role": role, "content": PROBE}])
         except Exception as error:  # the template is a program that came with the model
@@ -32,9 +34,12 @@ class ObservationTokens:
         else:
             why = ""
         if PROBE not in text:
+            remedy = "use a model whose template shows them"
+            if role == "user":  # tools are named by the template: they need conversations
+                remedy += ", or prompts as plain text"
             raise ValueError(
                 f"the chat template of {self.tokenizer.name_or_path!r} loses messages of role {role!r}{why}, "
-                "in which observations stand; use a model whose template shows them, or prompts as plain text"
+                f"in which observations stand; {remedy}"
             )
         self._shown.add(role)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from proxima.rewards.coroutines import run_async
     from proxima.rewards.endings import ENDING_SAMPLES
     from proxima.rewards.episode_function import reads_environments
-    from proxima.rewards.function_reward import FunctionReward, load_function
+    from proxima.rewards.function_reward import FunctionReward, load_function, parameters_of
     from proxima.rewards.http_reward import EndpointReward, UnusableReply
     from proxima.rewards.model_reward import ClassifierSource, TrainedReward
     from proxima.rewards.ready_made_rewards import READY_MADE

@@ -36,16 +36,19 @@ def typed(function: Callable[..., object], names: list[str]) -> dict[str, Option
     return {name: hints.get(name, Any) for name in names}
 
 
-def check_options(spec: RewardSpec, accepted: Mapping[str, OptionType], any_name: bool = False) -> Options:
+def check_options(
+    spec: RewardSpec, accepted: Mapping[str, OptionType], any_name: bool = False, what: str = "reward"
+) -> Options:
     """The options, converted to their types; raises a ValueError that lists those the source takes."""
     spec.check_whole()
+    whose = f"{what} {spec.label!r}"
     listed = ", ".join(f"{name} ({_type_name(kind)})" for name, kind in accepted.items())
     takes = f"it takes {listed or 'none'}"
     for name in spec.options:
         if name not in accepted and not any_name:
-            raise ValueError(f"reward {spec.label!r} has no option {name!r}; {takes}")
+            raise ValueError(f"{whose} has no option {name!r}; {takes}")
     return {
-        name: _checked(spec, name, value, accepted.get(name, Any), takes)
+        name: _checked(whose, name, value, accepted.get(name, Any), takes)
         for name, value in spec.options.items()
     }
 
@@ -77,7 +80,7 @@ def check_limits(what: str, timeout: float, **counts: tuple[int, int]) -> None:
         raise ValueError(f"option timeout ({timeout}) of {what} must be a positive number of seconds")
 
 
-def _checked(spec: RewardSpec, name: str, value: object, kind: OptionType, takes: str) -> object:
+def _checked(whose: str, name: str, value: object, kind: OptionType, takes: str) -> object:
     kinds = get_args(kind) or (kind,)
     if not all(item in PLAIN for item in kinds):
         return value
@@ -89,9 +92,7 @@ def _checked(spec: RewardSpec, name: str, value: object, kind: OptionType, takes
     accepted = (*kinds, int) if float in kinds else kinds
     if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
         shown = hide_options({name: value})[name]
-        raise ValueError(
-            f"option {name} ({shown!r}) of reward {spec.label!r} must be of type {_type_name(kind)}; {takes}"
-        )
+        raise ValueError(f"option {name} ({shown!r}) of {whose} must be of type {_type_name(kind)}; {takes}")
     return float(value) if float in kinds and isinstance(value, (int, float)) else value
 
 

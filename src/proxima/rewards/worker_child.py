@@ -32,7 +32,10 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+
+if TYPE_CHECKING:
+    import asyncio
 
 MAX_REPLY_BYTES = 16 * 2**20
 MAX_REASON = 300  # characters
@@ -523,6 +526,7 @@ class Served:
     def __init__(self, target: Any, made_with: dict[str, Any] | None):
         self.target, self.made_with = target, made_with or {}
         self.made: Any = None
+        self._runner: asyncio.Runner | None = None
 
     def subject(self, method: str | None) -> Any:
         """What a call is for: the target itself, or a method of the object that it makes."""
@@ -537,16 +541,32 @@ class Served:
         try:
             returned = self.subject(call["method"])(*call["args"], **call["kwargs"])
             if inspect.isawaitable(returned):
-                import asyncio
-
-                returned = asyncio.run(_awaited(returned))
+                returned = self._result_of(returned)
         except MemoryError:
             return {"kind": "memory", "message": "it ran out of memory"}
         except SystemExit as error:
             return {"kind": "exit", "message": f"it called sys.exit({error.code!r})"[:MAX_REASON]}
         except BaseException as error:  # a user's code may raise anything
             return {"kind": "raised", "message": in_words(error)}
-        return {"value": returned}
+        return {"value": without_info(call["method"], returned)}
+
+    def _result_of(self, awaitable: Awaitable[object]) -> object:
+        """Always on the same event loop, so that a client can keep its connections between calls."""
+        import asyncio
+
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(_awaited(awaitable))
+
+
+def without_info(method: str | None, returned: object) -> object:
+    """What an environment returned, without gymnasium's `info`: nobody reads it, and JSON may not hold it."""
+    if isinstance(returned, (tuple, list)):
+        if method == "step" and len(returned) == 5:
+            return [*returned[:4], {}]
+        if method == "reset" and len(returned) == 2 and isinstance(returned[1], dict):
+            return [returned[0], {}] if not isinstance(returned[0], dict) else returned
+    return returned
 
 
 def public_attributes(made: object) -> list[dict[str, object]]:

@@ -95,9 +95,13 @@ class WorkerProcess:
         _allow_open_files()
         self.protections: dict[str, bool] = {}
         self._calls, self._cancelled = 0, False
-        scratch = tempfile.mkdtemp(prefix="proxima-worker-") if sandbox else ""
         bubble = bubblewrap() if sandbox and namespaces else None
-        self._process = _launch(memory_mb, network, scratch, namespaces, bubble)
+        scratch = tempfile.mkdtemp(prefix="proxima-worker-") if sandbox else ""
+        try:
+            self._process = _launch(memory_mb, network, scratch, namespaces, bubble)
+        except OSError:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
