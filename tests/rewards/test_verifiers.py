@@ -224,8 +224,33 @@ def test_a_schema_that_is_none_is_refused(tmp_path):
             opened("json_schema", schema=str(tmp_path / f"{name}.json"))
     with pytest.raises(ValueError, match="either schema=FILE or column=NAME"):
         opened("json_schema")
-    with pytest.raises(ValueError, match="reference of prompt 0"):
-        opened("json_schema", column="schema").check(rows("schema", [{"$ref": "http://127.0.0.1:1/x"}]))
+    for nowhere in ({"$ref": "http://127.0.0.1:1/x"}, {"$ref": "#/$defs/none"}, {"$dynamicRef": "#none"}):
+        for schema in (nowhere, {"properties": {"a": {"items": nowhere}}}):
+            with pytest.raises(ValueError, match="reference of prompt 0"):
+                opened("json_schema", column="schema").check(rows("schema", [schema]))
+
+
+@needs("jsonschema")
+def test_references_inside_of_a_schema_are_followed():
+    number = {"type": "number", "multipleOf": 0.01}
+    sound = [
+        {"properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": number}},
+        {"$id": "http://x/a.json", "$defs": {"n": {"$id": "n.json", **number}}, "items": {"$ref": "n.json"}},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"n": number}}
+        | {"items": {"$ref": "#/definitions/n"}},
+        {"$ref": "https://json-schema.org/draft/2020-12/schema"},
+        {"$dynamicAnchor": "node", "items": {"$dynamicRef": "#node"}},
+        {"properties": {"$ref": number, "a": {"enum": [{"$ref": "#/no/reference"}]}}},
+    ]
+    opened("json_schema", column="schema").check(rows("schema", sound))
+
+
+@needs("jsonschema")
+def test_no_answer_escapes_its_schema_by_its_depth_or_size():
+    """The library raises on these, and a grader that raises gives nan."""
+    schemas = [{"items": {"$ref": "#"}}, {"multipleOf": 0.01}, {"multipleOf": 0.01}]
+    answers = ["[" * 900 + "]" * 900, "1" + "0" * 400, "1e400"]
+    assert scores(opened("json_schema", column="schema"), "schema", schemas, answers) == [0.0] * 3
 
 
 # --- code ---

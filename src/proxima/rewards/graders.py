@@ -174,7 +174,9 @@ def complain_schema(schema: object) -> str:
     import jsonschema
 
     try:
-        _validator(_as_text(schema)).is_valid(None)
+        validator = _validator(_as_text(schema))
+        _follow_references(validator.schema, validator.META_SCHEMA["$schema"])
+        validator.is_valid(None)
     except jsonschema.SchemaError as error:
         return f"it is not a JSON Schema ({error.message})"
     except ValueError as error:
@@ -184,14 +186,30 @@ def complain_schema(schema: object) -> str:
     return ""
 
 
+def _follow_references(schema: object, dialect: str) -> None:
+    """Raises where one leads nowhere: validation would, on the first answer that comes there."""
+    from jsonschema_specifications import REGISTRY
+    from referencing.jsonschema import specification_with
+
+    root = specification_with(dialect).create_resource(schema)
+    parts = [(root, REGISTRY.resolver_with_root(root))]
+    for part, resolver in parts:
+        contents = part.contents if isinstance(part.contents, dict) else {}
+        for reference in (contents.get("$ref"), contents.get("$dynamicRef")):
+            if isinstance(reference, str):
+                resolver.lookup(reference)
+        parts += [(each, resolver.in_subresource(each)) for each in part.subresources()]
+
+
 def grade_schema(completion: str, schema: object) -> float:
-    """1 where the answer, all of it or one fenced block, is JSON that the schema allows, else 0."""
-    fenced = FENCED.match(completion)
+    """1 where the answer, all of it or one fenced block, is JSON that the schema allows, else 0; also where
+    it is nested too deeply, or holds a number too large, to be compared: a policy must not escape its
+    score."""
+    validator, fenced = _validator(_as_text(schema)), FENCED.match(completion)
     try:
-        value = read_strict_json(fenced[1] if fenced else completion)
-    except (ValueError, RecursionError):
+        return float(validator.is_valid(read_strict_json(fenced[1] if fenced else completion)))
+    except (ValueError, RecursionError, OverflowError):
         return 0.0
-    return float(_validator(_as_text(schema)).is_valid(value))
 
 
 def _as_text(schema: object) -> str:
