@@ -288,6 +288,28 @@ def test_warnings_logs_and_summaries_show_escapes_instead_of_obeying_them(tmp_pa
     assert not steers(shown)
 
 
+def test_names_of_files_and_folders_show_escapes_too(tmp_path, monkeypatch, capsys):
+    """They come with an archive, and a shell completes them."""
+    folder = write_run(tmp_path / f"run{ESCAPE}", 3)
+    code, shown = ends(["report", str(folder)], capsys)
+    assert (code, steers(shown)) == (0, False)
+    assert "report.html" in shown
+    pairs, controls = (tmp_path / f"{name}{ESCAPE}.jsonl" for name in ("pairs", "controls"))
+    for path in (pairs, controls):
+        path.write_text(json.dumps({"prompt": path.stem, "chosen": "a", "rejected": "b"}) + "\n")
+
+    class Nothing:
+        def run(self, sockets):
+            pass
+
+    monkeypatch.setattr(web_server, "_server", lambda app: Nothing())
+    given = ["--db", str(tmp_path / "f.db"), "--pairs", str(pairs), "--controls", str(controls)]
+    code, shown = ends(["label", *given], capsys)
+    assert (code, steers(shown)) == (0, False)
+    assert "items added" in shown
+    assert "control questions added" in shown
+
+
 def test_a_message_of_the_log_is_one_line_without_escapes(tmp_path):
     code = (
         "import logging, proxima.cli.command_line as cli\n"

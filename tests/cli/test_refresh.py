@@ -3,6 +3,7 @@ from a reward model, on the old examples and the new."""
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,11 @@ def test_what_is_wrong_with_the_run_is_said_in_one_line(run, no_server, capsys):
     assert "does not name its prompts; give --data" in fails(capsys, "label", "--from", "runs/ppo")
     said = fails(capsys, "label", "--from", "runs/ppo", "--export", "out.jsonl")
     assert "leave out --data, --pairs and --from" in said
+    config = PPOConfig.from_yaml("runs/ppo/config.yaml")
+    replace(config, environment="tests.environments.games:Once").to_yaml("runs/ppo/config.yaml")
+    assert "trained on episodes, and the page shows single answers" in fails(
+        capsys, "label", "--from", "runs/ppo"
+    )
 
 
 def write_pairs(path, count, start=0):

@@ -167,6 +167,11 @@ def test_generate_chooses_by_the_rewards_of_the_adapters_run_or_says_what_is_mis
     replace(config, rewards=("ends_with_eos",)).to_yaml(run / "config.yaml")
     main([*ask, *adapter, "--best-of", "2"])
     assert "the best of 2" in capsys.readouterr().out
+    game = ["--environment", "tests.environments.games:Once", "--max-turns", "1"]
+    replace(config, rewards=(), environment=game[1]).to_yaml(run / "config.yaml")
+    for words in (adapter, []):
+        main([*ask, *words, "--best-of", "2", *game])
+        assert "the best of 2" in capsys.readouterr().out
 
 
 def test_the_best_of_a_weighted_mix_is_chosen_in_the_units_that_the_run_measured(settings):

@@ -3,6 +3,7 @@ answering prompts."""
 
 import json
 import math
+import re
 import shutil
 import statistics
 import subprocess
@@ -344,6 +345,31 @@ def test_runs_with_different_rewards_need_to_be_told_what_counts(trained, tmp_pa
     assert "2 prompts" in shown
     main(["compare", *runs, "--data", data, *out, "--rewards", "tests.pages.test_comparison:vowels"])
     assert "Win rates by rewards" in capsys.readouterr().out
+
+
+def test_runs_with_an_environment_meet_the_same_games_where_it_is_named(make_config, tmp_path, capsys):
+    game, asked = "tests.environments.games:Parity", ["one", "two", "three"]
+    folders = []
+    for seed in (1, 2):
+        trainer = PPOTrainer(
+            make_config(environment=game, rewards=(), seed=seed, max_turns=2, max_new_tokens=3, top_k=20)
+        )
+        folder = trainer.save(tmp_path / f"run-{seed}")
+        (folder / "metrics.jsonl").write_text('{"step": 1, "avg_reward": 0.0}\n')
+        trainer.config.to_yaml(folder / "config.yaml")
+        folders.append(str(folder))
+    (tmp_path / "held_out.txt").write_text("\n".join(asked))
+    words = ["compare", *folders, "--data", str(tmp_path / "held_out.txt"), "--out", str(tmp_path / "c.html")]
+    with pytest.raises(SystemExit):
+        main(words)
+    assert f"add --environment '1.0*{game}" in capsys.readouterr().err
+    main([*words, "--environment", game])
+    assert "Win rates by rewards" in capsys.readouterr().out
+    data = json.loads((tmp_path / "c.html").read_text().split('id="data">')[1].split("</script>")[0])
+    seen = [[re.findall(r" \[\d\d\]", text) for text in row["answers"].values()] for row in data["texts"]]
+    assert [row["prompt"] for row in data["texts"]] == asked
+    assert all(one == other != [] for one, other in seen)
+    assert len({str(each) for each in seen}) == len(asked)
 
 
 def test_a_reward_adapter_does_not_judge_another_base(trained, tmp_path):

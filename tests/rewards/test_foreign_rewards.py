@@ -27,6 +27,7 @@ from transformers import (
 from proxima.base_setup import EMBEDDED
 from proxima.base_setup.tokenizer_setup import load_tokenizer, same_tokenizer
 from proxima.config import PPOConfig, RewardSpec
+from proxima.core.episode import Episode
 from proxima.core.types import Prompt
 from proxima.evaluator.finished_run import evaluate_run
 from proxima.evaluator.held_out import answer
@@ -187,6 +188,17 @@ def test_ids_are_cut_on_the_left_after_bos_and_fail_where_they_do_not_fit(tiny_f
     scores = ClassifierSource(judge, PPOConfig(), CPU, tokenizer)(Samples.of_tokens(long)).sequence
     assert scores[0] != scores[0]
     assert_close(torch.tensor(scores[1:]), direct(judge, id_rows(long)[1:]))
+
+
+def test_of_an_episode_the_eos_that_stands_there_is_dropped(same):
+    """Whether it is done says nothing of its last token."""
+    tokenizer = AutoTokenizer.from_pretrained(same)
+    ids = [[10, 20], [30, tokenizer.eos_token_id]]
+    tokens = tokens_of(["a", "b"], ids, [True, False], tokenizer, CPU)
+    tokens = replace(tokens, episodes=[Episode(done=True), Episode()])
+    source = ClassifierSource(same, PPOConfig(), CPU, tokenizer, eos="leave")
+    done, cut = id_rows(tokens)
+    assert_close(torch.tensor(source(Samples.of_tokens(tokens)).sequence), direct(same, [done, cut[:-1]]))
 
 
 def test_tokenizers_are_told_apart_by_ids_and_not_by_their_pad_token(tiny, tmp_path):

@@ -316,6 +316,16 @@ def test_two_answers_are_compared_in_both_orders(serve):
     check_rewards(PPOConfig(rewards=[pair_judge.as_reward(scoring)]))
 
 
+def test_who_compares_sees_the_reference_and_its_column_is_asked_for(serve, make_config):
+    server = serve(says('{"better": "first"}'))
+    spec = RewardSpec(server.url, options={"model": "m", "reference": "gold"})
+    pair_judge.open_pair_judge(spec).compare([Prompt("p", {"gold": "G"})], ["a"], ["b"])
+    assert data_of(server.requests[0]) == {"prompt": "p", "first": "a", "second": "b", "reference": "G"}
+    trainer = PPOTrainer(make_config(judges=[spec]))
+    with pytest.raises(ValueError, match="the judge's reference 'gold' is not a column of prompt 1"):
+        trainer.train(["a"], 1, [Prompt("one", {"gold": "G"}), "two"])
+
+
 def test_options_are_checked_before_a_run(serve):
     url = "http://127.0.0.1:1/v1/chat/completions"
     assert RewardSpec(url).label == "judge"

@@ -31,6 +31,10 @@ class Compare(Command):
     nor servers."""
     judges: tuple[RewardSpec, ...] = ()
     """Who else says which of two answers is better; docs/evaluate.md has the forms."""
+    environment: tuple[RewardSpec, ...] = ()
+    """The runs' environment, which is only used where it is named here; so are their `--tools`."""
+    tools: tuple[RewardSpec, ...] = ()
+    """The runs' tools."""
     limit: int = 0
     """Use only the first `limit` prompts; 0 = all."""
     out: Path = Path("compare.html")
@@ -42,12 +46,15 @@ class Compare(Command):
     def run(self) -> None:
         from proxima.pages.comparison import compare_runs, lines
 
-        if (self.rewards or self.judges) and not self.data:
+        named = (self.environment, self.tools)
+        if any((self.rewards, self.judges, *named)) and not self.data:
             raise ValueError(
-                "--rewards and --judges need answers to judge: give --data with held-out prompts"
+                "--rewards, --judges, --environment and --tools need answers to judge: give --data with "
+                "held-out prompts"
             )
         read = self._read if self.data else None
-        result = compare_runs(self.runs, self.out, read, self.rewards, self.judges, self.trust_remote_code)
+        given = (self.rewards, self.judges, self.trust_remote_code, *named)
+        result = compare_runs(self.runs, self.out, read, *given)
         print("\n".join(lines(result)))
         print(f"written to {self.out}")
 

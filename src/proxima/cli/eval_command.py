@@ -74,7 +74,7 @@ class Eval(Command):
                 said = " | ".join(map(turn_line, sample.get(f"{side}_turns", ()))) or sample[side]
                 print(f"  {side} ({sample[side + '_reward']:.3g}): {visible(said)}")
         print(printable(table(results)))
-        print(f"written to {self.folder / 'evaluation.json'}")
+        print(f"written to {visible(str(self.folder / 'evaluation.json'))}")
 
 
 def table(results: RecordView) -> str:

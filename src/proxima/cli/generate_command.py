@@ -69,12 +69,15 @@ class Generate(Command):
 
         if config.rewards:
             return config
+        named = {name: value for name in ("environment", "tools") if (value := getattr(config, name))}
         if not self.adapter or not (self._run / "config.yaml").is_file():
+            if config.environment:
+                return config
             raise ValueError(
                 f"--best-of {self.best_of} chooses by a reward, and there is none; give --rewards, or as "
                 "--adapter the policy/ of a run, whose rewards are then used"
             )
-        return dataclasses.replace(config, rewards=run_config(self._run).rewards)
+        return dataclasses.replace(config, rewards=run_config(self._run, **named).rewards)
 
     def _show(self, prompts: Sequence[str], found: Sequence[tuple[str, float]]) -> None:
         for prompt, (text, score) in zip(prompts, found, strict=True):

@@ -113,11 +113,10 @@ class Label(Command):
         items, answers = store.counts()
         if not items:
             raise ValueError(f"{self.db} holds no items; give --data PROMPTS or --pairs FILE")
-        print(f"{items} items and {answers} answers in {self.db}")
+        print(printable(f"{items} items and {answers} answers in {self.db}"))
         serve(make_label_app(store, site), site, self.open)
-        print(
-            f"{store.counts()[1]} answers in {self.db}; export them with --db {self.db} --export FILE.jsonl"
-        )
+        now = f"{store.counts()[1]} answers in {self.db}"
+        print(printable(f"{now}; export them with --db {self.db} --export FILE.jsonl"))
 
     def _take_run(self) -> None:
         """The flags that a run stands for."""
@@ -128,6 +127,11 @@ class Label(Command):
         if self.adapter:
             raise ValueError("--from samples the run's own policy; leave out --adapter, or give --adapter-b")
         config, policy = saved_config(self.from_run), str(Path(self.from_run) / "policy")
+        if config.has_episodes:
+            raise ValueError(
+                f"{self.from_run} was trained on episodes, and the page shows single answers; for these give "
+                f"{policy} as --adapter (or, where all weights were trained, as --model-name) and --data"
+            )
         for name in FROM_RUN:
             setattr(self, name, getattr(config, name))
         if config.lora_r:
@@ -148,7 +152,7 @@ class Label(Command):
             raise ValueError(f"there is no {self.db} to export from; --db names the file")
         store = Store(self.db, self.mode)
         print(printable("\n".join(in_words(summarize(store)))))
-        print(f"{export(store, path, self.every_answer)} rows in {path}")
+        print(printable(f"{export(store, path, self.every_answer)} rows in {path}"))
 
     def _check_least_sure(self) -> None:
         from proxima.pages.label import Store
@@ -172,7 +176,7 @@ class Label(Command):
                 raise ValueError(f"{self.instructions} is not text in UTF-8 (--instructions)") from None
         if self.controls:
             added = store.add_controls(*read_controls(self.controls, store.mode))
-            print(f"{self.controls}: {added} control questions added")
+            print(printable(f"{self.controls}: {added} control questions added"))
 
     def _add_items(self, store: Store) -> None:
         from proxima.pages.label import keep_least_sure, load_trained_reward, read_items
@@ -183,9 +187,11 @@ class Label(Command):
                 if self.least_sure:
                     reward = load_trained_reward(self.least_sure, self.device, self.trust_remote_code)
                     pool, found = len(found), keep_least_sure(found, reward, self.count)
-                    print(f"{len(found)} of {pool} pairs kept: {self.least_sure} is least sure about them")
+                    kept = f"{len(found)} of {pool} pairs kept"
+                    print(printable(f"{kept}: {self.least_sure} is least sure about them"))
                 added = store.add_items(found)
-                print(f"{path}: {added} items added, {len(found) - added} were there already")
+                told = f"{path}: {added} items added, {len(found) - added} were there already"
+                print(printable(told))
 
     def _sample(self, path: str, mode: str) -> list[Item]:
         from proxima.base_setup import load_tokenizer
@@ -211,7 +217,8 @@ class Label(Command):
         count = self.count * POOL if self.least_sure else self.count or len(prompts)
         wanted = [prompts[i % len(prompts)] for i in range(count)]
         adapter_b = {"": None, "base": ""}.get(self.adapter_b, self.adapter_b)
-        print(f"sampling {len(wanted)} {mode} from {self.adapter or self.model_name}", flush=True)
+        source = self.adapter or self.model_name
+        print(printable(f"sampling {len(wanted)} {mode} from {source}"), flush=True)
         items = sample_items(wanted, config, mode, self.adapter, adapter_b)
         if len(items) < len(wanted):
             print(f"{len(wanted) - len(items)} prompts left out: both completions stayed the same")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from proxima.cli.command import Command
+from proxima.core.terminal_text import visible
 
 
 @dataclass
@@ -43,6 +44,6 @@ class Report(Command):
                 f"{self.folder} holds no run: neither config.yaml nor metrics.jsonl can be read in it"
             )
         path = write_report(found, self.output)
-        print(f"{summary(found)}\nreport: {path}")
+        print(f"{summary(found)}\nreport: {visible(str(path))}")
         if self.open:
             webbrowser.open(path.resolve().as_uri())

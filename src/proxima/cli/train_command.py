@@ -103,7 +103,7 @@ class Train(Command):
         }
         try:
             write_json(folder / "data.json", noted)
-            print(f"report: {write_report(Run(folder))}")
+            print(f"report: {visible(str(write_report(Run(folder))))}")
         except Exception as error:  # whatever it is, the run is done
             print(
                 f"proxima: warning: the report could not be written: {visible(str(error))}", file=sys.stderr

@@ -79,6 +79,7 @@ def evaluate_run(
     """
     judges = tuple(judges) or run_config(run, **_given(rewards), **changes).judges
     trainer = open_run(run, rewards, judges=judges, **changes)
+    trainer.judges.check(prompts)
     trainer.keep_in(Path(run))
     saved = Run(run).results
     restore_endings(trainer, within(saved, "endings"))
@@ -110,7 +111,8 @@ def evaluate_run(
 def _samples(prompts: Sequence[str], reference: Answers, policy: Answers) -> list[Record]:
     """Both answers to each prompt; of episodes with their turns."""
     sides = [column for side in (reference, policy) for column in (side.texts, side.scores[OWN])]
-    rows = [dict(zip(SAMPLE, row, strict=True)) for row in zip(prompts, *sides, strict=True)]
+    asked = reference.asked(prompts)
+    rows = [dict(zip(SAMPLE, row, strict=True)) for row in zip(asked, *sides, strict=True)]
     said = zip(reference.conversations, policy.conversations, strict=True)
     turns = [dict(zip(SAID, each, strict=True)) if any(each) else {} for each in said]
     return [with_turns({**row, **of_row}) for row, of_row in zip(rows, turns, strict=True)]

@@ -59,6 +59,10 @@ class Answers:
     records: list[Record]  # of the first few, token by token
     conversations: list[list[Turn]] = field(default_factory=list)  # of episodes, empty for other answers
 
+    def asked(self, prompts: Sequence[str]) -> Sequence[str]:
+        """The prompts; of episodes as their environments opened them."""
+        return self.prompts if any(self.conversations) else prompts
+
 
 def answer(trainer: PPOTrainer, prompts: Sequence[str], followed: int = 0) -> Answers:
     """Answers of the policy as it is now.

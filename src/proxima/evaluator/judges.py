@@ -37,8 +37,10 @@ class Judges:
 
     def check(self, prompts: Sequence[str]) -> None:
         """A ValueError where a judge asks for a column that the prompts lack."""
-        for judge in self.scoring.values():
-            judge.check_columns(prompts)
+        for scorer in self.scoring.values():
+            scorer.check_columns(prompts)
+        for judge in self.comparing.values():
+            judge.check(prompts)
 
     def keep_in(self, folder: Path) -> None:
         """Keep what language models as judges say in this folder."""

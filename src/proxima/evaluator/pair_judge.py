@@ -64,6 +64,11 @@ class PairJudge:
         self.label, self._ask, self._attempts = label, ask, attempts
         self.last_failure = ""
 
+    def check(self, prompts: Sequence[str]) -> None:
+        """A ValueError where the judge asks for a column that the prompts lack."""
+        if isinstance(self._ask, ChatReward):
+            self._ask.check(prompts)
+
     def compare(self, prompts: Sequence[str], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
         """The preference for ours, one per prompt. Equal answers are a tie and nobody is asked."""
         asked = [i for i in range(len(prompts)) if ours[i] != theirs[i]]

@@ -280,7 +280,11 @@ class ClassifierSource:
     def _id_rows(self, tokens: Tokens, how: str) -> list[list[int]]:
         """The ids of prompt and response as they were sampled."""
         rows = [ids[mask].tolist() for ids, mask in zip(tokens.input_ids, tokens.input_mask, strict=True)]
-        for row, ended in zip(rows, tokens.ended.tolist(), strict=True):
+        ends: list[bool] = tokens.ended.tolist()
+        if tokens.episodes is not None:  # one may be done by a turn that was cut, or cut after one that ended
+            special = set(self.classifier.tokenizer.all_special_ids)
+            ends = [row[-1] in special for row in rows]
+        for row, ended in zip(rows, ends, strict=True):
             if ended and (how == "leave" or row[-1] == self._unread):
                 row.pop()
         return rows

@@ -37,6 +37,8 @@ def compare_runs(
     rewards: Sequence[RewardSpec] = (),
     judges: Sequence[RewardSpec] = (),
     trust_remote_code: bool = False,
+    environment: Sequence[RewardSpec] = (),
+    tools: Sequence[RewardSpec] = (),
 ) -> Record:
     """
     Args:
@@ -45,6 +47,7 @@ def compare_runs(
         rewards: what answers are scored by; by default the runs' own, where they are the same.
         judges: who else says which of two answers is better.
         trust_remote_code: run Python code that comes with the runs' checkpoints.
+        environment, tools: those of the runs, which are used only where they are given here.
     Returns: `columns` and `rows` of the table, `groups`, `charts`, `notes`, `win_rates` by judge, `texts`,
         `problems`.
     """
@@ -69,11 +72,11 @@ def compare_runs(
         "problems": [f"{name}: {problem}" for name, run in runs.items() for problem in run.problems],
     }
     if read is not None:
-        from proxima.pages.comparison.run_win_rates import win_rates_between
+        from proxima.pages.comparison.run_win_rates import win_rates_between as between
 
         paths = {name: run.path for name, run in runs.items()}
-        result["win_rates"], texts = win_rates_between(paths, read, rewards, judges, trust_remote_code)
-        result["texts"] = texts[:TEXTS]
+        rates, texts = between(paths, read, rewards, judges, trust_remote_code, environment, tools)
+        result |= {"win_rates": rates, "texts": texts[:TEXTS]}
     if out is not None:
         write_page(Path(out), result, list(runs))
     return result

@@ -1,7 +1,8 @@
 """Win rates between finished runs. In: their folders, and prompts. Out: how often each run's response is
 better, by judge.
 
-Every run answers the same prompts with its own settings and seed. A judge that compares sees both orders.
+Every run answers the same prompts with its own settings and seed; episodes have the seed of one run, so that
+all meet the same environments. A judge that compares sees both orders.
 """
 
 from __future__ import annotations
@@ -41,12 +42,15 @@ def win_rates_between(
     rewards: Sequence[RewardSpec] = (),
     judges: Sequence[RewardSpec] = (),
     trust_remote_code: bool = False,
+    environment: Sequence[RewardSpec] = (),
+    tools: Sequence[RewardSpec] = (),
 ) -> tuple[Rates, list[Record]]:
     """
     Args:
         read: prompts as a tokenizer's chat template has them; the same rows for every run.
         rewards: score by these; by default the runs' own, where they are the same.
         trust_remote_code: run Python code that comes with the runs' checkpoints.
+        environment, tools: those of the runs, which are used only where they are given here.
     Returns: by judge (the rewards under `rewards`), `ours`, `theirs`, `rate`, `low`, `high` and `prompts` of
         every pair of runs; and by prompt, every run's response.
     """
@@ -54,7 +58,9 @@ def win_rates_between(
         raise ValueError(
             f"{OWN_SHOWN!r} is what the runs' rewards are called; give that judge another name: SOURCE,name=…"
         )
-    by_rewards = _same_rewards({name: saved_config(folder) for name, folder in runs.items()}, rewards)
+    saved = {name: saved_config(folder) for name, folder in runs.items()}
+    by_rewards = _same_rewards(saved, rewards)
+    seed = min(config.seed for config in saved.values())
     if not by_rewards and not judges:
         raise ValueError(
             "these runs were trained with different rewards; say what to compare them by: --rewards or "
@@ -63,14 +69,21 @@ def win_rates_between(
     given: Record = {"judges": tuple(judges), "trackers": (), "trust_remote_code": trust_remote_code}
     if rewards or not by_rewards:
         given["rewards"] = tuple(rewards) or (NOT_READ,)
+    given |= {name: tuple(specs) for name, specs in (("environment", environment), ("tools", tools)) if specs}
+    if any(config.has_episodes for config in saved.values()):
+        given["seed"] = seed
     configs = {name: run_config(folder, **given) for name, folder in runs.items()}
     prompts, answers = _answer_all(runs, configs, read)
     comparing = {spec.label: judge for spec in judges if (judge := open_pair_judge(spec))}
-    seed = min(config.seed for config in configs.values())
     rates = _rates(answers, prompts, comparing, seed)
     if not by_rewards:
         rates.pop(OWN_SHOWN)
-    rows = [
+    return rates, _rows(next(iter(answers.values())).asked(prompts), answers)
+
+
+def _rows(prompts: Sequence[str], answers: Mapping[str, Answers]) -> list[Record]:
+    """By prompt, every run's response."""
+    return [
         {
             "prompt": str(prompt),
             "turns": cut_turns(turns_of(prompt)),
@@ -78,7 +91,6 @@ def win_rates_between(
         }
         for i, prompt in enumerate(prompts)
     ]
-    return rates, rows
 
 
 def _answer_all(
@@ -110,8 +122,8 @@ def _rates(
     rates: Rates = {}
     for ours, theirs in combinations(answers, 2):
         left, right = answers[ours], answers[theirs]
-        judged = compare_answers(comparing, prompts, (left.texts, right.texts), (left.scores, right.scores))
-        for name, preferences in judged:
+        given = (left.texts, right.texts), (left.scores, right.scores)
+        for name, preferences in compare_answers(comparing, left.asked(prompts), *given):
             row = {"ours": ours, "theirs": theirs, **share_won(preferences, seed)}
             rates.setdefault(OWN_SHOWN if name == OWN else name, []).append(row)
     return rates
