@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import shutil
+import stat
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -123,6 +125,20 @@ def test_an_export_is_loaded_by_transformers_itself_and_writes_the_same(trained,
     assert "already exists" in capsys.readouterr().err
 
 
+def test_an_export_is_as_private_as_the_umask_says(trained, tmp_path):
+    """Whatever the files of the run allow."""
+    _, folder = trained
+    (folder / "policy" / "tokenizer_config.json").chmod(0o664)
+    for mask, files, folders in ((0o077, 0o600, 0o700), (0o022, 0o644, 0o755)):
+        before = os.umask(mask)
+        try:
+            to = export(folder, tmp_path / str(mask))
+        finally:
+            os.umask(before)
+        assert {stat.S_IMODE(path.stat().st_mode) for path in to.iterdir()} == {files}
+        assert stat.S_IMODE(to.stat().st_mode) == folders
+
+
 def test_a_merged_export_in_another_type(trained, tmp_path):
     _, folder = trained
     if not (folder / "policy" / "adapter_config.json").exists():
@@ -201,7 +217,7 @@ def test_a_killed_runs_unfinished_line_and_another_machines_folders_do_not_hinde
 
 def test_an_export_that_fails_leaves_nothing(trained, tmp_path, monkeypatch):
     _, folder = trained
-    monkeypatch.setattr(shutil, "copytree", lambda *given, **more: (given[1].mkdir(), 1 / 0))
+    monkeypatch.setattr(shutil, "copyfile", lambda _, to: (to.touch(), 1 / 0))
     with pytest.raises(ZeroDivisionError):
         export(folder, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

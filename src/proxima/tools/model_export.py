@@ -9,8 +9,9 @@ import math
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -134,7 +135,16 @@ def _write_weights(
             network.to(kind).save_pretrained(to)
         load_tokenizer(config.model_name, config.trust_remote_code).save_pretrained(to)
     else:
-        shutil.copytree(weights, to, ignore=shutil.ignore_patterns("README.md", "*.yaml", *LIVE_FILES))
+        _copy_files(weights, to, without=("README.md", "*.yaml", *LIVE_FILES))
+
+
+def _copy_files(folder: Path, to: Path, without: Sequence[str]) -> None:
+    """As new files: who may read them, the umask says, whatever those of the run allow."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not any(fnmatch(path.name, pattern) for pattern in without):
+            place = to / path.relative_to(folder)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
 
 
 def _write_gguf(weights: Path, to: Path, config: PPOConfig | FinetuningConfig, form: str, name: str) -> None:
