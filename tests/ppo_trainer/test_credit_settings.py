@@ -155,6 +155,7 @@ def test_settings_that_contradict_each_other_are_refused_in_one_line(settings, s
 
 GAME = {"environment": "my_game:Game"}
 VLLM = {"engine": "vllm"}
+OF_EPISODES = {"max_turns": 3, "max_episode_tokens": 90, "step_seconds": 5.0, "step_memory_mb": 9}
 
 
 @pytest.mark.parametrize(
@@ -184,6 +185,11 @@ VLLM = {"engine": "vllm"}
         ({**GAME, "normalize_rewards": True, "clip_rewards": 2.0}, ["normalize_rewards", "clip_rewards"]),
         ({**GAME, "normalize_rewards": True, "rewards": ("ends_with_eos",)}, []),
         ({**GAME, "clip_rewards": 2.0, "missing_eos_penalty": 1.0}, []),
+        (OF_EPISODES, [*OF_EPISODES]),
+        ({**GAME, **OF_EPISODES}, []),
+        ({"tools": "my_tools:add", "max_turns": 3, "step_memory_mb": 9}, ["step_memory_mb"]),
+        ({"buffer_token_budget": 60}, ["buffer_token_budget"]),
+        ({"buffer_token_budget": 60, "buffer_sampling": "token_budget"}, []),
     ],
 )
 def test_settings_without_effect_are_named(settings, idle):

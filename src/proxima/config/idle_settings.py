@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 WIDE = (0.5, 2.0)  # a band that means something for tokens, and nothing for means over responses
 OF_SCORES = ("normalize_rewards", "clip_rewards")
+OF_EPISODES = ("max_turns", "max_episode_tokens", "step_seconds", "step_memory_mb")
 
 
 class Idle(NamedTuple):
@@ -108,6 +109,24 @@ IDLE = (
         _episodes_alone_are_scored,
         "environment alone: it is for scores of whole responses, not of turns",
         "rewards, or scale the rewards in the environment",
+    ),
+    Idle(
+        OF_EPISODES,
+        lambda c: not c.has_episodes,
+        "responses of one turn: there is neither an environment nor a tool",
+        "environment or tools",
+    ),
+    Idle(
+        ("step_memory_mb",),
+        lambda c: c.has_episodes and not c.step_seconds,
+        "step_seconds 0: episodes have no processes of their own",
+        "step_seconds, for example to 10",
+    ),
+    Idle(
+        ("buffer_token_budget",),
+        lambda c: c.buffer_sampling != "token_budget",
+        "buffer_sampling {buffer_sampling}",
+        "buffer_sampling to token_budget",
     ),
 )
 
