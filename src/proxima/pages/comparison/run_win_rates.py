@@ -70,7 +70,7 @@ def win_rates_between(
     if rewards or not by_rewards:
         given["rewards"] = tuple(rewards) or (NOT_READ,)
     given |= {name: tuple(specs) for name, specs in (("environment", environment), ("tools", tools)) if specs}
-    if any(config.has_episodes for config in saved.values()):
+    if environment or tools or any(config.has_episodes for config in saved.values()):
         given["seed"] = seed
     configs = {name: run_config(folder, **given) for name, folder in runs.items()}
     prompts, answers = _answer_all(runs, configs, read)
