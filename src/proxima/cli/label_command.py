@@ -128,11 +128,6 @@ class Label(Command):
         if self.adapter:
             raise ValueError("--from samples the run's own policy; leave out --adapter, or give --adapter-b")
         config, policy = saved_config(self.from_run), str(Path(self.from_run) / "policy")
-        if config.has_episodes:
-            raise ValueError(
-                f"{self.from_run} was trained with an environment or tools, and nothing would answer its "
-                "policy here; give ready answers with --pairs"
-            )
         for name in FROM_RUN:
             setattr(self, name, getattr(config, name))
         if config.lora_r:
