@@ -31,7 +31,7 @@ types: $(VENV)/.installed
 	$(BIN)/mypy
 
 suite: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # whose numbers or their order rounding may change; texts, files and settings are the same on every CPU
 NUMERIC := $(addprefix tests/, $(addprefix core/test_, encoding.py nf4.py oracles.py oracles_ops.py oracles_sequences.py sampling.py) \

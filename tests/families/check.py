@@ -89,7 +89,7 @@ def why_refused(message: str) -> str:
     """The reason in a refusal; any other error is not a refusal."""
     if message.startswith("the architecture "):
         return message.split(": ", 1)[1]
-    if message.startswith("cannot load the model ") and "Unrecognized configuration class" in message:
+    if message.startswith("cannot load the model ") and "has no causal language model" in message:
         return "transformers itself cannot load what it saves of it"
     raise AssertionError(message)
 

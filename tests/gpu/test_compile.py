@@ -17,10 +17,11 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from proxima.core.linear4bit import Linear4bit  # noqa: E402
 from proxima.core.nf4 import NF4Weight  # noqa: E402
+from proxima.core.sampling import Sampling  # noqa: E402
 from proxima.runtime.engine import kernels  # noqa: E402
 from proxima.runtime.engine.decoder import Decoder  # noqa: E402
 from proxima.runtime.engine.few_rows_decoder import FewRowsDecoder  # noqa: E402
-from proxima.runtime.engine.generation_slots import new_slots  # noqa: E402
+from proxima.runtime.engine.generation_slots import new_outputs, new_slots  # noqa: E402
 from proxima.runtime.engine.kernels import few_rows_kernels, nf4_kernels  # noqa: E402
 
 META, HALF = torch.device("meta"), torch.bfloat16
@@ -145,6 +146,14 @@ def calls_of_gpt2():
     ]
 
 
+def calls_of_sampling(slots):
+    """What writes a step's tokens."""
+    sampling = Sampling(16, 1.0, 0, 1.0, (1, 2, 3), 0, 0)
+    outputs, count = new_outputs(64, sampling, 1000, META, None), 8
+    drawn = no_matter(count, kind=torch.long), no_matter(count, kind=torch.float32)
+    return [lambda: kernels.advance(drawn, slots, outputs, sampling.max_new_tokens)]
+
+
 def needed(compiled):
     """Bytes of shared memory, by kernel."""
     return {name: max(made.metadata.shared for made in all_made) for name, all_made in compiled.items()}
@@ -165,7 +174,7 @@ def test_every_kernel_compiles_and_fits_the_shared_memory(shape, compiled, reque
         packed = [part.quantized for part in decoder.blocks[0].projections]
         calls += [partial(kernels.fill, one, no_matter(len(one.up), one.inputs + 64)) for one in packed]
     if shape == "0.6B":
-        calls += [*calls_over_the_vocabulary(), *calls_of_gpt2()]
+        calls += [*calls_over_the_vocabulary(), *calls_of_gpt2(), *calls_of_sampling(slots)]
     for call in calls:
         call()
     assert len(compiled) >= 12

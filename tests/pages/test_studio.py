@@ -3,6 +3,7 @@ or attack."""
 
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -221,8 +222,34 @@ def test_findings_checks_commands_and_bundles_are_told(ask, runs):
     assert said["command"]["resume"] == ""
     assert [each["name"] for each in said["bundles"]] == ["step-00000010.safetensors"]
     assert said["bundles"][0]["command"].startswith("proxima replay ")
+    assert said["bundles"][0]["show"] == f"{said['bundles'][0]['command']} --show"
     (folder / "results.json").unlink()
     assert ask("run", name="plain")["command"]["resume"].endswith("--run-name plain --resume")
+
+
+def test_recorded_steps_are_told_by_step_reason_and_age(ask, runs):
+    (runs / "plain" / "replay").mkdir()
+    alarms = [
+        {"step": 12, "guard": "kl", "message": "too far", "action": "warn"},
+        {"step": 13, "guard": "entropy", "message": "too little", "action": "warn"},
+    ]
+    lines = "".join(json.dumps(each) + "\n" for each in alarms)
+    (runs / "plain" / "warnings.jsonl").write_text(lines)
+    names = ("step-00000010", "alarm-00000011", "alarm-00000012", "alarm-00000013", "alarm-00000029", "mine")
+    for age, name in enumerate(reversed(names)):
+        path = runs / "plain" / "replay" / f"{name}.safetensors"
+        path.write_bytes(b"x")
+        os.utime(path, (1e9 - age, 1e9 - age))
+    found = ask("run", name="plain")["bundles"]
+    assert [(each["step"], each["reason"]) for each in found] == [
+        (10, ""),
+        (11, "alarm kl, at step 12: too far"),
+        (12, "alarm kl: too far"),
+        (13, "alarm entropy: too little"),
+        (29, "step 30 failed"),
+        (None, ""),
+    ]
+    assert [each["changed"] for each in found] == [1e9 - 5 + place for place in range(6)]
 
 
 def test_a_log_travels_in_parts(ask, runs):

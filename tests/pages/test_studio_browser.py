@@ -623,6 +623,7 @@ def everything(tmp_path):
     )
     (folder / "replay").mkdir()
     (folder / "replay" / "step-00000030.safetensors").write_bytes(b"x" * 2_000_000)
+    (folder / "replay" / "alarm-00000029.safetensors").write_bytes(b"x" * 1_000_000)
     write_finetuning(tmp_path / "runs" / "sft", "sft")
     write_finetuning(tmp_path / "runs" / "reward", "reward")
     return folder
@@ -734,6 +735,7 @@ def test_a_real_fine_tuning_run_is_seen_in_the_studio(studio, tmp_path, tiny, fo
 
 
 def test_commands_are_copied_with_one_click_and_hold_no_key(studio, everything):
+    warn(everything, 30, HOSTILE)
     visitor = studio()
     allowed = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
     visitor.driver.execute_cdp_cmd("Browser.grantPermissions", allowed)
@@ -753,7 +755,14 @@ def test_commands_are_copied_with_one_click_and_hold_no_key(studio, everything):
         assert HOSTILE[:20] in copied
         visitor.wait_for(".copies button", label)
     assert "s3cr3t" not in visitor.driver.page_source
-    assert "2 MB" in visitor.all(".bundles li")[0]
+    recorded = visitor.all(".bundles li")
+    assert re.match(r"Step 302 MB, \d+ (s|min) agoCopy|Step 302 MB, nowCopy", recorded[0])
+    assert recorded[1].startswith("Step 291 MB, ")
+    assert f"alarm kl, at step 30: {HOSTILE[:10]}" in recorded[1]
+    assert visitor.all(".bundles li:first-child button") == [
+        "Copy replay command",
+        "Copy command for the microscope",
+    ]
     assert visitor.script("return document.getElementById('taken')") is None
 
 

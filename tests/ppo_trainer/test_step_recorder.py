@@ -88,6 +88,23 @@ def test_the_two_steps_up_to_an_alarm_are_recorded_once(small, monkeypatch):
         assert replay_step(bundle).comparison.sentence == "the same bits in all 10 stages"
 
 
+def test_the_first_two_steps_of_an_alarm_stay_beside_the_newest(small, monkeypatch):
+    def every_step_from_two(history, **_):
+        step = history[-1]["step"]
+        return [Alarm(f"guard{step}", "bad")] if step >= 2 else []
+
+    monkeypatch.setattr(step_recordings, "KEPT", 2)
+    monkeypatch.setattr("proxima.ppo_trainer.training_run.alarms", every_step_from_two)
+    results = PPOTrainer(small(record_steps=100)).train(PROMPTS)
+    kept = {path.stem: read_bundle(path).facts["reason"] for path in bundle_paths(results.run_folder)}
+    assert kept == {
+        "alarm-00000001": "guard2: bad",
+        "alarm-00000002": "guard2: bad",
+        "alarm-00000005": "guard5: bad",
+        "alarm-00000006": "guard6: bad",
+    }
+
+
 def test_while_a_step_runs_only_the_one_before_it_is_held(small, monkeypatch):
     made, held = [], []
 

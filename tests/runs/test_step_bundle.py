@@ -193,6 +193,14 @@ def test_a_sealed_file_with_other_shapes_or_types_is_refused(bundle, seal):
     refused("names sequences that it does not have", rows=torch.tensor([0, 1, 2, 99]))
     refused("names sequences that it does not have", rows=torch.tensor([-1, 1, 2, 3]))
     refused("does not fit the others", rows=torch.arange(99))
+    wider = {
+        name.replace("/", "__"): torch.cat([each, each], 1)
+        for name, each in bundle.tensors.items()
+        if name.startswith(("token_rewards/", "values/", "advantages/", "whitened/"))
+    }
+    refused("it has numbers of more tokens than its responses have", **wider)
+    name = next(each for each in bundle.tensors if each.startswith("after/policy/"))
+    refused("has another type or shape than before the step", **{name.replace("/", "__"): torch.zeros(2)})
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import torch
 
 from proxima.config import FinetuningConfig
 from proxima.finetuning import SFTTrainer
+from proxima.runtime.engine import Decoder, pack_mask
 from proxima.runtime.engine.lora_products import Gate, Lora, Projection, batched_copy, load_lora, product
 from tests.finetuning.test_finetuning import DEMONSTRATIONS
 
@@ -98,6 +99,51 @@ def test_training_takes_the_fast_path_and_drops_at_the_rate_of_the_adapter(tiny_
         assert (trainer.loss(rows).item() == pytest.approx(losses[0.0][0], rel=1e-5)) == (rate == 0)
     assert losses[0.0][0] == losses[0.0][1]
     assert losses[0.5][0] != losses[0.5][1]
+
+
+def gradients_of_a_minibatch(folder, tmp_path, **settings):
+    """A trainer, and the gradients of its adapter at a seed of their own."""
+    config = FinetuningConfig(folder, dtype="float32", run_dir=str(tmp_path), seed=3, **settings)
+    trainer = SFTTrainer(config)
+    torch.manual_seed(4)
+    for parameter in trainer.role.parameters():
+        torch.nn.init.normal_(parameter.data, std=0.2)
+    trainer.backbone.network.train()
+    rows = [trainer.encode(item) for item in DEMONSTRATIONS[:4]]
+    torch.manual_seed(5)
+    with trainer.role.training():
+        trainer.loss(rows).backward()
+    return trainer, torch.cat([parameter.grad.flatten() for parameter in trainer.role.parameters()])
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_layers_that_are_computed_again_drop_the_same_inputs(rate, tiny_folders, tmp_path, monkeypatch):
+    asked, state = [], torch.get_rng_state
+    given = tiny_folders["qwen3"], tmp_path
+    _, once = gradients_of_a_minibatch(*given, lora_dropout=rate)
+    monkeypatch.setattr(torch, "get_rng_state", lambda: asked.append(1) or state())
+    _, again = gradients_of_a_minibatch(*given, lora_dropout=rate, gradient_checkpointing=True)
+    torch.testing.assert_close(again, once, rtol=1e-4, atol=1e-5)
+    assert (len(asked) > 4) == (
+        rate > 0
+    )  # without dropout there is nothing to repeat (setting up asks a few times)
+
+
+def test_on_a_gpu_no_graph_computes_layers_again_that_drop_inputs(tiny_folders, tmp_path, monkeypatch):
+    """Forward and backward passes are two graphs, and each draws its own random numbers."""
+    trainer, _ = gradients_of_a_minibatch(tiny_folders["qwen3"], tmp_path, lora_dropout=0.5)
+    decoder, graphs = trainer.backbone.decoder, []
+    monkeypatch.setattr(Decoder, "graphed", True)
+    decoder.graphed_passes = lambda *given: graphs.append(given[3])
+    ids = torch.arange(6)[None]
+    layout = pack_mask(ids >= 0)
+    for checkpointing in (False, True):
+        decoder.checkpointing = checkpointing
+        for rate in (0.0, 0.5):
+            decoder.hidden(ids, layout, trainer.role.adapter, rate)
+            with torch.no_grad():
+                decoder.hidden(ids, layout, trainer.role.adapter, rate)
+    assert graphs == [0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0]  # all but checkpointing with dropout and gradients
 
 
 def test_a_base_with_dropout_of_its_own_takes_the_reference_path(tiny_folders, tmp_path):

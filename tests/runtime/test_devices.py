@@ -27,6 +27,7 @@ from proxima.runs.checkpoint.checkpoint_tensors import (
 )
 from proxima.runtime import devices
 from proxima.runtime.distributed import init_distributed
+from proxima.tools.doctor.fit_trial import limit_memory
 from tests.finetuning.test_finetuning import DEMONSTRATIONS, PREFERENCES
 from tests.rewards.test_foreign_rewards import made_up
 
@@ -202,6 +203,30 @@ def test_a_state_of_mps_is_not_taken_for_one_of_cuda(monkeypatch):
     states = {"mps.0": torch.zeros(4), "cuda.0": torch.zeros(4), "cuda.1": torch.zeros(4)}
     devices.set_random_states(states)
     assert taken == [0]
+
+
+def test_the_memory_of_a_gpu_is_asked_for_and_limited_where_auto_names_no_index(monkeypatch):
+    """Torch refuses a device without an index there."""
+    pretend(monkeypatch, "cuda")
+    shares = {0: 0.5, 1: 0.25}
+
+    def index(device):
+        return 0 if device is None else torch._utils._get_device_index(device)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1000))
+    monkeypatch.setattr(
+        torch.cuda, "get_per_process_memory_fraction", lambda device=None: shares[index(device)]
+    )
+    monkeypatch.setattr(
+        torch.cuda,
+        "set_per_process_memory_fraction",
+        lambda share, device=None: shares.update({index(device): share}),
+    )
+    auto = pick_device("auto")
+    assert auto.index is None
+    assert [devices.device_memory(each) for each in (auto, torch.device("cuda", 1))] == [500, 250]
+    limit_memory(auto, 700)
+    assert devices.device_memory(auto) == 700
 
 
 def test_the_demo_stays_on_the_cpu(mps, monkeypatch):

@@ -80,7 +80,7 @@ CASES = {
     "mistral without a window": ("mistral", {"sliding_window": None}),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", LAYERS),
-    "olmo3 stretched": ("olmo3", {**LAYERS, "rope_parameters": YARN}),
+    "olmo3 stretched": ("olmo3", {**LAYERS, "rope_parameters": {**LINEAR, "full_attention": YARN}}),
     "olmoe": ("olmoe", {}),
     "olmoe normalised": ("olmoe", {"norm_topk_prob": True, "num_experts_per_tok": 3}),
     "phi3": ("phi3", {}),
@@ -320,7 +320,7 @@ def test_explicit_attention_is_the_library_s():
 def test_only_networks_like_llama_use_the_kernels():
     suits = {case: Backbone(make_network(case)).decoder.suits_kernels for case in CASES}
     expected = {"llama", "llama 3", "mistral without a window", "phi3", "qwen2", "qwen3"}
-    expected |= {"phi3 longrope", "qwen3 dynamic"}
+    expected |= {"phi3 longrope", "qwen3 dynamic", "qwen3 stretched"}
     assert {case for case, suited in suits.items() if suited} == expected
 
 

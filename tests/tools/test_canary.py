@@ -39,6 +39,13 @@ def few_steps(monkeypatch):
     monkeypatch.setattr(canary_run, "STEPS", 8)
 
 
+class Repeats:
+    """Says the same at every turn, and likes some of what it hears."""
+
+    def step(self, text):
+        return " zyxw", 0.001 * sum(text.encode()), False
+
+
 def suspect(finding):
     assert finding.level == "fail"
     assert finding.advice
@@ -345,6 +352,22 @@ def test_the_class_holds_about_a_third_of_what_is_written():
     assert planted.share([0]) == 0
     samples = Samples(["p"], ["t"], [sorted(members)], [False])
     assert planted(samples).sequence == [3.0]
+
+
+def test_what_an_environment_wrote_is_neither_in_the_class_nor_counted(make_config):
+    config = make_config(environment=Repeats, rewards=(), max_new_tokens=4, max_turns=3, temperature=1.5)
+    trainer = PPOTrainer(config)
+    written = trainer.generator.sample(PROMPTS[:16])
+    assert written.observed.any()
+    planted = plant(trainer, written, unit=False)
+    chosen = {int(token) for token in written.response_ids[written.mask]}
+    assert planted.members <= chosen
+    planted(Samples.of_tokens(written))
+    own = [ids[mask].tolist() for ids, mask in zip(written.response_ids, written.mask, strict=True)]
+    assert planted.seen[-1] == [planted.share(ids) for ids in own]
+    scores = trainer.reward_computer.score_tokens(written).total
+    rewards = torch.tensor(planted(Samples.of_tokens(written)).sequence)
+    assert rewards.std().item() == pytest.approx(scores.std().item(), rel=1e-4)
 
 
 def test_the_planted_reward_has_the_mean_and_spread_of_the_configured_one(make_config):

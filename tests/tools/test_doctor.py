@@ -27,6 +27,7 @@ from proxima.cli import main
 from proxima.config import PPOConfig, RewardConfig, RewardSpec
 from proxima.finetuning import RewardTrainer
 from proxima.ppo_trainer import PPOTrainer, SequenceGenerator
+from proxima.ppo_trainer.step_recorder import most_bytes
 from proxima.tools.doctor import estimate_memory, examine, resource_checks
 from proxima.tools.doctor import examination as doctor
 from proxima.tools.doctor import memory_estimate as memory
@@ -271,6 +272,66 @@ def test_a_full_disk_is_found(ask, monkeypatch):
         shutil, "disk_usage", lambda path: SimpleNamespace(total=2**30, used=2**30, free=2**20)
     )
     assert levels(ask(**EMBEDDED)) == {"disk": "fail"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"top_k": 0, "top_p": 0.9},
+        {"adv_estimator": "rloo", "num_generations": 2, "whiten_advantages": False},
+    ],
+    ids=["top-k", "top-p alone", "no value model"],
+)
+def test_recorded_steps_are_counted_as_the_run_counts_them(make_config, tiny, settings):
+    own = {"value_learning_rate": 1e-4} if "adv_estimator" in settings else {}
+    config = make_config(record_steps=2, **settings, **own)
+    network = AutoConfig.from_pretrained(tiny)
+    assert resource_checks.bundle_bytes(config, network) == most_bytes(PPOTrainer(config))
+    [found] = resource_checks.check_recording(config, network)
+    assert (found.level, "at most 18 stay" in found.text) == ("ok", True)
+    assert resource_checks.check_recording(replace(config, record_steps=0), network) == []
+
+
+def test_the_experts_and_the_reference_of_recorded_steps_are_counted(make_config, mixture, tmp_path):
+    first = PPOTrainer(make_config(model_name=mixture, lora_r=2))
+    first.save(tmp_path / "saved")
+    config = make_config(model_name=mixture, sft_adapter=str(tmp_path / "saved" / "policy"), record_steps=1)
+    expected = most_bytes(PPOTrainer(config))
+    assert resource_checks.bundle_bytes(config, AutoConfig.from_pretrained(mixture)) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "advice"),
+    [
+        ({"batch_size": 60_000_000}, "a recorded step would take up to", "lower lora_r, batch_size or"),
+        ({"value_model": "tiny"}, "needs the value model on the policy's base", "set value_model to adapter"),
+    ],
+)
+def test_steps_that_cannot_be_recorded_are_refused_before_a_model_is_loaded(
+    ask, tiny, monkeypatch, settings, text, advice
+):
+    monkeypatch.setattr(doctor, "PPOTrainer", lambda config: pytest.fail("a model was loaded"))
+    own = {name: tiny if value == "tiny" else value for name, value in settings.items()}
+    found = ask(record_steps=1, **own)["recorded steps"]
+    assert found.level == "fail"
+    assert text in found.text
+    assert found.advice.startswith(advice)
+
+
+def test_a_disk_without_room_for_recorded_steps_is_a_warning(make_config, tiny, monkeypatch):
+    network = AutoConfig.from_pretrained(tiny)
+    config = make_config(record_steps=1, batch_size=100_000)
+    recorded = 18 * sum(resource_checks.bundle_bytes(config, network))
+    free = 2**28 + recorded // 2
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=free, used=0, free=free))
+    found = resource_checks.check_disk(config, network)
+    assert (found.level, found.advice) == (
+        "warn",
+        "free some space: a step that does not fit is not recorded",
+    )
+    assert f"up to {recorded / GIB:.2f} GiB of recorded steps" in found.text
+    assert resource_checks.check_disk(replace(config, record_steps=0), network).level == "ok"
 
 
 @pytest.mark.parametrize("targets", ["all-linear", "q_proj,v_proj", "gate_proj,up_proj,down_proj"])

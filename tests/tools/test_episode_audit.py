@@ -128,7 +128,9 @@ def test_a_sound_environment_passes(audited):
     assert loud(found) == {}
     assert found["odd answers episodes"].text == f"each of {len(TRICKS)} kinds of odd answers gets a score"
     assert "the same answers twice score the same" in found["repeatable episodes"].text
-    assert found["cheap tricks"].text.startswith("8 honest answers have a median of 2.")
+    assert found["cheap tricks"].text.startswith(
+        "8 honest answers (episodes of the policy) have a median of 2."
+    )
     assert not any("Backwards" in name for name in found)  # texts alone have no score
 
 

@@ -141,6 +141,18 @@ def test_a_step_takes_the_passes_and_the_cache_that_were_estimated(name, make_co
     assert estimate.cache == slots * each * cached_bytes(base)
 
 
+def test_where_all_weights_train_the_cache_is_in_float32_whatever_the_base_is(make_config, decided):
+    config = make_config(batch_size=8, minibatch_size=4, lora_r=0, dtype="bfloat16", micro_batch_tokens=200)
+    trainer, estimate = compare(config, decided)
+    trainer.models.eos_ids = ()
+    trainer.generator.sample(PROMPTS)
+    slots = trainer.models.policy.backbone.generation._slots
+    assert estimate.cache == sum(each.numel() * each.element_size() for each in (*slots.keys, *slots.values))
+    (_, run), _ = decided
+    of_adapters = MicroBatches.within(make_config(dtype="bfloat16"), 4, *decided[0][0][2:])
+    assert run.sampling.cache < of_adapters.sampling.cache
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("form", ["none", "nf4"])
 def test_weights_are_counted_to_the_byte(form, dtype, tiny_folders):

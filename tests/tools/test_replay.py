@@ -12,7 +12,7 @@ import torch
 
 from proxima.cli import main
 from proxima.config import RewardSpec
-from proxima.ppo_trainer import PPOTrainer
+from proxima.ppo_trainer import PPOTrainer, RewardComputer
 from proxima.runs import TOLERANCE, read_bundle, write_bundle
 from proxima.runs.environment import code_checksum
 from proxima.tools.replay import compare_bundles, contents, redacted, replay_step, stage_lines
@@ -99,6 +99,14 @@ def test_a_reference_that_is_an_adapter_and_a_value_that_starts_from_a_reward_mo
     shutil.rmtree(tmp_path / "saved")
     comparison = replay_step(bundle).comparison
     assert comparison.sentence == BITS.format(10)  # the reward model is gone: its scores are taken
+
+
+def test_a_step_whose_rewards_run_programs_is_read_and_replays(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(RewardComputer, "runs_programs", True)
+    bundle, _ = record(model, rewards=(count_vowels,))
+    assert "rewards/failed_programs" in bundle.tensors
+    write_bundle(tmp_path / "b", bundle.facts, bundle.tensors)
+    assert replay_step(read_bundle(tmp_path / "b")).comparison.sentence == BITS.format(10)
 
 
 def test_the_models_folder_may_move(recorded, model, tmp_path):
@@ -224,6 +232,19 @@ def test_on_the_same_machine_last_digits_are_a_difference(recorded):
     other = replace(recorded, tensors={**recorded.tensors, "values/value": value})
     assert compare_bundles(recorded, other).first.name == "values"
     assert compare_bundles(recorded, elsewhere(other)).first is None
+
+
+def test_0_and_minus_0_are_not_the_same_bits(recorded):
+    value = recorded.tensors["values/value"].clone()
+    value[:, -1] = 0.0
+    before = replace(recorded, tensors={**recorded.tensors, "values/value": value})
+    value = value.clone()
+    value[2, -1] = -0.0
+    other = replace(recorded, tensors={**recorded.tensors, "values/value": value})
+    stage = compare_bundles(before, other).first
+    assert (stage.name, stage.result) == ("values", "within tolerance")
+    assert str(stage.worst) == f"values/value[2, {value.shape[1] - 1}]: 0 and -0"
+    assert compare_bundles(before, elsewhere(other)).first is None
 
 
 @pytest.mark.parametrize("name", ["code", "cpu", "processor", "threads", "packages"])
@@ -496,7 +517,11 @@ def test_a_redacted_copy_names_no_reward(model, tmp_path):
     judges = [{"source": "/home/someone/judge", "name": "secret-judge", "weight": 1.0}]
     facts = {**bundle.facts, "settings": {**bundle.facts["settings"], "judges": judges}}
     units = {"secret-host.example": [0.0, 1.0]}
-    endings = {"rewards": {"secret-host.example": "x"}, "judges": {"secret-judge": "y"}}
+    ending = {"source": "/home/someone/secret", "how": "append", "why": "secret/x says so", "is_guess": True}
+    endings = {
+        "rewards": {"secret-host.example": ending},
+        "judges": {"secret-judge": {"secret-judge": ending}},
+    }
     facts["state"] = {**facts["state"], "units": units, "endings": endings}
     folders = ("run_dir", "run_name", "sft_adapter", "value_model")
     facts["settings"] |= {name: f"secret-{name}/secret-{name}" for name in folders}
@@ -513,7 +538,8 @@ def test_a_redacted_copy_names_no_reward(model, tmp_path):
     assert [spec["source"] for spec in again["settings"]["rewards"]] == ["reward 1", "reward 2"]
     assert again["settings"]["judges"] == [{"source": "judge 1", "weight": 1.0}]
     assert again["state"]["units"] == {"reward 1": [0.0, 1.0]}
-    assert again["state"]["endings"] == {"rewards": {"reward 1": "x"}, "judges": {"judge 1": "y"}}
+    kept = {"how": "append", "is_guess": True}
+    assert again["state"]["endings"] == {"rewards": {"reward 1": kept}, "judges": {"judge 1": {}}}
     assert redacted(read_bundle(tmp_path / "shared")).facts == again  # of a copy, the same
 
 

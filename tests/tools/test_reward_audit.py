@@ -20,9 +20,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from proxima.cli import main
 from proxima.config import RewardSpec
 from proxima.core.types import Prompt
+from proxima.data import ListRows
 from proxima.rewards.reward_sources import _open_without_model
 from proxima.tools.doctor import examine, reward_calls
-from proxima.tools.doctor.audit_checks import audit_rewards
+from proxima.tools.doctor.audit_checks import answers_in_data, audit_rewards
 from proxima.tools.doctor.cheap_tricks import TRICKS, Writer
 from proxima.tools.doctor.reward_evidence import plan_calls
 from proxima.world.demonstrations import write_summary
@@ -495,12 +496,42 @@ def test_the_doctor_audits_a_model_with_the_demonstrations_of_the_data(make_conf
     found = {item.name: item for item in examine(config, str(data), samples=9, with_audit=True)}
     assert all(found[f"{check} classifier"].level == "ok" for check in ("odd answers", "repeatable", "order"))
     assert found["batch classifier"].level == "ok"
-    assert (
-        found["cheap tricks"].text.startswith("8 honest answers")
-        or "; 8 honest" in found["cheap tricks"].text
-    )
+    assert "8 honest answers (demonstrations in the data) have a median of" in found["cheap tricks"].text
     assert found["prompt matters"].level == "ok"
+    short = make_config(rewards=(RewardSpec(reads_the_column, 5.0),), max_new_tokens=4)  # none of them fits
+    cut = {item.name: item for item in examine(short, str(data), samples=9, with_audit=True)}
+    assert "9 honest answers (samples of the policy) have a median of" in cut["cheap tricks"].text
     assert "cheap tricks" not in {item.name for item in examine(config, str(data), samples=2)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "what", "answers"),
+    [
+        (
+            [
+                {"prompt": "a", "chosen": " good", "rejected": " bad", "who": "x"},
+                {"prompt": "b", "chosen": " one", "rejected": " other", "tie": True, "who": "y"},
+            ],
+            "chosen answers in the data",
+            {"a": " good"},
+        ),
+        (
+            [
+                {"prompt": text, "completion": f" {text}", "rating": rating, "who": "x"}
+                for text, rating in zip("abc", (1, 4, 5), strict=True)
+            ],
+            "answers in the data that are rated above average",
+            {"b": " b", "c": " c"},
+        ),
+        ([{"prompt": "a", "completion": " d", "who": "x"}], "demonstrations in the data", {"a": " d"}),
+        ([{"prompt": "a", "who": "x"}], "", {}),
+    ],
+    ids=["preferences", "ratings", "demonstrations", "prompts"],
+)
+def test_honest_answers_are_those_that_people_preferred(rows, what, answers):
+    found = answers_in_data(ListRows(rows, "rows"), byte_tokenizer(), 16)
+    assert (found.what, dict(found.pairs)) == (what, answers)
+    assert all(prompt.columns["who"] in ("x", "y") for prompt, _ in found.pairs)
 
 
 def test_the_command_exits_with_1_where_a_trick_beats_every_honest_answer(tmp_path, monkeypatch, capsys):

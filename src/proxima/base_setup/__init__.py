@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from proxima.base_setup.memory_rules import (
         LOGITS,
         MOMENTS,
+        TRAINED,
         USUAL_TOKENS,
         MemoryAtHand,
         cached_bytes,

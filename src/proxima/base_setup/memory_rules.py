@@ -33,6 +33,7 @@ SHARE = 0.4  # of the memory that weights leave: activations beside cache, logit
 KEPT = 0.9  # numbers kept per token for the backward pass, as a share of all maps' inputs and outputs
 STEP = 256
 MOMENTS = 12  # bytes of a trained weight's gradient and two moments
+TRAINED = 4  # bytes of a number where all weights train: in float32, whatever the base is
 LOGITS = 8  # float32 tables of logits, probabilities and gradients alive at once
 
 
@@ -42,6 +43,7 @@ class PassSettings(Protocol):
     micro_batch_size: int
     micro_batch_tokens: int
     gradient_checkpointing: bool
+    lora_r: int
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class MemoryAtHand:
     """Bytes of other networks' weights, of gradients and of moments."""
     adapters: int = 0
     """Bytes of the network's adapters, where they are not on it yet."""
+    itemsize: int = 0
+    """Bytes of a number in passes and cache; 0 = as the network has them."""
 
 
 def held_bytes(network: nn.Module) -> int:
@@ -67,7 +71,7 @@ def held_bytes(network: nn.Module) -> int:
 def sampling_for_memory(network: PreTrainedModel, at_hand: MemoryAtHand) -> SamplingMemory:
     """What sampling may take of a device's memory."""
     held = held_bytes(network) + at_hand.adapters + at_hand.beside
-    tokens = cache_tokens(at_hand.device, held, cached_bytes(network))
+    tokens = cache_tokens(at_hand.device, held, cached_bytes(network, at_hand.itemsize))
     return SamplingMemory(tokens, fewest_slots(at_hand.on_gpu))
 
 
@@ -86,7 +90,7 @@ def tokens_for_memory(network: PreTrainedModel, at_hand: MemoryAtHand, checkpoin
     used = getattr(network.config.get_text_config(), "num_experts_per_tok", None) or 1
     widths += [used * sum(weight.shape[1:]) for weight in expert_matrices(network).values()]
     held = held_bytes(network) + at_hand.adapters
-    kept = KEPT * sum(widths) * network.dtype.itemsize
+    kept = KEPT * sum(widths) * (at_hand.itemsize or network.dtype.itemsize)
     if checkpointing:  # each layer's input, and one layer's backward pass
         kept *= 4 / max(4, len(layers))
     if is_quantized(network):
@@ -101,8 +105,12 @@ def _bytes_beside(network: PreTrainedModel) -> float:
     return 4 * LOGITS * vocabulary / CHUNK_SHARE + CACHED_PASSES * cached_bytes(network)
 
 
-def cached_bytes(network: PreTrainedModel) -> int:
-    """Of a token's keys and values, in all layers; 0 where the config does not say."""
+def cached_bytes(network: PreTrainedModel, itemsize: int = 0) -> int:
+    """Of a token's keys and values, in all layers; 0 where the config does not say.
+
+    Args:
+        itemsize: bytes of a number; 0 = as the network has them.
+    """
     config = network.config.get_text_config()
     count, width, heads, size, layers = (
         config_number(config, name)
@@ -113,7 +121,8 @@ def cached_bytes(network: PreTrainedModel) -> int:
     )
     if not count or not width or not layers:
         return 0
-    return 2 * layers * (heads or count) * (size or width // count) * network.dtype.itemsize
+    numbers = 2 * layers * (heads or count) * (size or width // count)
+    return numbers * (itemsize or network.dtype.itemsize)
 
 
 def config_number(config: object, name: str) -> int:

@@ -11,7 +11,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from proxima.base_setup.memory_rules import (
     STEP,
+    TRAINED,
     USUAL_TOKENS,
     MemoryAtHand,
     PassSettings,
@@ -98,6 +99,8 @@ class MicroBatches:
         cls, config: PassSettings, minibatch: int, network: PreTrainedModel, at_hand: MemoryAtHand
     ) -> MicroBatches:
         """What a run takes of a device's memory; `proxima doctor` asks for a network without weights."""
+        if config.lora_r == 0:
+            at_hand = replace(at_hand, itemsize=TRAINED)
         tokens = config.micro_batch_tokens or tokens_for_memory(
             network, at_hand, config.gradient_checkpointing
         )

@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from proxima.ppo_trainer.model_trainer import ModelTrainer
     from proxima.ppo_trainer.ppo_trainer import PPOTrainer
     from proxima.ppo_trainer.reward_computer import RewardComputer, Scores
-    from proxima.ppo_trainer.step_recorder import StepRecord, StepRecorder, token_tensors, weights
+    from proxima.ppo_trainer.step_recorder import (
+        OWN_VALUE_NETWORK,
+        StepRecord,
+        StepRecorder,
+        recorded_bytes,
+        token_tensors,
+        too_large,
+        weights,
+    )
+    from proxima.ppo_trainer.step_recordings import MOST_KEPT
     from proxima.ppo_trainer.token_records import followed_records
     from proxima.ppo_trainer.trainer_state import restore_endings, restore_values
     from proxima.ppo_trainer.training_results import TrainingResults

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from proxima import __version__
+from proxima.config import PPOConfig
 from proxima.core.episode import Episode
 from proxima.core.json_record import Record, RecordView
 from proxima.core.linear4bit import Linear4bit
@@ -52,6 +53,10 @@ ADAPTER_SETTINGS = (
 TOKEN_BYTES = 80
 """Of a response token but for its kept set and experts: id, mask, text, and 13 to 16 columns of numbers."""
 ESTIMATED = ("td_error", "advantage", "return")
+OWN_VALUE_NETWORK = (
+    "record_steps needs the value model on the policy's base, and this one is a network of its own; set "
+    "value_model to adapter or policy, or record_steps to 0"
+)
 
 
 @dataclass(frozen=True)
@@ -170,38 +175,53 @@ def check_recordable(trainer: PPOTrainer) -> None:
     if config.not_recordable:
         raise ValueError(config.not_recordable)
     if models.value is not None and models.value.backbone is not models.policy.backbone:
-        raise ValueError(
-            "record_steps needs the value model on the policy's base, and this one is a network of its own; "
-            "set value_model to adapter or policy, or record_steps to 0"
-        )
+        raise ValueError(OWN_VALUE_NETWORK)
 
 
 def check_size(trainer: PPOTrainer) -> None:
     """An error where the bundle of a step could be larger than bundles may be."""
-    adapters, rollout = most_bytes(trainer)
-    if adapters + rollout > LARGEST_BUNDLE:
-        raise ValueError(
-            f"a recorded step would take up to {adapters + rollout:,} bytes ({adapters:,} for adapters and "
-            f"their optimiser, {rollout:,} for responses of max_new_tokens with their kept sets), the most "
-            f"is {LARGEST_BUNDLE:,}; lower lora_r, batch_size or max_new_tokens, sample with a top_k, or set "
-            "record_steps to 0"
-        )
+    if problem := too_large(*most_bytes(trainer)):
+        raise ValueError(problem)
+
+
+def too_large(adapters: int, rollout: int) -> str:
+    """Why the bundle of a step could be larger than bundles may be, and what to do; empty where it could
+    not."""
+    if adapters + rollout <= LARGEST_BUNDLE:
+        return ""
+    return (
+        f"a recorded step would take up to {adapters + rollout:,} bytes ({adapters:,} for adapters and their "
+        f"optimiser, {rollout:,} for responses of max_new_tokens with their kept sets), the most is "
+        f"{LARGEST_BUNDLE:,}; lower lora_r, batch_size or max_new_tokens, sample with a top_k, or set "
+        "record_steps to 0"
+    )
 
 
 def most_bytes(trainer: PPOTrainer) -> tuple[int, int]:
-    """What a step's bundle takes for its adapters, before and after, with their optimiser; and for its
-    responses, all as long as they may be. Prompts are not counted: nothing says how long they are."""
-    config, reference = trainer.config, _adapter(trainer, "reference")
+    """What a step's bundle takes, as `recorded_bytes` gives it."""
+    reference = _adapter(trainer, "reference")
     fixed = 0 if reference is None else _bytes(_of_adapter(trainer, reference))
+    vocabulary = trainer.models.policy.backbone.network.get_input_embeddings().num_embeddings
+    return recorded_bytes(trainer.config, _bytes(weights(trainer)), fixed, vocabulary, _expert_bytes(trainer))
+
+
+def recorded_bytes(
+    config: PPOConfig, trained: int, reference: int, vocabulary: int, experts: int
+) -> tuple[int, int]:
+    """What a step's bundle takes for its adapters, before and after, with their optimiser; and for its
+    responses, all as long as they may be. Prompts are not counted: nothing says how long they are.
+
+    Args:
+        trained: bytes of all weights that train.
+        reference: bytes of the reference's adapter.
+        experts: bytes of a token's experts.
+    """
     tokens = config.batch_size * config.num_generations * max_response_tokens(config)
-    per_token = TOKEN_BYTES + _kept_bytes(trainer) + _expert_bytes(trainer)
-    return 4 * _bytes(weights(trainer)) + fixed, tokens * per_token
+    return 4 * trained + reference, tokens * (TOKEN_BYTES + _kept_bytes(config, vocabulary) + experts)
 
 
-def _kept_bytes(trainer: PPOTrainer) -> int:
+def _kept_bytes(config: PPOConfig, vocabulary: int) -> int:
     """Of a response token's kept set: ids by top-k, a bit per token of the vocabulary by top-p alone."""
-    config, network = trainer.config, trainer.models.policy.backbone.network
-    vocabulary = network.get_input_embeddings().num_embeddings
     if config.top_k:
         return 4 * min(config.top_k, vocabulary)
     return -(-vocabulary // 8) if config.top_p < 1 else 0

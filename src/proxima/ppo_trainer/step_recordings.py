@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEPT = 8  # newest bundles of each kind that stay: every n-th step's, and those up to an alarm
+FIRST = {"step": 0, "alarm": 2}  # and, of those up to an alarm, the first: what went wrong began there
+MOST_KEPT = 2 * KEPT + sum(FIRST.values())  # bundles of a run
 
 
 class Recordings:
@@ -100,5 +102,5 @@ class Recordings:
             log.warning("step %d is not recorded: %s", bundle.step, error)
             return
         log.info("recorded step %d in %s, %d bytes", bundle.step, path, size)
-        for old in sorted(self.folder.glob(f"{kind}-*{BUNDLE_SUFFIX}"))[:-KEPT]:
+        for old in sorted(self.folder.glob(f"{kind}-*{BUNDLE_SUFFIX}"))[FIRST[kind] : -KEPT]:
             old.unlink(missing_ok=True)

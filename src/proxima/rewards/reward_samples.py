@@ -90,6 +90,14 @@ class Samples:
         return [[turn["text"] for turn in said if turn["role"] == ASSISTANT] for said in self.turns]
 
     @property
+    def own_ids(self) -> list[list[int]]:
+        """The response tokens that the policy chose, without those it read."""
+        if self.tokens is None or self.tokens.observed is None:
+            return self.completion_ids
+        both = zip(self.completion_ids, self.tokens.mask.tolist(), strict=True)
+        return [[token for token, own in zip(ids, chosen, strict=False) if own] for ids, chosen in both]
+
+    @property
     def _are_episodes(self) -> bool:
         return bool(self.said) or (self.tokens is not None and self.tokens.observed is not None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import subprocess
 from contextlib import suppress
 from functools import cache
@@ -15,6 +16,7 @@ from proxima.core.json_record import Record
 from proxima.runtime.distributed import rank_and_count
 
 PACKAGE = Path(__file__).parents[1]
+DRIVER = Path("/proc/driver/nvidia/version")
 PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy", "tokenizers", "datasets")
 MATTERS = (
     "packages",
@@ -23,6 +25,9 @@ MATTERS = (
     "threads",
     "gpus",
     "cuda",
+    "driver",
+    "cudnn",
+    "triton",
     "processes",
 )  # what the last bits of a number may depend on
 DECIDES = (*MATTERS, "processor", "code")
@@ -52,6 +57,9 @@ def describe_environment() -> Record:
         "threads": torch.get_num_threads(),
         "gpus": gpus,
         "cuda": torch.version.cuda if gpus else None,
+        "driver": _driver() if gpus else None,
+        "cudnn": torch.backends.cudnn.version() if gpus else None,
+        "triton": _version("triton") if gpus else None,
         "processes": rank_and_count()[1],
     }
 
@@ -97,6 +105,14 @@ def _cpu_facts() -> dict[str, str]:
         pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
         return {name.strip(): value.strip() for name, value in pairs}
     return {}
+
+
+def _driver() -> str | None:
+    """Of NVIDIA, where the system says so."""
+    with suppress(OSError):
+        found = re.search(r"\s(\d+\.\d[\d.]*)\s", DRIVER.read_text(encoding="utf-8"))
+        return found[1] if found else None
+    return None
 
 
 @cache

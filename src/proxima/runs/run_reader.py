@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 State = Literal["training", "finished", "stopped"]
 LARGEST_FILE = 2**24  # bytes of a file that is read and shown whole
 MOST_NAMES = 5000  # metrics of one run; more are left out
+BUNDLE_NAME = re.compile(r"(?P<kind>step|alarm)-(?P<step>[0-9]{1,15})")
 FINETUNED: tuple[Kind, ...] = ("sft", "reward")
 
 
@@ -242,13 +244,24 @@ class Run:
         return [{**each, "best": each["name"] == first} for each in found]
 
     def bundles(self) -> list[Record]:
-        """Recorded steps, which `proxima replay` reads: path, name, bytes."""
+        """Recorded steps, which `proxima replay` reads, the oldest first: path, name, step (None where the
+        name has none), whether it was recorded for an alarm or a failure, bytes, and when it was written."""
         found: list[Record] = []
         for path in bundle_paths(self.path):
             with suppress(OSError):  # a run that goes on removes its oldest
                 if path.name.isprintable() and not path.is_symlink():
-                    found.append({"path": str(path), "name": path.name, "bytes": path.stat().st_size})
-        return found
+                    named, noted = BUNDLE_NAME.fullmatch(path.stem), path.stat()
+                    found.append(
+                        {
+                            "path": str(path),
+                            "name": path.name,
+                            "step": int(named["step"]) if named else None,
+                            "alarmed": named is not None and named["kind"] == "alarm",
+                            "bytes": noted.st_size,
+                            "changed": noted.st_mtime,
+                        }
+                    )
+        return sorted(found, key=lambda each: each["changed"])
 
     def metrics_frame(self) -> pandas.DataFrame:
         """One row per step."""

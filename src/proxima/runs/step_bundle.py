@@ -63,6 +63,7 @@ LAYOUT: dict[str, tuple[tuple[str, ...], str]] = {
     "rewards/spread": (FLOATS, "B"),
     "rewards/by_name": (FLOATS, "NB"),
     "rewards/token": (FLOATS, "BW"),
+    "rewards/failed_programs": (FLOATS, "B"),
     "rows": (("I64",), "T"),
 }
 GROUPS = {
@@ -278,6 +279,11 @@ def _check_layout(shapes: Mapping[str, tuple[str, list[int]]]) -> None:
         raise Damaged(f"its tensor {missing[0]!r} is missing")
     if not sizes["B"]:
         raise Damaged("it has no sequences")
+    if max(sizes.get("S", 0), sizes.get("W", 0)) > sizes["R"]:
+        raise Damaged("it has numbers of more tokens than its responses have")
+    for name, entry in shapes.items():
+        if name.startswith("after/") and shapes.get(f"before/{name.removeprefix('after/')}", entry) != entry:
+            raise Damaged(f"its tensor {name!r} has another type or shape than before the step")
 
 
 FACTS: dict[str, type] = {

@@ -77,7 +77,8 @@ def device_memory(device: torch.device) -> int | None:
     """Bytes that a process may take of a device in all, of a CPU's what the machine or a container has; None
     where they are not known. It does not depend on what is free at the moment."""
     if device.type == "cuda":
-        share = torch.cuda.get_per_process_memory_fraction(device)
+        # its index, or the current device's: a device without one is refused here
+        share = torch.cuda.get_per_process_memory_fraction(device.index)
         return int(share * torch.cuda.get_device_properties(device).total_memory)
     if device.type != "cpu" or not hasattr(os, "sysconf"):
         return None

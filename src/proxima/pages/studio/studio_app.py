@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -155,13 +156,35 @@ def run_of(opened: Open) -> Record:
         "results": run.results,
         "evaluation": run.evaluation,
         "checkpoints": run.checkpoints(),
-        "bundles": [
-            {**each, "command": shlex.join(["proxima", "replay", each["path"]])} for each in run.bundles()
-        ],
+        "bundles": bundles_of(run),
         "messages": [_message(each) for each in run.warnings()[-MESSAGES:]],
         "tokens": run.token_steps(),
         "groups": groups(metrics),
     }
+
+
+def bundles_of(run: Run) -> list[Record]:
+    """Recorded steps, why each was recorded, and the commands that replay and show it."""
+    alarms = run.warnings()
+    return [
+        {
+            **each,
+            "reason": _reason(each["step"], alarms) if each["alarmed"] else "",
+            "command": shlex.join(["proxima", "replay", each["path"]]),
+            "show": shlex.join(["proxima", "replay", each["path"], "--show"]),
+        }
+        for each in run.bundles()
+    ]
+
+
+def _reason(step: int, alarms: Sequence[RecordView]) -> str:
+    """The alarm of a step, else that of the step after it, where there was one; else that step failed."""
+    for place in (step, step + 1):
+        if raised := [alarm for alarm in alarms if alarm["step"] == place]:
+            told = _message(raised[0])
+            where = "" if place == step else f", at step {place}"
+            return f"alarm {told['guard']}{where}: {told['message']}"
+    return f"step {step + 1} failed"
 
 
 def _message(alarm: RecordView) -> Record:

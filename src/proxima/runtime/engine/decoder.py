@@ -119,12 +119,15 @@ class Decoder:
             experts: (B, T, L, K) recorded ones, to be replayed.
         """
         recorded = None if experts is None else experts.flatten(0, 1)[layout.source]
-        if self.graphed:
-            rate = dropout if torch.is_grad_enabled() else 0.0
+        rate = dropout if torch.is_grad_enabled() else 0.0
+        # the graph of a backward pass would draw other masks for the layers that it computes again
+        redraws = self.checkpointing and rate > 0
+        if self.graphed and not redraws:
             return self.graphed_passes(ids, layout, adapter, rate, recorded)
         self.load(adapter)
         loras, routing = self.loras(adapter, dropout), Routing(recorded)
-        return self.run(ids.flatten()[layout.source], layout, loras, read=layout.read, routing=routing)
+        given = (self.train_functions if self.graphed else self.functions, routing)
+        return self.run(ids.flatten()[layout.source], layout, loras, None, layout.read, *given)
 
     def plain_hidden(self, ids: Tensor) -> Tensor:
         """Normalised last hidden states (T, hidden) of one sequence (T,), without adapters, graphs or
@@ -159,11 +162,12 @@ class Decoder:
             return self.attend(number, q, k, v, layout)
 
         attend = attend or by_layout
+        drops = any(part is not None and part.dropout > 0 for lora in loras for part in lora)
         for number, lora in enumerate(loras):
             wanted = read if number + 1 == len(loras) else None
             given = (number, x, normed, lora, *angles[number], attend, functions, wanted, routing)
             if self.checkpointing and torch.is_grad_enabled():
-                x, normed = checkpoint(self._layer, *given, use_reentrant=False)
+                x, normed = checkpoint(self._layer, *given, use_reentrant=False, preserve_rng_state=drops)
             else:
                 x, normed = self._layer(*given)
         return normed

@@ -1,6 +1,6 @@
 """`proxima doctor --audit`: what is wrong with a reward, and which cheap trick would win it.
 
-In: a trainer, prompts, demonstrations where the data has any. Out: findings.
+In: a trainer, prompts, answers in the data where it has any. Out: findings.
 
 `PART_CHECKS` read the evidence of one reward, `SUM_CHECKS` that of the weighted sum, which PPO maximises;
 with an environment or tools `EPISODE_CHECKS` read that of the sum over whole episodes. A new check is a
@@ -12,10 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import StatisticsError, correlation, fmean, median
+from typing import NamedTuple
 
 from proxima.config import RewardSpec
 from proxima.core.tokenizer import Tokenizer
-from proxima.data import ListRows, Rows, kinds_of, read_demonstrations, read_prompts
+from proxima.data import (
+    ListRows,
+    Rows,
+    kinds_of,
+    read_demonstrations,
+    read_preferences,
+    read_prompts,
+    read_ratings,
+)
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import RewardSource, Samples
 from proxima.tools.doctor.cheap_tricks import TRICKS, Answer, Writer
@@ -235,7 +244,8 @@ def check_tricks(found: RewardEvidence) -> Finding:
         for kind, score in sorted(scores.items(), key=lambda item: -item[1])
         if score > middle and is_noticeable(score - middle, found)
     }
-    text = f"{len(honest)} honest answers have a median of {middle:.4g} and a best score of {best:.4g}"
+    whose = f" ({found.honest_are})" if found.honest_are else ""
+    text = f"{len(honest)} honest answers{whose} have a median of {middle:.4g} and a best score of {best:.4g}"
     level = [
         trick.name for trick in TRICKS if not trick.is_about and _reaches(trick.name, best, scores, found)
     ]
@@ -294,27 +304,44 @@ EPISODE_CHECKS: list[Callable[[RewardEvidence], Finding]] = [
 """In the order of the table."""
 
 
-def demonstrations_of(rows: Rows, tokenizer: Tokenizer, count: int) -> list[tuple[str, str]]:
-    """Up to `count` prompts, with their columns, and answers of the data; none where it has only prompts."""
-    if "demonstrations" not in kinds_of(rows):
-        return []
+class AnswersInData(NamedTuple):
+    """Prompts, with their columns, and answers that people wrote or chose."""
+
+    what: str = ""
+    pairs: Sequence[tuple[str, str]] = ()
+
+
+NO_ANSWERS = AnswersInData()
+
+
+def answers_in_data(rows: Rows, tokenizer: Tokenizer, count: int) -> AnswersInData:
+    """Of up to `count` rows the demonstrations, the better ratings or the chosen answers; none where the data
+    has only prompts."""
+    kinds = kinds_of(rows)
     count = min(count, len(rows))
-    chosen = ListRows([rows[i * len(rows) // count] for i in range(count)], rows.name)
-    prompts = {str(prompt): prompt for prompt in read_prompts(chosen, tokenizer)}
-    return [
-        (prompts[str(record.prompt)], record.completion)
-        for record in read_demonstrations(chosen, tokenizer)
-        if str(record.prompt) in prompts
-    ]
+    part = ListRows([rows[i * len(rows) // count] for i in range(count)], rows.name)
+    if "ratings" in kinds:
+        what, rated = "answers in the data that are rated above average", list(read_ratings(part, tokenizer))
+        middle = fmean(record.rating for record in rated)
+        found = [(record.prompt, record.completion) for record in rated if record.rating >= middle]
+    elif "demonstrations" in kinds:
+        what = "demonstrations in the data"
+        found = [(record.prompt, record.completion) for record in read_demonstrations(part, tokenizer)]
+    elif "preferences" in kinds:
+        what = "chosen answers in the data"
+        decided = [record for record in read_preferences(part, tokenizer) if not record.tie]
+        found = [(record.prompt, record.chosen) for record in decided]
+    else:
+        return NO_ANSWERS
+    prompts = {str(prompt): prompt for prompt in read_prompts(part, tokenizer)}
+    return AnswersInData(what, [(prompts[text], answer) for text, answer in found if text in prompts])
 
 
-def audit(
-    trainer: PPOTrainer, prompts: Sequence[str], demonstrations: Sequence[tuple[str, str]] = ()
-) -> list[Finding]:
+def audit(trainer: PPOTrainer, prompts: Sequence[str], data: AnswersInData = NO_ANSWERS) -> list[Finding]:
     """Findings on the trainer's rewards, from samples of its policy.
 
     Args:
-        demonstrations: prompts and answers of the data; without any, the samples count as honest.
+        data: its answers count as honest; without any that the policy could write, the samples do.
     """
     config, rewards = trainer.config, trainer.reward_computer.rewards
     writer = Writer(trainer.tokenizer, trainer.models.eos_ids, config.max_new_tokens, trainer.models.device)
@@ -322,22 +349,28 @@ def audit(
     samples = [
         Answer(*one) for one in zip(sampled.prompts, sampled.completion_ids, sampled.ended, strict=True)
     ]
-    shown = [writer.answer(prompt, text) for prompt, text in demonstrations]
-    honest = [one for one in shown if one is not None and len(one.ids) < config.max_new_tokens] or samples
-    plan = plan_calls(samples, honest, writer)
+    shown = [writer.answer(prompt, text) for prompt, text in data.pairs]
+    honest = [one for one in shown if one is not None and len(one.ids) < config.max_new_tokens]
+    whose = data.what if honest else "samples of the policy"
+    plan = plan_calls(samples, honest or samples, writer)
     if not config.has_episodes:
-        return audit_rewards(rewards, plan, writer, config.missing_eos_penalty)
+        return audit_rewards(rewards, plan, writer, config.missing_eos_penalty, whose)
     parts = probe([each for each in rewards if not reads_episodes(*each)], plan, writer)
     total = episode_evidence(trainer, prompts, writer, AUDIT_STEP)
     return [*part_findings(parts), *(check(total) for check in EPISODE_CHECKS)]
 
 
 def audit_rewards(
-    rewards: Sequence[tuple[RewardSpec, RewardSource]], plan: Plan, writer: Writer, eos_penalty: float = 0.0
+    rewards: Sequence[tuple[RewardSpec, RewardSource]],
+    plan: Plan,
+    writer: Writer,
+    eos_penalty: float = 0.0,
+    honest_are: str = "",
 ) -> list[Finding]:
     """Findings on each reward, then on their weighted sum."""
     parts = probe(rewards, plan, writer)
     total = add_up(parts, plan, eos_penalty)
+    total.honest_are = honest_are
     return [*part_findings(parts), *(check(total) for check in SUM_CHECKS)]
 
 

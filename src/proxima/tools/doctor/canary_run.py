@@ -1,9 +1,9 @@
 """A short run on a planted reward. In: a config and prompts. Out: `CanaryRun`, what it measured.
 
 The planted reward is the share of a response's tokens that belong to a class of tokens which make up a third
-of what the model writes. Its best value is 1, and a policy that writes only such tokens, in their old
-proportions, needs ln 3 nats of KL per token. It has the mean and the spread of the rewards that it stands in
-for.
+of what the model writes; what an environment or tools wrote does not count. Its best value is 1, and a policy
+that writes only such tokens, in their old proportions, needs ln 3 nats of KL per token. It has the mean and
+the spread of the rewards that it stands in for.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PlantedReward:
         return sum(index in self.members for index in written) / max(1, len(written))
 
     def __call__(self, samples: Samples) -> RewardOutcome:
-        self.seen.append([self.share(ids) for ids in samples.completion_ids])
+        self.seen.append([self.share(ids) for ids in samples.own_ids])
         return RewardOutcome([self.offset + self.gain * share for share in self.seen[-1]], {})
 
 
@@ -182,7 +182,7 @@ def plant(trainer: PPOTrainer, written: Tokens, unit: bool) -> PlantedReward:
     Args:
         unit: mean 0 and unit variance instead.
     """
-    eos_ids, rows = trainer.models.eos_ids, written.response_rows
+    eos_ids, rows = trainer.models.eos_ids, Samples.of_tokens(written).own_ids
     planted = PlantedReward(choose_class(rows, eos_ids), eos_ids)
     shares = [planted.share(row) for row in rows]
     if is_flat(shares):
@@ -192,7 +192,8 @@ def plant(trainer: PPOTrainer, written: Tokens, unit: bool) -> PlantedReward:
             "raise temperature, or top_k and top_p",
         )
     scores = [0.0]
-    if trainer.config.rewards and not unit:
+    configured = trainer.config.rewards or trainer.config.environment
+    if configured and not unit:
         few = first_rows(written)
         scores = trainer.reward_computer.score_tokens(few).total.tolist()
         scores = [score for score in scores if not math.isnan(score)]
@@ -200,7 +201,7 @@ def plant(trainer: PPOTrainer, written: Tokens, unit: bool) -> PlantedReward:
             why = trainer.reward_computer.last_failure
             raise ValueError(f"your rewards gave none of {len(few.prompts)} responses a score: {why}")
     mean, spread = (0.0, 1.0) if is_flat(scores) else (fmean(scores), pstdev(scores))
-    planted.like_rewards = unit or not trainer.config.rewards or not is_flat(scores)
+    planted.like_rewards = unit or not configured or not is_flat(scores)
     planted.gain = spread / pstdev(shares)
     planted.offset = mean - planted.gain * fmean(shares)
     return planted

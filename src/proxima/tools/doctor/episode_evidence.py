@@ -76,7 +76,8 @@ def episode_evidence(
     rewards = [
         (spec, source, Prober(source, writer.samples)) for spec, source in trainer.reward_computer.rewards
     ]
-    found = RewardEvidence("episodes", lengths=chosen_lengths(played["samples"]))
+    lengths = chosen_lengths(played["samples"])
+    found = RewardEvidence("episodes", lengths=lengths, honest_are="episodes of the policy")
     for name, samples in played.items():
         outcomes = [(spec, source, prober.score(samples)[0]) for spec, source, prober in rewards]
         columns = [[spec.weight * score for score in outcome.totals] for spec, _, outcome in outcomes]

@@ -25,10 +25,10 @@ from proxima.data import Rows, open_rows, read_prompts
 from proxima.environments import max_response_tokens
 from proxima.ppo_trainer import PPOTrainer
 from proxima.rewards import ClassifierSource, Samples, check_rewards
-from proxima.tools.doctor.audit_checks import audit, demonstrations_of
+from proxima.tools.doctor.audit_checks import NO_ANSWERS, answers_in_data, audit
 from proxima.tools.doctor.canary_checks import canary
 from proxima.tools.doctor.finding import Finding, fail
-from proxima.tools.doctor.resource_checks import check_disk, check_memory, check_threads
+from proxima.tools.doctor.resource_checks import check_disk, check_memory, check_recording, check_threads
 from proxima.tools.doctor.reward_checks import (
     check_ending,
     check_endpoint,
@@ -66,7 +66,7 @@ from proxima.tools.doctor.worker_checks import check_protections, constant_findi
 ROUNDS = 16  # prompts are sampled at most this often until two scores differ
 QUICK_PROMPTS = 2048  # measured at the start of a run, which itself checks all of them
 Probe = Callable[[PPOTrainer, Sequence[str]], list[Finding]]
-NEEDED = ("vocabulary", "memory", "reward")
+NEEDED = ("vocabulary", "memory", "reward", "recorded steps")
 """Where one of these fails, no step can run."""
 
 
@@ -105,7 +105,7 @@ def examine(
         if validation:
             held_out = prompt_lengths(read_prompts(validation, tokenizer), tokenizer)
             found.append(check_context(config, held_out, context, "validation context"))
-        shown = demonstrations_of(rows, tokenizer, samples) if with_audit else []
+        shown = answers_in_data(rows, tokenizer, samples) if with_audit else NO_ANSWERS
     except (ValueError, OSError) as error:
         return [fail("setup", str(error), "fix it and run the doctor again")]
     room = (context or float("inf")) - max_response_tokens(config)
@@ -114,7 +114,7 @@ def examine(
     if room < 1 or not usable or any(item.level == "fail" and item.name in NEEDED for item in found):
         return found
     rounds = sampling_rounds(usable, samples)
-    more: list[Probe] = [partial(audit, demonstrations=shown)] if with_audit else []
+    more: list[Probe] = [partial(audit, data=shown)] if with_audit else []
     if with_audit or not with_canary:
         found += step_findings(config, next(rounds), rounds, more)
     return found + canary_findings(config, usable) if with_canary else found
@@ -159,6 +159,7 @@ def quick_findings(
         check_context(config, lengths, context),
         check_memory(config, network, longest),
         check_disk(config, network),
+        *check_recording(config, network),
         check_threads(config),
         *(check_endpoint(spec, prompts[0], tokenizer) for spec in config.rewards if spec.is_http),
         *(check_reward_model(spec) for spec in config.rewards if is_reward_model(spec)),

@@ -25,7 +25,7 @@ def limit_memory(device: torch.device, allowed: int) -> None:
     """From now on this process gets no more: private memory on a CPU, torch's own on a GPU."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total), device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total), device.index)
         return
     import resource  # not on Windows
 

@@ -31,6 +31,7 @@ from transformers.pytorch_utils import Conv1D
 from proxima.base_setup import (
     LOGITS,
     MOMENTS,
+    TRAINED,
     MemoryAtHand,
     MicroBatches,
     cached_bytes,
@@ -172,7 +173,7 @@ def estimate_memory(
         adapters=4 * (roles.adapters + roles.elsewhere),
         optimizer=MOMENTS * roles.trained,
         activations=int(tokens * _kept_bytes(config, size, on_gpu, width)),
-        cache=slots * each * cached_bytes(base),
+        cache=slots * each * cached_bytes(base, 0 if config.lora_r else TRAINED),
         logits=LOGITS * passes.positions * size.vocabulary * 4,
         overhead=OVERHEAD["cuda" if on_gpu else "cpu"],
     )
@@ -206,7 +207,7 @@ def _kept_bytes(config: PPOConfig, size: NetworkSize, on_gpu: bool, width: int) 
     numbers = share * size.widths + backward * layer
     if config.gradient_checkpointing:
         numbers = share * layer + 2 * size.layers * size.hidden + backward * layer
-    return numbers * (4 if full else width)
+    return numbers * (TRAINED if full else width)
 
 
 def free_memory(device: torch.device) -> int:

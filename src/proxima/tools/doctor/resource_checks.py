@@ -1,4 +1,5 @@
-"""Memory, disk and threads compared with what a run will need. In: a config and estimates. Out: findings."""
+"""Memory, disk and threads compared with what a run will need; what recorded steps take. In: a config and
+estimates. Out: findings."""
 
 from __future__ import annotations
 
@@ -8,15 +9,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from proxima.base_setup import is_adapter, load_config, pick_device
+from proxima.base_setup import config_number, is_adapter, load_config, pick_device
 from proxima.config import PPOConfig
 from proxima.core.json_record import Record
+from proxima.core.recorded_experts import expert_dtype
+from proxima.ppo_trainer import MOST_KEPT, OWN_VALUE_NETWORK, recorded_bytes, too_large
 from proxima.rewards import is_ready_made
 from proxima.runtime import device_memory, thread_wait_problem
 from proxima.runtime.distributed import rank_and_count
+from proxima.runtime.engine import knows
 from proxima.tools.doctor.finding import Finding, fail, ok, warn
 from proxima.tools.doctor.memory_estimate import GIB, base_without_weights, estimate_memory, free_memory
-from proxima.tools.doctor.role_weights import role_weights
+from proxima.tools.doctor.role_weights import role_weights, trained_reward, value_network
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -92,7 +96,7 @@ def other_networks(config: PPOConfig) -> list[PreTrainedConfig]:
 
 def check_disk(config: PPOConfig, network: PreTrainedConfig) -> Finding:
     """Space in run_dir for what a run writes: weights of policy and value model, checkpoints (weights and two
-    moments), logs."""
+    moments), logs; and for recorded steps, without which a run continues."""
     trained = role_weights(config, base_without_weights(config, network, on_gpu=False)).trained
     checkpoints = config.keep_checkpoints + 2  # the best one, and one that is being written
     need = (1 + 3 * checkpoints) * 4 * trained + LOGS
@@ -100,11 +104,49 @@ def check_disk(config: PPOConfig, network: PreTrainedConfig) -> Finding:
     folder = next(path for path in (run_dir, *run_dir.parents) if path.exists())
     free = shutil.disk_usage(folder).free
     text = f"{free / GIB:.1f} GiB free in {config.run_dir}, a run writes about {need / GIB:.2f} GiB"
+    recorded = MOST_KEPT * sum(bundle_bytes(config, network)) if config.record_steps else 0
+    if recorded:
+        text += f" and up to {recorded / GIB:.2f} GiB of recorded steps"
     if free < need:
         return fail("disk", text, "free some space, or set run_dir to another disk")
     if free < DISK_MARGIN * need:
         return warn("disk", text, "free some space: another run will not fit")
+    if free < need + recorded:
+        return warn("disk", text, "free some space: a step that does not fit is not recorded")
     return ok("disk", text)
+
+
+def check_recording(config: PPOConfig, network: PreTrainedConfig) -> list[Finding]:
+    """What a recorded step takes, or why none can be recorded; nothing where none are."""
+    if not config.record_steps:
+        return []
+    name, problem = "recorded steps", ""
+    if config.has_critic and config.value_model != "policy":
+        own = value_network(config, trained_reward(config))
+        problem = "" if own is None else OWN_VALUE_NETWORK
+    adapters, rollout = (0, 0) if problem else bundle_bytes(config, network)
+    if problem := problem or too_large(adapters, rollout):
+        what, _, advice = problem.partition("; ")
+        return [fail(name, what, advice)]
+    held = 2 * (3 * adapters // 4 + rollout)  # of two steps, without the weights after them
+    return [
+        ok(
+            name,
+            f"up to {(adapters + rollout) / GIB:.2f} GiB each without its prompts, at most {MOST_KEPT} stay; "
+            f"up to {held / GIB:.2f} GiB of main memory stay in use",
+        )
+    ]
+
+
+def bundle_bytes(config: PPOConfig, network: PreTrainedConfig) -> tuple[int, int]:
+    """What a recorded step takes for its adapters and for its responses, without a network's weights."""
+    base, text = base_without_weights(config, network, on_gpu=False), network.get_text_config()
+    roles, vocabulary = role_weights(config, base), base.get_input_embeddings().num_embeddings
+    is_fast = config.engine != "plain" and knows(base)  # the reference path records no experts
+    per_layer = config_number(text, "num_experts_per_tok") if is_fast else 0
+    width = expert_dtype(config_number(text, "num_experts")).itemsize
+    experts = config_number(text, "num_hidden_layers") * per_layer * width
+    return recorded_bytes(config, 4 * roles.trained, 4 * roles.reference, vocabulary, experts)
 
 
 def check_threads(config: PPOConfig) -> Finding:

@@ -40,6 +40,7 @@ class RewardEvidence:
     batch_seconds: float = 0.0  # of one answer among all samples
     failures: dict[str, str] = field(default_factory=dict)  # why a call had answers without a score
     loses_batch: list[str] = field(default_factory=list)  # answers beside which no other gets a score
+    honest_are: str = ""  # which answers count as honest
 
     def known(self, name: str) -> list[float]:
         """The scores of a call, without nan."""

@@ -36,6 +36,8 @@ class RoleWeights:
     """Of a value model's own network that does not train."""
     elsewhere: int = 0
     """Of an adapter on it."""
+    reference: int = 0
+    """Of the reference's adapter, which is among `adapters`."""
 
 
 def role_weights(config: PPOConfig, base: PreTrainedModel) -> RoleWeights:
@@ -66,9 +68,13 @@ def role_weights(config: PPOConfig, base: PreTrainedModel) -> RoleWeights:
         return RoleWeights(trained, copies=policy + value, adapters=loaded)
     if network is not None:
         return RoleWeights(
-            trained, adapters=loaded + policy, networks=count_weights(network), elsewhere=value
+            trained,
+            adapters=loaded + policy,
+            networks=count_weights(network),
+            elsewhere=value,
+            reference=sft,
         )
-    return RoleWeights(trained, adapters=loaded + policy + value)
+    return RoleWeights(trained, adapters=loaded + policy + value, reference=sft)
 
 
 def trained_reward(config: PPOConfig) -> str:

@@ -110,11 +110,17 @@ def _with_names(state: Record, rewards: Mapping[str, str], judges: Mapping[str, 
         )
 
     endings = within(state, "endings")
-    both = {
-        "rewards": renamed(endings.get("rewards"), rewards),
-        "judges": renamed(endings.get("judges"), judges),
-    }
+    both = {}
+    for kind, names in (("rewards", rewards), ("judges", judges)):
+        found = renamed(endings.get(kind), names)
+        both[kind] = {name: _without_source(each) for name, each in found.items()}
     return {**state, "units": renamed(state.get("units"), rewards), "endings": both}
+
+
+def _without_source(ending: object) -> Record:
+    """How texts end for a classifier, without its folder or id."""
+    known = ending if isinstance(ending, dict) else {}
+    return {name: known[name] for name in ("how", "is_guess") if name in known}
 
 
 def _last_part(path: str) -> str:

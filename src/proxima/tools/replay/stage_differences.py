@@ -67,7 +67,7 @@ class Differences:
         if left.shape != right.shape or left.dtype != right.dtype:
             return Difference(name, "", _kind(left), _kind(right), math.inf, 0.0)
         apart = _apart(left, right)
-        place = int(apart.argmax())
+        place = int(apart.argmax() if apart.any() else (~_same_bits(left, right)).int().argmax())
         spots = torch.unravel_index(torch.tensor(place), left.shape) if left.ndim else ()
         where = f"[{', '.join(str(int(each)) for each in spots)}]"
         values = _shown(left.reshape(-1)[place]), _shown(right.reshape(-1)[place])
@@ -196,9 +196,14 @@ def same(left: Tensor, right: Tensor) -> bool:
     """The same bits; any nan is the same as any other."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
-    if left.is_floating_point():
-        return bool(((left == right) | (left.isnan() & right.isnan())).all())
-    return torch.equal(left, right)
+    return bool(_same_bits(left, right).all())
+
+
+def _same_bits(left: Tensor, right: Tensor) -> Tensor:
+    """Number by number; 0 and -0 are equal, but not the same bits."""
+    if not left.is_floating_point():
+        return left == right
+    return ((left == right) & (left.signbit() == right.signbit())) | (left.isnan() & right.isnan())
 
 
 def _apart(left: Tensor, right: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import { element } from "./base.js";
 import { copyButton } from "./copy.js";
 import { visible } from "./dom.js";
-import { number } from "./words.js";
+import { ago, number } from "./words.js";
 
 export function showAbout(run, panel) {
   const { config, environment, checkpoints, results, evaluation, path, command, bundles } = run.about;
@@ -17,8 +17,10 @@ export function showAbout(run, panel) {
   const commands = Object.entries(lines).filter(([name]) => command[name]).map(([name, title]) => card(title,
     element("code", { className: "command", text: command[name] }), copyButton(command[name], "Copy"),
     element("p", { className: "soft small", text: [command.folder && `Given in ${command.folder}.`, command[name].includes("***") && "Keys are not written down: put them in the place of ***."].filter(Boolean).join(" ") })));
-  const recorded = bundles.slice(-50).map(({ name, bytes, command: line }) =>
-    element("li", {}, element("bdi", { text: visible(name, 200) }), element("span", { className: "soft small", text: `${number(bytes / 1e6, 3)} MB` }), copyButton(line, "Copy replay command")));
+  const recorded = bundles.slice(-50).map(({ name, step, reason, bytes, changed, command: line, show: look }) =>
+    element("li", {}, element("bdi", { text: visible(step === null ? name : `Step ${step}`, 200), title: visible(name, 200) }),
+      element("span", { className: "soft small", text: `${number(bytes / 1e6, 3)} MB, ${ago(changed)}` }), ...(reason ? [element("bdi", { className: "small", text: visible(reason, 500) })] : []),
+      element("span", { className: "row" }, copyButton(line, "Copy replay command"), copyButton(look, "Copy command for the microscope"))));
   const cards = [
     ...commands,
     recorded.length ? card("Recorded steps", element("ul", { className: "bundles" }, ...recorded)) : null,
