@@ -220,18 +220,22 @@ def _measured(trainer: PPOTrainer, seed: int) -> dict[str, float]:
 ROUNDS = {"one-round": one_round, "two-rounds": two_rounds}
 
 
-def rounds(folder: Path, seeds: Sequence[int], steps: int, jobs: int, device: str) -> list[Row]:
-    calls = [partial(run_rounds, folder, name, seed, steps, device) for seed in seeds for name in ROUNDS]
+def rounds(
+    folder: Path, seeds: Sequence[int], steps: int, jobs: int, device: str, labels: int = LABELS
+) -> list[Row]:
+    calls = [
+        partial(run_rounds, folder, name, seed, steps, labels, device) for seed in seeds for name in ROUNDS
+    ]
     return in_jobs(jobs, calls)
 
 
-def run_rounds(folder: Path, name: str, seed: int, steps: int, device: str) -> Row:
-    run = f"{name}-seed-{seed}"
+def run_rounds(folder: Path, name: str, seed: int, steps: int, labels: int, device: str) -> Row:
+    run = f"{name}-of-{labels}-seed-{seed}"
     done = folder / run / RESULTS_FILE
     if not done.exists():
         ppo = {**PPO_SETTINGS, **ROUNDS_SETTINGS}
         with _told_in(folder / f"{run}.log"):
-            write_json(done, ROUNDS[name](folder / run, seed, steps, LABELS, ppo, device))
+            write_json(done, ROUNDS[name](folder / run, seed, steps, labels, ppo, device))
     return {"run": run, "ppo": json.loads(done.read_text(encoding="utf-8"))}
 
 
@@ -288,13 +292,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         which.add_argument(f"--{name}", dest="name", action="store_const", const=name, default="learn")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--only", nargs="+", choices=CONTROLLERS, help="of --controllers, these")
+    parser.add_argument("--labels", type=int, default=LABELS, help="of --rounds, in all rounds together")
     parser.add_argument("--steps", type=int, default=0, help="PPO steps of a run; 0 = as usual")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread")
     parser.add_argument("--folder", type=Path, default=Path("runs/learn"))
     parser.add_argument("--device", default="auto")
     given = parser.parse_args(arguments)
     run, steps = EXPERIMENTS[given.name]
-    more = {"only": given.only} if given.name == "controllers" and given.only else {}
+    more = {"rounds": {"labels": given.labels}, "controllers": {"only": given.only or ()}}.get(given.name, {})
     rows = run(given.folder, given.seeds, given.steps or steps, given.jobs, given.device, **more)
     path = given.folder / f"{given.name}.json"
     write_json(path, rows)
