@@ -29,6 +29,7 @@ from proxima.tools.bench import (
     finetuning_table,
     growth_plot,
     make_random_model,
+    profile_table,
     run_case,
     run_finetuning_case,
     run_generation_peer,
@@ -52,6 +53,27 @@ SMALL = Case("test", "tiny", batch=4, prompt=(6, 9), response=(3, 5), epochs=1)
 def result():
     torch.set_num_threads(1)
     return run_case(SMALL, MACHINE, steps=1)
+
+
+def test_a_profile_shows_what_a_step_spends_its_time_in():
+    found = run_case(SMALL, MACHINE, steps=1, profile=True)["profile"]
+    kernels = found["kernels"]
+    assert sum(each["milliseconds"] for each in kernels) <= found["milliseconds"] * (1 + 1e-9)
+    assert [each["share"] for each in kernels] == sorted((each["share"] for each in kernels), reverse=True)
+    products = [each for each in kernels if each["name"] in ("aten::mm", "aten::addmm")]
+    assert products
+    assert all(each["calls"] > 0 and each["milliseconds"] > 0 for each in products)
+    lines = profile_table(found).splitlines()
+    assert len(lines) == 14
+    assert kernels[0]["name"] in lines[1]
+    assert lines[-1].startswith("others")
+    shares = [float(line.split()[-1].rstrip("%")) for line in lines[1:]]
+    assert sum(shares) == pytest.approx(100, abs=1)
+
+
+def test_a_profile_of_fine_tuning_is_refused():
+    with pytest.raises(ValueError, match="profile shows PPO steps, and small sft is none"):
+        Bench(cases=("small sft",), profile=True).run()
 
 
 def test_a_small_case_is_timed_phase_by_phase(result):

@@ -49,6 +49,9 @@ class Bench(Command):
     """As in `train`: tokens in one forward pass, 0 = by the device's memory. Memory against speed."""
     gradient_checkpointing: bool = False
     """As in `train`: recompute layers in the backward pass. Memory against speed."""
+    profile: bool = False
+    """Also take a PPO step of each case under torch's profiler, after the timed ones: the kernels (on a CPU,
+    the operations) by the time they take."""
 
     def run(self) -> None:
         from proxima.tools.bench import CASES, measure_machine
@@ -74,12 +77,14 @@ class Bench(Command):
         print(f"all numbers: {self.output}")
 
     def _time_step(self, name: str, folder: str, machine: Machine, results: _Results) -> None:
-        from proxima.tools.bench import CASES, run_case, table
+        from proxima.tools.bench import CASES, profile_table, run_case, table
 
         case = CASES[name]
-        result = run_case(case, machine, self.steps, folder, **self._settings)
+        result = run_case(case, machine, self.steps, folder, self.profile, **self._settings)
         peer = self._peer_of(case, folder) if self.peer and case.has_peer else None
         print(table(result, peer) + "\n", flush=True)
+        if self.profile:
+            print(profile_table(result["profile"]) + "\n", flush=True)
         results.add({**result, "peer": peer})
 
     def _peer_of(self, case: Case, folder: str) -> Record:
@@ -125,6 +130,8 @@ class Bench(Command):
             raise ValueError(
                 f"beside, scaling and lengths time PPO steps, not {names[0]}; name another first"
             )
+        if self.profile and not any(name in CASES for name in names):
+            raise ValueError(f"profile shows PPO steps, and {', '.join(names)} is none; name another too")
         return names
 
     def _time_beside(self, name: str, folder: str, results: _Results) -> None:

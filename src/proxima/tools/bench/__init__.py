@@ -18,6 +18,7 @@ from proxima.tools.bench.growth import (
 )
 from proxima.tools.bench.hardware_floor import Machine, measure_machine
 from proxima.tools.bench.random_model import CPU_SIZES, SHAPES, make_random_model
+from proxima.tools.bench.step_profile import profile_table
 from proxima.tools.bench.trl_peer import run_peer
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "lengths_table",
     "make_random_model",
     "measure_machine",
+    "profile_table",
     "run_beside",
     "run_case",
     "run_finetuning_case",

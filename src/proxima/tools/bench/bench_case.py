@@ -20,6 +20,7 @@ from proxima.core.json_record import Record
 from proxima.ppo_trainer import PPOTrainer
 from proxima.tools.bench.hardware_floor import Machine, floors
 from proxima.tools.bench.random_model import SHAPES, free_memory, make_random_model
+from proxima.tools.bench.step_profile import step_profile
 
 PHASES = ("generate", "score", "reward", "value", "update")
 
@@ -105,18 +106,30 @@ CASES = {
 
 
 def run_case(
-    case: Case, machine: Machine, steps: int = 3, folder: str | Path | None = None, **settings: object
+    case: Case,
+    machine: Machine,
+    steps: int = 3,
+    folder: str | Path | None = None,
+    profile: bool = False,
+    **settings: object,
 ) -> Record:
     """Build, warm up, then time `steps` PPO steps; the median of each phase.
 
     Args:
         folder: keeps the model with random weights for the next case; by default it is temporary.
+        profile: take one more step under the profiler.
         settings: of `PPOConfig`, besides those of the case.
     """
+
+    def measure(trainer: PPOTrainer) -> Record:
+        found = _timed(trainer, case, machine, steps)
+        more = {"profile": step_profile(trainer, make_prompts(case, 2 + steps))} if profile else {}
+        return {**found, **more}
+
     return {
         **asdict(case),
         "checkpointing": bool(settings.get("gradient_checkpointing")),
-        **measured(case, lambda trainer: _timed(trainer, case, machine, steps), folder, **settings),
+        **measured(case, measure, folder, **settings),
     }
 
 

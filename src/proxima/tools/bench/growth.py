@@ -54,7 +54,7 @@ def run_scaling(
         for factor in FACTORS:
             size, changed = sized(case, dimension, factor)
             if changed not in done:
-                done[changed] = run_case(changed, machine, steps, folder, **settings)["seconds"]
+                done[changed] = run_case(changed, machine, steps, folder, False, **settings)["seconds"]
             points.append((size, done[changed]))
         found[dimension] = {"points": points, "growth": growth(points)}
     return found
@@ -100,7 +100,7 @@ def run_lengths(
     """Each length's result as soon as it is there; where memory runs out, one with `error`."""
     for sized_case in by_length(case):
         try:
-            found = run_case(sized_case, machine, steps, folder, **settings)
+            found = run_case(sized_case, machine, steps, folder, False, **settings)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
