@@ -120,6 +120,11 @@ def test_options_are_known_by_their_names():
     )
 
 
+@pytest.mark.parametrize("name", ["pem", "cookie", "credential", "pwd", "sig", "url_tokens", "Access_Key_Id"])
+def test_a_query_in_any_text_is_shown_without_its_keys(name):
+    assert shareable(f"sent to /score?low=2&{name}={KEY}") == f"sent to /score?low=2&{name}=***"
+
+
 @pytest.mark.parametrize("weight", ["", "0.5*", "-2e-1*"])
 @pytest.mark.parametrize(
     "address",

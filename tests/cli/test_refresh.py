@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from proxima.cli import main
-from proxima.cli.continued_reward import Joined
+from proxima.cli.continued_reward import ExampleSource, Joined, held_out_keys, note_sources
 from proxima.config import PPOConfig
 from proxima.finetuning.held_out_prompts import prompt_key
 from proxima.models import saved_units
@@ -196,3 +196,17 @@ def test_joined_sequences_read_as_one():
     assert (joined[-1], joined[1:], len(joined)) == (3, [2, 3], 3)
     with pytest.raises(IndexError):
         joined[3]
+
+
+def test_what_a_model_was_trained_on_is_noted_in_one_move(tmp_path, monkeypatch):
+    note_sources(tmp_path, [ExampleSource("old.jsonl", 20)], [7])
+    before = (tmp_path / "data.json").read_text()
+
+    def full_disk(path, target):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        note_sources(tmp_path, [ExampleSource("new.jsonl"), ExampleSource("old.jsonl", 20)], [7, 8])
+    assert (tmp_path / "data.json").read_text() == before
+    assert held_out_keys(str(tmp_path)) == {7}

@@ -16,6 +16,7 @@ from proxima.config import RewardConfig, read_yaml, settings_in
 from proxima.core.regular_files import read_file
 from proxima.core.tokenizer import Tokenizer
 from proxima.data import Rows, open_rows
+from proxima.runs import write_json
 
 if TYPE_CHECKING:
     from proxima.finetuning import RatingTrainer, RewardTrainer
@@ -163,4 +164,4 @@ def note_sources(folder: Path, sources: Sequence[ExampleSource], held_out: Itera
         "sources": [asdict(source) for source in sources],
         "held_out": [f"{key:016x}" for key in sorted(held_out)],
     }
-    (folder / DATA_FILE).write_text(json.dumps(noted, indent=1), encoding="utf-8")
+    write_json(folder / DATA_FILE, noted)

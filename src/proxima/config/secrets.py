@@ -110,6 +110,5 @@ PAIR = re.compile(rf"""(?P<name>[?&;,][\w-]+)=(?:'(?:[^']|'')*'|(?:(?!{OPTION}|;
 
 
 def _is_key(separator: str, name: str) -> bool:
-    if separator == ",":
-        return is_secret(name)
-    return re.search("key|token|secret|pass|pwd|jwt|auth|sig", name, re.IGNORECASE) is not None
+    looks_like_one = re.search("key|token|secret|pass|pwd|jwt|auth|sig", name, re.IGNORECASE)
+    return is_secret(name) or (separator != "," and looks_like_one is not None)
