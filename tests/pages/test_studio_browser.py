@@ -322,6 +322,30 @@ def test_lists_links_keys_and_the_way_back(studio, tmp_path):
     visitor.wait_for("#runs a", "alpha")
 
 
+def test_an_answer_that_comes_after_the_tab_was_left_changes_nothing(studio, tmp_path):
+    write_run(tmp_path / "runs" / "alpha", steps=20)
+    visitor = studio()
+    visitor.go("#/run/alpha/charts")
+    visitor.wait(f"Number({LAST}) === 20")
+    visitor.script(
+        "const plain = window.fetch; window.late = 0;"
+        "window.fetch = async (path, ...more) => {"
+        "  const answer = await plain(path, ...more);"
+        "  if (!String(path).includes('/api/samples')) return answer;"
+        "  await new Promise((done) => setTimeout(done, 1000));"
+        "  setTimeout(() => window.late++, 200);"
+        "  return answer;"
+        "};"
+    )
+    visitor.keys("2")
+    visitor.wait("location.hash.endsWith('samples')")
+    visitor.keys("3")
+    visitor.wait_for("#panel", "Colour by")
+    visitor.wait("window.late > 0")
+    assert "Colour by" in visitor.script("return document.getElementById('panel').textContent")
+    assert not visitor.all(".samples")
+
+
 def test_the_microscope_shows_any_step_sample_and_column_and_two_steps(studio, tmp_path):
     runs = tmp_path / "runs"
     run = Run(write_run(runs / "ended", steps=50))

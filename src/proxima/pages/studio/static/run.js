@@ -22,7 +22,7 @@ export function showRun(place, view) {
   const name = place.run;
   const state = element("span"), figures = element("dl", { className: "figures" }), why = element("p", { className: "soft small", id: "why" });
   const tabs = TABS.map((tab) => element("a", { href: link({ run: name, tab }), text: TITLES[tab] }));
-  const panel = element("section", { id: "panel" });
+  let panel = element("section", { id: "panel" });
   const copies = element("span", { className: "copies row" });
   view.append(
     element("div", { className: "row head" }, element("h1", {}, element("bdi", { text: name })), state, figures),
@@ -64,7 +64,9 @@ export function showRun(place, view) {
     tabs.forEach((each, i) => (each.ariaCurrent = TABS[i] === tab ? "page" : null));
     tabs[TABS.indexOf(tab)].scrollIntoView({ block: "nearest", inline: "nearest" });
     open?.stop?.();
-    panel.replaceChildren();
+    const fresh = element("section", { id: "panel" }); // an answer that comes late finds its own panel gone
+    panel.replaceWith(fresh);
+    panel = fresh;
     open = VIEWS[tab](run, panel, asked);
   }
 

@@ -11,11 +11,13 @@ const seen = (text) => visible(text.replace(/^ /, ""), 4000).replaceAll("↵\n",
 export function showSamples(run, panel, asked) {
   let steps = asked.getAll("step").map(Number).filter(Number.isInteger);
   let logged = ""; // what the run's samples were like at the last look
+  let drawing = 0;
 
   async function draw() {
     const query = new URLSearchParams([["name", run.name], ...steps.map((step) => ["step", step])]);
+    const turn = ++drawing;
     const said = await ask(`/api/samples?${query}`).catch((problem) => notice(problem.message));
-    if (!said || !panel.isConnected) return;
+    if (!said || turn !== drawing || !panel.isConnected) return;
     if (!said.rows.length) return panel.replaceChildren(element("p", { className: "soft narrow", text: "No samples yet. They are logged with the first evaluation (eval_every)." }));
     const places = said.chosen;
     const head = element("tr", {}, element("th", { text: "Prompt", scope: "col" }), ...places.map((step, i) => {
