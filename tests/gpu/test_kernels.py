@@ -40,10 +40,16 @@ def attend_plainly(q, k, v, lengths, scale):
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("heads", [(4, 2, 32), (2, 2, 64), (4, 1, 16), (16, 8, 128)])
-def test_tiled_attention_and_its_gradients(heads):
+@pytest.mark.parametrize(
+    ("heads", "kind"),
+    [*(((4, 2, 32), kind) for kind in ("HOPPER", "OTHERS")),
+     *((heads, "HOPPER") for heads in ((2, 2, 64), (4, 1, 16), (3, 1, 16), (16, 8, 128)))],
+)  # fmt: skip
+def test_tiled_attention_and_its_gradients(heads, kind, monkeypatch):
+    from proxima.runtime.engine.kernels import attention_kernels
     from proxima.runtime.engine.kernels.attention_kernels import TiledAttention
 
+    monkeypatch.setattr(attention_kernels, "configs", lambda: getattr(attention_kernels, kind))
     torch.manual_seed(0)
     lengths, (n_q, n_kv, size) = [1, 70, 64, 129, 5], heads
     if heads == (16, 8, 128) and INTERPRETED:
