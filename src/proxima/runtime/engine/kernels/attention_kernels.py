@@ -1,10 +1,10 @@
 """Triton kernels: causal attention over packed sequences, forward and backward.
 
-A program computes one tile: up to `TILE` tokens of one sequence, of one head or of two that share keys; or two
-tiles of keys in a row. Tiles start where sequences start, so a token's result does not depend on what its
-sequence is batched with. Sums have a fixed order, so results are bit-exactly repeatable. Query heads that share
-a key head are summed inside a program: no keys are repeated, and nothing is reduced afterwards. A program adds
-64-bit numbers to its pointers once; within a block, offsets have 32 bits.
+A program computes one tile: up to `TILE` tokens of one sequence, of one head or of two that share keys. Tiles
+start where sequences start, so a token's result does not depend on what its sequence is batched with. Sums have
+a fixed order, so results are bit-exactly repeatable. Query heads that share a key head are summed inside a
+program: no keys are repeated, and nothing is reduced afterwards. A program adds 64-bit numbers to its pointers
+once; within a block, offsets have 32 bits.
 """
 
 from __future__ import annotations
@@ -27,24 +27,20 @@ class TileConfig(NamedTuple):
 
     Args:
         block: keys (or queries) per step.
-        warps: for each tile of a program.
+        warps: for each head of a program.
         stages: of the pipeline that loads blocks.
-        tiles: per program, 1 or 2: of two query heads that share keys, where the number of those is even; or
-            of two tiles of keys in a row.
-        programs: that the registers of a multiprocessor hold at once, at the least.
+        heads: query heads per program, 1 or 2: two that share keys, where the number of those is even.
     """
 
     block: int
     warps: int
     stages: int
-    tiles: int = 1
-    programs: int = 1
+    heads: int = 1
 
-    def options(self, tiles: int) -> dict[str, int]:
-        """Of a launch whose programs have this many tiles."""
-        warps = self.warps * tiles
-        most = REGISTERS // (32 * warps * self.programs)
-        return {"num_warps": warps, "num_stages": self.stages, "maxnreg": min(most, 255)}
+    def options(self, members: int = 1) -> dict[str, int | None]:
+        """Of a launch whose programs have this many heads. Of those with two, a multiprocessor's registers hold two."""
+        registers = 128 if members == 2 else None
+        return {"num_warps": self.warps * members, "num_stages": self.stages, "maxnreg": registers}
 
 
 class Configs(NamedTuple):
@@ -55,9 +51,8 @@ class Configs(NamedTuple):
     backward_kv: TileConfig
 
 
-REGISTERS = 65536  # of a multiprocessor
-# chosen by registers and shared memory (up to 113 KiB), not timed yet
-HOPPER = Configs(TileConfig(32, 4, 3, 2, 2), TileConfig(32, 4, 3, 2, 2), TileConfig(32, 4, 3, 2))
+# the fastest of those tried on an H200, without its tensor memory accelerator
+HOPPER = Configs(TileConfig(64, 4, 2, 2), TileConfig(32, 4, 3, 2), TileConfig(32, 4, 4))
 # what fits 99 KiB of shared memory
 OTHERS = Configs(TileConfig(32, 4, 3), TileConfig(64, 4, 2), TileConfig(32, 4, 2))
 
@@ -79,7 +74,7 @@ def _attend(  # type: ignore[no-untyped-def]
     first, start, end = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
     if first >= end:
         return
-    lines, steps = tl.arange(0, members * tile), tl.arange(0, block)[:, None]
+    lines, steps = tl.arange(0, members * tile), tl.arange(0, block)
     dims = tl.arange(0, size)[None, :]
     rows, member = lines % tile, lines // tile
     real, before, length = rows < end - first, first - start, end - start
@@ -94,15 +89,15 @@ def _attend(  # type: ignore[no-untyped-def]
     weight = tl.zeros([members * tile], tl.float32)
     gathered = tl.zeros([members * tile, size], tl.float32)
     for at in range(0, tl.minimum(before + tile, length), block):
-        there, ahead = steps < length - at, tl.cast(at, tl.int64)
-        key = tl.load(k + ahead * k_stride + (steps * k_stride + dims), mask=there, other=0.0)
+        there, ahead = steps[:, None] < length - at, tl.cast(at, tl.int64)
+        key = tl.load(k + ahead * k_stride + (steps[:, None] * k_stride + dims), mask=there, other=0.0)
         scores = tl.dot(queries, tl.trans(key))
         if at + block > before:  # the tile itself
-            seen = at - before + tl.arange(0, block)[None, :] <= rows[:, None]
+            seen = (at - before + steps)[None, :] <= rows[:, None]
             scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, 1) * factor)
         shares, shrink = tl.exp2(scores * factor - higher[:, None]), tl.exp2(peak - higher)
-        read = tl.load(v + ahead * v_stride + (steps * v_stride + dims), mask=there, other=0.0)
+        read = tl.load(v + ahead * v_stride + (steps[:, None] * v_stride + dims), mask=there, other=0.0)
         gathered = tl.dot(shares.to(read.dtype), read, gathered * shrink[:, None])
         weight, peak = weight * shrink + tl.sum(shares, 1), higher
     out += at_first * out_stride + head * size
@@ -161,16 +156,13 @@ def _backward_q(  # type: ignore[no-untyped-def]
 def _backward_kv(  # type: ignore[no-untyped-def]
     q, k, v, d_out, tiles, peaks, dots, d_k, d_v, scale, total, q_stride, k_stride, v_stride, d_out_stride,
     heads: tl.constexpr, group: tl.constexpr, size: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
-    span: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of `span` keys and values, one or more tiles, from all queries that attend to them."""
+    """Gradients of a tile of keys and values, from all queries that attend to it."""
     kv_head, entry = tl.program_id(0), tiles + (tl.num_programs(1) - 1 - tl.program_id(1)) * 3
-    first, start, end = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+    first, end = tl.load(entry), tl.load(entry + 2)
     if first >= end:
         return
-    if (first - start) % span > 0:  # the program of an earlier tile computes this one
-        return
-    rows, steps, dims = tl.arange(0, span)[:, None], tl.arange(0, block), tl.arange(0, size)[None, :]
+    rows, steps, dims = tl.arange(0, tile)[:, None], tl.arange(0, block), tl.arange(0, size)[None, :]
     at_first, length, head = first.to(tl.int64), end - first, kv_head * group
     real = rows < length
     k += at_first * k_stride + kv_head * size
@@ -183,7 +175,7 @@ def _backward_kv(  # type: ignore[no-untyped-def]
     peaks += head * total + first
     dots += head * total + first
     factor = scale * LOG2_E
-    found_k, found_v = tl.zeros([span, size], tl.float32), tl.zeros([span, size], tl.float32)
+    found_k, found_v = tl.zeros([tile, size], tl.float32), tl.zeros([tile, size], tl.float32)
     for step in range(tl.cdiv(length, block) * group):
         at, member = step // group * block, step % group
         there, ahead = steps < length - at, tl.cast(at, tl.int64)
@@ -191,10 +183,10 @@ def _backward_kv(  # type: ignore[no-untyped-def]
         query = tl.load(place + q_part, mask=there[:, None], other=0.0)
         place = d_out + ahead * d_out_stride + member * size
         given = tl.load(place + d_out_part, mask=there[:, None], other=0.0)
-        line = member * total + at + steps
-        peak, dot = tl.load(peaks + line, mask=there, other=0.0), tl.load(dots + line, mask=there, other=0.0)
+        peak = tl.load(peaks + member * total + at + steps, mask=there, other=0.0)
+        dot = tl.load(dots + member * total + at + steps, mask=there, other=0.0)
         shares = tl.exp2(tl.dot(key, tl.trans(query)) * factor - peak[None, :])
-        if at < span:  # the tile itself
+        if at < tile:  # the tile itself
             shares = tl.where(rows <= at + steps[None, :], shares, 0.0)
         found_v = tl.dot(shares.to(given.dtype), given, found_v)
         d_shares = shares * (tl.dot(value, tl.trans(given)) - dot[None, :])
@@ -240,7 +232,7 @@ class TiledAttention(torch.autograd.Function):
 
 def shared_heads(config: TileConfig, group: int) -> int:
     """How many of the `group` query heads of a key head a program computes."""
-    return math.gcd(config.tiles, group)
+    return math.gcd(config.heads, group)
 
 
 def gradient_q(ctx: Any, saved: tuple[Tensor, ...], d_out: Tensor, dots: Tensor) -> Tensor:
@@ -263,6 +255,6 @@ def gradient_kv(ctx: Any, saved: tuple[Tensor, ...], d_out: Tensor, dots: Tensor
     config = configs().backward_kv
     _backward_kv[(k.shape[1], len(tiles))](
         q, k, v, d_out, tiles, peaks, dots, d_k, d_v, ctx.scale, len(q), *ctx.strides, d_out.stride(0), *ctx.shape,
-        config.block, TILE * config.tiles, **config.options(config.tiles),
+        config.block, **config.options(),
     )  # fmt: skip
     return d_k, d_v
