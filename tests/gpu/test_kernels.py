@@ -374,9 +374,7 @@ def test_attention_against_the_cache_in_pieces(heads, normed, monkeypatch):
     torch.testing.assert_close(ours.double().cpu(), theirs.flatten(1), **NEAR)
     assert not attend.arrived.any()
     order = [4, 2, 5, 0]  # other slots, fewer rows: the same bits
-    moved = attend(
-        qkv[order], norms, cos, sin, *(x[order] for x in caches), lengths[order], *given[-2:]
-    )
+    moved = attend(qkv[order], norms, cos, sin, *(x[order] for x in caches), lengths[order], *given[-2:])
     assert torch.equal(moved, ours[order])
 
 

@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.runtime import driver
 
 from proxima.runtime.engine.kernels.nf4_kernels import Parts
 
@@ -30,6 +32,36 @@ class CacheTiling(NamedTuple):
 
 
 CACHE = CacheTiling(64, 1024, 4, 3)
+EARLY = 2  # on Hopper and later: 1 starts a kernel before the one before it has ended, 2 also reads ahead
+
+
+def starts_early() -> int:
+    """`EARLY` where the GPU can do so, else 0."""
+    if triton.knobs.runtime.interpret:
+        return 0
+    target = driver.active.get_current_target()
+    return EARLY if target.backend == "cuda" and target.arch >= 90 else 0
+
+
+@triton.jit
+def _wait(early: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Lets the next kernel start, and waits until what earlier ones wrote can be read."""
+    if early:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def _read_ahead(at):  # type: ignore[no-untyped-def]
+    """Bring the lines of 128 bytes at these addresses to the second-level cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [at.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -69,27 +101,43 @@ def _combined(parts, peaks, totals, first, pieces, real, head: tl.constexpr):  #
 
 
 @triton.jit
-def _add_tokens(q, k_at, v_at, seen, gathered, total, peak, scale, masked: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The running softmax after the cached tokens that are seen; all of them are where nothing is masked."""
-    if masked:
-        k = tl.load(k_at, mask=seen[:, None], other=0.0)
-        v = tl.load(v_at, mask=seen[:, None], other=0.0)
-    else:
-        k, v = tl.load(k_at), tl.load(v_at)
-    scores = tl.dot(q, tl.trans(k)) * scale
-    if masked:
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-    higher = tl.maximum(peak, tl.max(scores, 1))
-    weights, shrink = tl.exp2(scores - higher[:, None]), tl.exp2(peak - higher)
-    gathered = gathered * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
-    return gathered, total * shrink + tl.sum(weights, 1), higher
+def _over_cached(  # type: ignore[no-untyped-def]
+    q, k_at, v_at, count, scale, cached: tl.constexpr, head: tl.constexpr, block: tl.constexpr
+):
+    """The running softmax over the first `count` tokens of a piece: its weighted values (16, head), its sum and
+    its peak."""
+    dims, steps = tl.arange(0, head), tl.arange(0, block)
+    tokens = steps[:, None] * cached + dims[None, :]
+    peak = tl.full([16], float("-inf"), tl.float32)
+    total = tl.zeros([16], tl.float32)
+    gathered = tl.zeros([16, head], tl.float32)
+    for start in range(0, count, block):
+        seen, at = start + steps < count, start * cached + tokens
+        k = tl.load(k_at + at, mask=seen[:, None], other=0.0)
+        v = tl.load(v_at + at, mask=seen[:, None], other=0.0)
+        scores = tl.where(seen[None, :], tl.dot(q, tl.trans(k)) * scale, float("-inf"))
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        weights, shrink = tl.exp2(scores - higher[:, None]), tl.exp2(peak - higher)
+        gathered = tl.dot(weights.to(v.dtype), v, gathered * shrink[:, None])
+        total, peak = total * shrink + tl.sum(weights, 1), higher
+    return gathered, total, peak
+
+
+@triton.jit
+def _with_new(q, k, v, gathered, total, peak, scale):  # type: ignore[no-untyped-def]
+    """The running softmax after the new token, whose key and value are (1, head)."""
+    score = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
+    higher = tl.maximum(peak, score)
+    weight, shrink = tl.exp2(score - higher), tl.exp2(peak - higher)
+    gathered = gathered * shrink[:, None] + weight[:, None] * v.to(tl.float32)
+    return gathered, total * shrink + weight, higher
 
 
 @triton.jit
 def _attend_cache(  # type: ignore[no-untyped-def]
     qkv, q_weight, k_weight, cos, sin, keys, values, lengths, out, parts, peaks, totals, arrived, scale, eps,
     stride: tl.constexpr, size, kv_heads: tl.constexpr, group: tl.constexpr, head: tl.constexpr,
-    normed: tl.constexpr, block: tl.constexpr, piece: tl.constexpr,
+    normed: tl.constexpr, block: tl.constexpr, piece: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """One sequence, one key head, one piece of the cache: its queries, normalised and rotated, against the
     cached tokens. The piece of the new token also writes its key and value. All heads of a token, which lie
@@ -103,41 +151,28 @@ def _attend_cache(  # type: ignore[no-untyped-def]
     kind: tl.constexpr = keys.dtype.element_ty
     lanes, dims, steps = tl.arange(0, 16), tl.arange(0, head), tl.arange(0, block)
     real = lanes[:, None] < group  # the matrix unit wants 16 rows
-    token, cos, sin = qkv + row * stride, cos + length * head, sin + length * head
-    lines = token + (kv * group + lanes[:, None]) * head
-    q = _rotated(lines, real, q_weight, cos, sin, eps, head, normed).to(kind)
-    scale *= LOG2_E
-    peak = tl.full([16], float("-inf"), tl.float32)
-    total = tl.zeros([16], tl.float32)
-    gathered = tl.zeros([16, head], tl.float32)
     first = (row * size + begin) * cached + kv * head
     k_at, v_at = keys + first, values + first
     count = tl.minimum(piece, length - begin)
-    tokens = steps[:, None] * cached + dims[None, :]
-    whole = count // block * block
-    for start in range(0, whole, block):
-        at = start * cached + tokens
-        gathered, total, peak = _add_tokens(
-            q, k_at + at, v_at + at, steps < block, gathered, total, peak, scale, False
-        )
-    if whole < count:
-        at = whole * cached + tokens
-        gathered, total, peak = _add_tokens(
-            q, k_at + at, v_at + at, whole + steps < count, gathered, total, peak, scale, True
-        )
+    if early == 2:
+        lines = tl.minimum(steps, count)[:, None] * cached + tl.arange(0, (head + 63) // 64)[None, :] * 64
+        _read_ahead(k_at + lines)
+        _read_ahead(v_at + lines)
+    _wait(early)
+    token, cos, sin = qkv + row * stride, cos + length * head, sin + length * head
+    q_at = token + (kv * group + lanes[:, None]) * head
+    q = _rotated(q_at, real, q_weight, cos, sin, eps, head, normed).to(kind)
+    scale *= LOG2_E
+    gathered, total, peak = _over_cached(q, k_at, v_at, count, scale, cached, head, block)
     if count < piece:  # the new token belongs to this piece
         one = tl.arange(0, 1)[:, None]
         line = token + (heads + kv) * head + one
         k_new = _rotated(line, one < 1, k_weight, cos, sin, eps, head, normed).to(kind)
-        v_new = tl.load(token + (heads + kv_heads + kv) * head + one + dims[None, :])
+        v_new = tl.load(line + cached + dims[None, :])
         slot = count * cached + one + dims[None, :]
         tl.store(k_at + slot, k_new)
         tl.store(v_at + slot, v_new)
-        score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * scale
-        higher = tl.maximum(peak, score)
-        weight, shrink = tl.exp2(score - higher), tl.exp2(peak - higher)
-        gathered = gathered * shrink[:, None] + weight[:, None] * v_new.to(tl.float32)
-        total, peak = total * shrink + weight, higher
+        gathered, total, peak = _with_new(q, k_new, v_new, gathered, total, peak, scale)
     target = out + row * heads * head + (kv * group + lanes[:, None]) * head + dims[None, :]
     pieces = length // piece + 1
     if pieces == 1:
@@ -180,10 +215,12 @@ class CacheAttention:
         out = qkv.new_empty(rows, heads * head)
         q_norm, k_norm = norms
         weights = (cos, cos) if q_norm is None else (q_norm, k_norm)  # not read without a norm
+        early = starts_early()
         _attend_cache[(kv_heads, rows, self.pieces)](
             qkv, *weights, cos, sin, keys, values, lengths, out, self.parts, self.peaks, self.totals,
             self.arrived, scale, eps, qkv.stride(0), size, kv_heads, heads // kv_heads, head,
-            q_norm is not None, CACHE.block, CACHE.piece, num_warps=CACHE.warps, num_stages=CACHE.stages,
+            q_norm is not None, CACHE.block, CACHE.piece, early, num_warps=CACHE.warps, num_stages=CACHE.stages,
+            launch_pdl=early > 0,
         )  # fmt: skip
         return out
 
@@ -193,6 +230,7 @@ def _product(  # type: ignore[no-untyped-def]
     x, weight, bias, down, out, rows, outputs, stride: tl.constexpr, inputs: tl.constexpr, width: tl.constexpr,
     padding: tl.constexpr, lanes: tl.constexpr, gated: tl.constexpr, biased: tl.constexpr,
     splits: tl.constexpr, block_out: tl.constexpr, block_rows: tl.constexpr, block_k: tl.constexpr,
+    ahead: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """x (rows, inputs) times weight (outputs, width), whose first `inputs` columns are read; with padding, the
     adapter's inner values are computed here and multiplied with the columns that follow. Gated: of outputs
@@ -208,6 +246,13 @@ def _product(  # type: ignore[no-untyped-def]
     x_at = x + line.to(tl.int64)[:, None] * stride
     w_at = weight + outs.to(tl.int64)[:, None] * width
     share: tl.constexpr = (inputs + splits * block_k - 1) // (splits * block_k) * block_k
+    if early == 2:
+        lines = tl.minimum(part * share + tl.arange(0, ahead) * 64, inputs - 1)
+        near = weight + tl.minimum(outs, outputs - 1).to(tl.int64)[:, None] * width + lines[None, :]
+        _read_ahead(near)
+        if gated:
+            _read_ahead(near + outputs * width)
+    _wait(early)
     for start in range(part * share, tl.minimum((part + 1) * share, inputs), block_k):
         columns = start + steps
         inside = columns < inputs
@@ -287,10 +332,12 @@ def few_rows_parts(
     )
     grid = (triton.cdiv(outputs, made.outputs), triton.cdiv(rows, block_rows), made.splits)
     lanes = max(16, triton.next_power_of_2(padding))
+    ahead = triton.next_power_of_2(triton.cdiv(min(1024, inputs // made.splits), 64))
+    early = starts_early()
     _product[grid](
         x, weight, x if bias is None else bias, x if down is None else down, out, rows, outputs, x.stride(0),
         inputs, weight.stride(0), padding, lanes, gated, bias is not None, made.splits, made.outputs, block_rows,
-        made.inputs, num_warps=made.warps, num_stages=made.stages,
+        made.inputs, ahead, early, num_warps=made.warps, num_stages=made.stages, launch_pdl=early > 0,
     )  # fmt: skip
     return Parts(out, bias) if parted else out
 
@@ -307,7 +354,7 @@ def few_rows_product(
 def _add_norm_down(  # type: ignore[no-untyped-def]
     x, tokens, change, bias, weight, down, sums, out, eps, size: tl.constexpr, padding: tl.constexpr,
     block: tl.constexpr, few: tl.constexpr, looked_up: tl.constexpr, adds: tl.constexpr, parts: tl.constexpr,
-    biased: tl.constexpr,
+    biased: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """One row, and a few of its inner values; the first program of a row also writes the sum and the norm."""
     row, part, lanes = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, block)
@@ -315,6 +362,8 @@ def _add_norm_down(  # type: ignore[no-untyped-def]
     if padding:
         lines = part * few + tl.arange(0, few)
         matrix = tl.load(down + lines[:, None] * size + lanes[None, :], mask=real[None, :], other=0.0)
+    scales = tl.load(weight + lanes, mask=real, other=0.0)
+    _wait(early)
     source = row
     if looked_up:
         source = tl.load(tokens + row)
@@ -331,7 +380,7 @@ def _add_norm_down(  # type: ignore[no-untyped-def]
         tl.store(sums + row * size + lanes, total, mask=real & (part == 0))
     wide = total.to(tl.float32)
     scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
-    normed = scaled.to(out.dtype.element_ty) * tl.load(weight + lanes, mask=real, other=0.0)
+    normed = scaled.to(out.dtype.element_ty) * scales
     target = out + row * (size + padding)
     tl.store(target + lanes, normed, mask=real & (part == 0))
     if padding:
@@ -356,15 +405,16 @@ def add_norm_down(
     """
     size, padding = x.shape[1], 0 if down is None else len(down)
     rows = len(x) if tokens is None else len(tokens)
-    added, bias = change if isinstance(change, Parts) else (change, None)
-    parts = len(added) if isinstance(change, Parts) else 1
+    added, bias, parts = (*change, len(change.sums)) if isinstance(change, Parts) else (change, None, 1)
     sums = x if change is None and tokens is None else x.new_empty(rows, size)
     out = x.new_empty(rows, size + padding)
     block = triton.next_power_of_2(size)
     few = min(8, max(1, 8192 // block))
     given = (x if one is None else one for one in (tokens, added, bias))  # not read where there is none
+    early = 0 if change is None else starts_early()  # the first of a step waits for the step before
     _add_norm_down[(rows, max(1, padding // few))](
         x, *given, weight, x if down is None else down, sums, out, eps, size, padding, block, few,
-        tokens is not None, change is not None, parts, bias is not None, num_warps=4 if block <= 1024 else 8,
+        tokens is not None, change is not None, parts, bias is not None, early, num_warps=4 if block <= 1024 else 8,
+        launch_pdl=early > 0,
     )  # fmt: skip
     return sums, out
