@@ -177,6 +177,14 @@ def test_a_function_fits_on_a_screen():
     assert [(path, node.name) for path, node in functions if node.end_lineno - node.lineno >= 50] == []
 
 
+def test_lines_of_pages_are_short_too():
+    """Those of Python are the linter's concern."""
+    files = [path for kind in ("js", "css", "html") for path in SOURCE.rglob(f"*.{kind}")]
+    assert len(files) > 20
+    long = [path.name for path in files if max(map(len, path.read_text("utf-8").splitlines())) > 110]
+    assert not long
+
+
 def test_three_values_that_are_computed_are_not_assigned_in_one_line():
     """Names beside names can be read at a glance; calls and subscripts cannot."""
 

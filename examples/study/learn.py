@@ -65,7 +65,7 @@ CONTROLLERS: dict[str, Record] = {
 }
 LABELS = 3000
 NEW_POSTS = 10  # added to a seed: posts that nothing else is trained on
-ROUNDS_SETTINGS = {"kl_controller": "budget", "kl_target": 3.0}
+ROUNDS_TARGET = 3.0  # nats of each round
 
 
 @dataclass(frozen=True)
@@ -221,19 +221,29 @@ ROUNDS = {"one-round": one_round, "two-rounds": two_rounds}
 
 
 def rounds(
-    folder: Path, seeds: Sequence[int], steps: int, jobs: int, device: str, labels: int = LABELS
+    folder: Path,
+    seeds: Sequence[int],
+    steps: int,
+    jobs: int,
+    device: str,
+    labels: int = LABELS,
+    target: float = ROUNDS_TARGET,
 ) -> list[Row]:
     calls = [
-        partial(run_rounds, folder, name, seed, steps, labels, device) for seed in seeds for name in ROUNDS
+        partial(run_rounds, folder, name, seed, steps, labels, target, device)
+        for seed in seeds
+        for name in ROUNDS
     ]
     return in_jobs(jobs, calls)
 
 
-def run_rounds(folder: Path, name: str, seed: int, steps: int, labels: int, device: str) -> Row:
-    run = f"{name}-of-{labels}-seed-{seed}"
+def run_rounds(
+    folder: Path, name: str, seed: int, steps: int, labels: int, target: float, device: str
+) -> Row:
+    run = f"{name}-of-{labels}-to-{target:g}-nats-seed-{seed}"
     done = folder / run / RESULTS_FILE
     if not done.exists():
-        ppo = {**PPO_SETTINGS, **ROUNDS_SETTINGS}
+        ppo = {**PPO_SETTINGS, "kl_controller": "budget", "kl_target": target}
         with _told_in(folder / f"{run}.log"):
             write_json(done, ROUNDS[name](folder / run, seed, steps, labels, ppo, device))
     return {"run": run, "ppo": json.loads(done.read_text(encoding="utf-8"))}
@@ -293,13 +303,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--only", nargs="+", choices=CONTROLLERS, help="of --controllers, these")
     parser.add_argument("--labels", type=int, default=LABELS, help="of --rounds, in all rounds together")
+    parser.add_argument("--target", type=float, default=ROUNDS_TARGET, help="of --rounds, nats of each")
     parser.add_argument("--steps", type=int, default=0, help="PPO steps of a run; 0 = as usual")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread")
     parser.add_argument("--folder", type=Path, default=Path("runs/learn"))
     parser.add_argument("--device", default="auto")
     given = parser.parse_args(arguments)
     run, steps = EXPERIMENTS[given.name]
-    more = {"rounds": {"labels": given.labels}, "controllers": {"only": given.only or ()}}.get(given.name, {})
+    own: dict[str, Record] = {
+        "rounds": {"labels": given.labels, "target": given.target},
+        "controllers": {"only": given.only or ()},
+    }
+    more = own.get(given.name, {})
     rows = run(given.folder, given.seeds, given.steps or steps, given.jobs, given.device, **more)
     path = given.folder / f"{given.name}.json"
     write_json(path, rows)

@@ -161,6 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     usual = Path("runs/study" if given.task == "embedded" else "runs/study-instructions")
     given.folder = (given.folder or usual).resolve()
     given.steps = given.steps or STEPS[given.task]
+    if Path(given.model_name).exists():  # a run looks for it from its own folder
+        given.model_name = str(Path(given.model_name).resolve())
     if strange := set(given.methods) - {*METHODS, *VARIANTS}:
         parser.error(f"unknown method {min(strange)}; python -m examples.study.methods lists them")
     if given.task == "instructions" and "value_from_reward" in given.methods:

@@ -133,7 +133,7 @@ def test_every_method_runs_on_the_instructions_with_as_many_responses(method):
 
 def test_one_command_studies_the_instructions(tmp_path, monkeypatch, capsys):
     """A method with a value model and one without, on a tiny model; started again it trains nothing."""
-    model = write_small(tmp_path / "tiny.gguf", small_network("llama", max_position_embeddings=512))
+    write_small(tmp_path / "tiny.gguf", small_network("llama", max_position_embeddings=512))
     small = {**on_instructions.COMMON, "batch_size": 4, "minibatch_size": 4, "max_new_tokens": 8}
     monkeypatch.setattr(on_instructions, "COMMON", small)
     monkeypatch.setattr(on_instructions, "write", lambda path: write(path, train=6, held_out=4))
@@ -150,7 +150,7 @@ def test_one_command_studies_the_instructions(tmp_path, monkeypatch, capsys):
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(run.subprocess, "run", here)
-    words = ["--task", "instructions", "--model-name", str(model), "--seeds", "0", "--steps", "2"]
+    words = ["--task", "instructions", "--model-name", "tiny.gguf", "--seeds", "0", "--steps", "2"]
     words += ["--methods", "budget", "rloo", "--folder", str(tmp_path / "study")]
     for _ in range(2):
         run.main(words)

@@ -12,6 +12,7 @@ from proxima.models.backbone import Backbone
 from proxima.ppo_trainer import PPOTrainer
 from proxima.runtime.engine import layer_functions as functions
 from proxima.runtime.engine import supports, worth_compiling
+from proxima.runtime.engine.generation import Generation
 from tests.helpers import LOGPROB_ROUNDING, difference, rounding, shake, weights
 
 ARCHITECTURES = ("qwen3", "llama", "gpt2")
@@ -143,6 +144,26 @@ def test_samples_do_not_depend_on_the_path_nor_on_slots(paths, name, slots):
                 )
             if ours is not None and ours.bits is not None:
                 assert torch.equal(ours.bits[found.mask], theirs.bits[found.mask])
+
+
+def test_steps_before_a_capture_change_nothing(paths, monkeypatch):
+    """A GPU takes some when it first captures a step; some sequences end in them."""
+    fast, plain = paths()
+    prompts = fast.generator.read_prompts(PROMPTS)
+    free = plain.models.policy.generate(prompts, sampling_of(plain, "all"))
+    sampling = sampling_of(plain, "all", eos=tuple(free.response_ids[[0, 1, 2], [1, 2, 4]].tolist()))
+    expected = fast.models.policy.generate(prompts, sampling)
+    assert (expected.sizes < free.sizes).any()
+
+    def captured_step(self, batch, n):
+        for _ in range(2):
+            self._warm_up(batch, n)
+        self._step_eagerly(batch, n)
+
+    monkeypatch.setattr(Generation, "_step", captured_step)
+    found = fast.models.policy.generate(prompts, sampling)
+    assert torch.equal(found.response_ids, expected.response_ids)
+    torch.testing.assert_close(found.sampled_logprobs, expected.sampled_logprobs, rtol=0, atol=0)
 
 
 def test_what_the_engine_thinks_of_its_tokens_is_what_the_training_pass_thinks(paths):

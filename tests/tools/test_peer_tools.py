@@ -153,6 +153,20 @@ def test_what_is_complete_is_not_repeated_and_not_all_run_at_once(tmp_path, proc
         run_jobs("module", [fresh], 1, math.inf)
 
 
+@pytest.mark.parametrize(("alone", "most"), [("yes", [1, 2]), ("no", [3])])
+def test_the_first_jobs_run_alone_where_they_are_to_be_timed(tmp_path, monkeypatch, alone, most):
+    calls = []
+
+    def note(module, jobs, together, ends):
+        calls.append((list(jobs), together))
+        return []
+
+    monkeypatch.setattr(side_by_side, "run_jobs", note)
+    run_all("module", Namespace(out=tmp_path, together=5, limit=1, alone=alone), "a", "bc", lambda out: None)
+    assert [len(jobs) for jobs, _ in calls if jobs] == most
+    assert [together for jobs, together in calls if jobs][-1] == 5
+
+
 def test_what_failed_and_what_was_stopped_is_told_with_the_report(tmp_path, capsys, monkeypatch):
     """Real processes: one fails, one does not end."""
     (tmp_path / "pairs.json").write_text("[]")
@@ -164,7 +178,7 @@ def test_what_failed_and_what_was_stopped_is_told_with_the_report(tmp_path, caps
     assert failed == "ours-0 failed; its log ends with\nno such fold\n"
     started = time.monotonic()
     jobs = [job(tmp_path, f"trl-{fold}", "trl", fold) for fold in range(2)]
-    limits = Namespace(out=tmp_path, together=1, limit=1)
+    limits = Namespace(out=tmp_path, together=1, limit=1, alone="yes")
     with pytest.raises(SystemExit) as end:
         run_all("fake_jobs", limits, jobs[:1], jobs[1:], lambda out: print(f"report of {out}"))
     assert time.monotonic() - started < 60
@@ -173,8 +187,8 @@ def test_what_failed_and_what_was_stopped_is_told_with_the_report(tmp_path, caps
     assert capsys.readouterr().out == f"report of {tmp_path}\n"
 
 
-def record(margins):
-    return json.dumps({"margins": margins, "seconds": 2.0, "settings": {}})
+def record(margins, alone="no"):
+    return json.dumps({"margins": margins, "seconds": 2.0, "settings": {"alone": alone}})
 
 
 def test_a_comparison_that_is_not_complete_reports_what_is_there(tmp_path, capsys):
@@ -182,7 +196,7 @@ def test_a_comparison_that_is_not_complete_reports_what_is_there(tmp_path, capsy
     write_pairs(tmp_path / "pairs.json", pairs)
     for side, folds in (("ours", {0: [1, 1, 1, -1.0], 1: [1, 1, -1, -1.0]}), ("trl", {0: [1, -1, 1, -1.0]})):
         for fold, margins in folds.items():
-            (tmp_path / f"{side}-{fold}.json").write_text(record(margins))
+            (tmp_path / f"{side}-{fold}.json").write_text(record(margins, "no" if fold else "yes"))
     reward_models.report(tmp_path)
     found = json.loads((tmp_path / "reward_models.json").read_text())
     assert json.loads(capsys.readouterr().out) == found
@@ -192,9 +206,12 @@ def test_a_comparison_that_is_not_complete_reports_what_is_there(tmp_path, capsy
     assert found["missing"][:3] == ["ours-2", "ours-3", "ours-4"]
     assert len(found["missing"]) == 3 + 4 + 5
     assert "default" not in found
+    assert found["ours"]["seconds_alone"] == 2
+    (tmp_path / "ours-0.json").write_text(record([1, 1, 1, -1.0]))
     (tmp_path / "trl-1.json").write_text(record([1, 1, 1, 1.0]))
     reward_models.report(tmp_path)
     found = json.loads((tmp_path / "reward_models.json").read_text())
+    assert found["ours"]["seconds_alone"] is None
     assert found["ours less trl"]["by_fold"]["folds"] == [0.25, -0.5]
     assert found["ours less trl"]["by_fold"]["low"] < -0.125 < found["ours less trl"]["by_fold"]["high"]
 

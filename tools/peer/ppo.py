@@ -5,8 +5,9 @@
 OUT is what `tools.peer.reward_models` left: the base, the reward model as a sequence classifier, the pairs.
 Both train an adapter (rank 16) of the policy and start the value model from the reward model. TRL trains its
 value model in full, since it has no other way; Proxima trains an adapter of it. Seed 0 of each runs alone,
-for the seconds. `all` ends after --limit seconds with a report of what is complete, and the same command
-continues. A job that takes longer than the limit is never complete: raise it, or lower --together.
+for the seconds, unless `--alone no`. `all` ends after --limit seconds with a report of what is complete, and
+the same command continues. A job that takes longer than the limit is never complete: raise it, or lower
+--together.
 """
 
 import argparse
@@ -55,7 +56,8 @@ def main() -> None:
 
 
 def job(args: argparse.Namespace, side: str, seed: int) -> Job:
-    own = argparse.Namespace(**{**vars(args), "do": side, "seed": seed})
+    alone = args.alone if seed == 0 else "no"
+    own = argparse.Namespace(**{**vars(args), "do": side, "seed": seed, "alone": alone})
     return Job(f"ppo-{side}-{seed}", own, ("pairs.json", "reward/model.safetensors"))
 
 

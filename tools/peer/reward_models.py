@@ -4,9 +4,10 @@
     python -m tools.peer.reward_models all --out OUT
 
 Both get the same token ids, base, epochs, batch size, adapters and learning rates. Fold 0 of each runs alone,
-for the seconds; the others run beside each other. `all` ends after --limit seconds with a report of what is
-complete, and the same command continues. The weights after the last step are judged, not the best ones.
-OUT/reward is TRL's model of fold 0 as a sequence classifier, for `tools.peer.ppo`.
+for the seconds; the others run beside each other, and with `--alone no` all do. `all` ends after --limit
+seconds with a report of what is complete, and the same command continues. The weights after the last step are
+judged, not the best ones. OUT/reward is TRL's model of fold 0 as a sequence classifier, for
+`tools.peer.ppo`.
 """
 
 import argparse
@@ -57,7 +58,8 @@ def main() -> None:
 
 
 def job(args: argparse.Namespace, side: str, fold: int) -> Job:
-    own = argparse.Namespace(**{**vars(args), "do": side, "fold": fold})
+    alone = args.alone if fold == 0 else "no"
+    own = argparse.Namespace(**{**vars(args), "do": side, "fold": fold, "alone": alone})
     return Job(f"{side}-{fold}", own, ("pairs.json",))
 
 
@@ -204,7 +206,8 @@ def report(out: Path) -> None:
         if each:
             held_out = [pair for fold in each for pair in by_fold_of[fold]]
             found[side] = by_source(joined(each), [pair.source for pair in held_out])
-            found[side]["seconds_alone"] = each[0]["seconds"] if 0 in each else None
+            timed = [one["seconds"] for one in each.values() if one["settings"].get("alone") == "yes"]
+            found[side]["seconds_alone"] = timed[0] if timed else None
     for side in ("ours", DEFAULT):
         both = [fold for fold in records["trl"] if fold in records[side]]
         if both:

@@ -27,6 +27,12 @@ LOOK = 0.2  # seconds between looks at the processes
 def add_limits(parser: argparse.ArgumentParser, together: int) -> None:
     parser.add_argument("--together", type=int, default=together, help="most jobs at the same time")
     parser.add_argument(
+        "--alone",
+        choices=("yes", "no"),
+        default="yes",
+        help="whether the first job of each side runs alone, for its seconds",
+    )
+    parser.add_argument(
         "--limit",
         type=float,
         default=540,
@@ -131,9 +137,12 @@ def run_all(
     others: Sequence[Job],
     report: Callable[[Path], None],
 ) -> None:
-    """Those that are timed one after the other, then the others beside each other; then the report of what is
-    there. Exits with what is missing, if anything is."""
+    """Those that are timed one after the other, then the others beside each other; or all beside each other,
+    where none is to be timed (`--alone no`). Then the report of what is there. Exits with what is missing, if
+    anything is."""
     ends = time.monotonic() + args.limit
+    if args.alone == "no":
+        alone, others = (), (*alone, *others)
     try:
         missing = run_jobs(module, alone, 1, ends) + run_jobs(module, others, args.together, ends)
     except ValueError as error:

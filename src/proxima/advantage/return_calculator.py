@@ -14,13 +14,14 @@ def discounted_sum(x: Tensor, mask: Tensor, discount: float | Tensor) -> Tensor:
     Args:
         discount: one for all rows, one for each (B,), or one for each token (B, R).
     """
-    total = x.new_zeros(x.shape[0])
-    sums = []
-    for position in reversed(range(x.shape[1])):
-        factor = discount[:, position] if isinstance(discount, Tensor) and discount.dim() == 2 else discount
-        total = torch.where(mask[:, position], x[:, position] + factor * total, total)
+    rows, real = x.cpu().unbind(1), mask.cpu().unbind(1)  # small steps: a GPU would take longer
+    total, sums = x.cpu().new_zeros(len(x)), []
+    many = discount.cpu() if isinstance(discount, Tensor) else discount
+    for position in reversed(range(len(rows))):
+        factor = many[:, position] if isinstance(many, Tensor) and many.dim() == 2 else many
+        total = torch.where(real[position], rows[position] + factor * total, total)
         sums.append(total)
-    return torch.stack(sums[::-1], 1)
+    return torch.stack(sums[::-1], 1).to(x.device)
 
 
 class ReturnCalculator:

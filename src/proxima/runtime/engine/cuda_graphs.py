@@ -64,7 +64,10 @@ class GraphedPass:
         self.gradients = gradients
         self.device = device
         self._recorded = recorded
-        self._inputs = torch.zeros(2 * sizes.tokens + sizes.reads, dtype=torch.long, device=device)
+        # padding reads other tokens each time: the gradient of one that was read often takes long to add up
+        reads = sizes.tokens - 1 - torch.arange(sizes.reads, device=device)
+        self._padding = torch.cat([reads.new_zeros(2 * sizes.tokens), reads])
+        self._inputs = self._padding.clone()
         self._source, self._positions, self._read = self._inputs.split(
             [sizes.tokens, sizes.tokens, sizes.reads]
         )
@@ -161,7 +164,7 @@ class GraphedPass:
         return torch.zeros((), device=self.device, requires_grad=True)
 
     def _fill(self, ids: Tensor, layout: Layout) -> None:
-        self._inputs.zero_()
+        self._inputs.copy_(self._padding)
         self._source[: layout.total] = layout.source
         self._positions[: layout.total] = layout.positions
         self._read[: len(layout.read)] = layout.read

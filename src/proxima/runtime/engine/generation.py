@@ -321,23 +321,28 @@ class Generation:
         return drawn[0], batch.outputs.write(drawn, rows, columns, running, limits)
 
     def _capture(self, batch: GenerationBatch, n: int) -> torch.cuda.CUDAGraph:
-        """Capture a step; the state that warming up changes is restored."""
-        buffers = (*batch.slots.per_slot(), *batch.outputs.parts())
-        saved = [buffer.clone() for buffer in buffers]
+        """Capture a step, after two that change nothing."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self._step_eagerly(batch, n)
-                self.eager_steps += 1
+                self._warm_up(batch, n)
         torch.cuda.current_stream().wait_stream(stream)
-        for buffer, value in zip(buffers, saved, strict=True):
-            buffer.copy_(value)
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
         with torch.cuda.graph(graph, pool=pool):
             self._step_eagerly(batch, n)
         return graph
+
+    def _warm_up(self, batch: GenerationBatch, n: int) -> None:
+        """One step whose results are taken back. (A second one before that would write over the first cached
+        token of each sequence that the first one ended.)"""
+        buffers = (*batch.slots.per_slot(), *batch.outputs.parts())
+        saved = [buffer.clone() for buffer in buffers]
+        self._step_eagerly(batch, n)
+        self.eager_steps += 1
+        for buffer, value in zip(buffers, saved, strict=True):
+            buffer.copy_(value)
 
 
 def pick(

@@ -1,4 +1,5 @@
-// The comparison page. In: the page's data. Out: a table, win rates, charts and answers; text through textContent alone.
+// The comparison page. In: the page's data. Out: a table, win rates, charts and answers; text through
+// textContent alone.
 
 import { drawChart } from "./chart.js";
 import { byId, element, formatNumber, visible } from "./dom.js";
@@ -8,23 +9,28 @@ const data = JSON.parse(byId("data").textContent);
 
 function cell(value) {
   if (value === null || value === undefined) return element("td", { text: "–" });
-  if (!Array.isArray(value)) return element("td", { text: typeof value === "number" ? formatNumber(value) : visible(value, 80) });
+  if (!Array.isArray(value)) return element("td", { text: typeof value === "number" ? formatNumber(value)
+      : visible(value, 80) });
   const [mean, low, high] = value;
   const made = element("td", { text: formatNumber(mean) });
-  if (low !== null) made.append(element("small", { text: ` ${formatNumber(low, 3)} to ${formatNumber(high, 3)}` }));
+  if (low !== null) made.append(
+      element("small", { text: ` ${formatNumber(low, 3)} to ${formatNumber(high, 3)}` }));
   return made;
 }
 
 function table(head, rows) {
-  const made = element("table", {}, element("thead", {}, element("tr", {}, ...head.map((text) => element("th", { text, scope: "col" })))));
+  const made = element("table", {}, element("thead", {},
+      element("tr", {}, ...head.map((text) => element("th", { text, scope: "col" })))));
   made.append(element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row))));
   return element("div", { className: "wide" }, made);
 }
 
-const columns = Object.entries(data.columns).filter(([key]) => data.rows.some((row) => row[key] !== null && row[key] !== ""));
+const columns = Object.entries(data.columns).filter(
+    ([key]) => data.rows.some((row) => row[key] !== null && row[key] !== ""));
 byId("table").append(
   table(columns.map(([, title]) => title), data.rows.map((row) => columns.map(([key]) => cell(row[key])))),
-  element("p", { className: "soft", text: "The last numbers of each run. Runs that differ only in their seed are also shown as one row: "
+  element("p", { className: "soft",
+      text: "The last numbers of each run. Runs that differ only in their seed are also shown as one row: "
     + "the mean and its 95 % interval (Student's t)." }),
   ...data.notes.map((text) => element("p", { text })),
 );
@@ -44,7 +50,8 @@ for (const [judge, rows] of Object.entries(data.win_rates)) {
   byId("wins").append(
     element("h2", { text: `Win rate of the row over the column, by ${visible(judge, 60)}` }),
     table(["", ...data.names.map((name) => visible(name, 60))], body),
-    element("p", { className: "soft", text: `Ties count half. 95 % intervals by bootstrap over ${prompts} prompts.` }),
+    element("p", { className: "soft",
+        text: `Ties count half. 95 % intervals by bootstrap over ${prompts} prompts.` }),
   );
 }
 
@@ -68,5 +75,6 @@ function answerOf(row, name) {
 }
 
 if (data.problems.length) {
-  byId("problems").append(element("h2", { text: "Left out" }), ...data.problems.map((text) => element("p", { text: visible(text) })));
+  byId("problems").append(element("h2", { text: "Left out" }),
+      ...data.problems.map((text) => element("p", { text: visible(text) })));
 }

@@ -1,4 +1,5 @@
-// The labelling page: one item at a time. Every answer names its item; it is kept in the tab until the server has it.
+// The labelling page: one item at a time. Every answer names its item; it is kept in the tab until the server
+// has it.
 
 import { ask, askUntilAnswered, byId, element, notice, Problem, showView } from "./base.js";
 import { showPrompt, showTurn } from "./turns.js";
@@ -9,7 +10,8 @@ const CHOICES = {
   ratings: WORDS.map((word, i) => [String(i + 1), word]),
 };
 const EXTRA = [["skip", "Skip", "s"], ["undo", "Undo", "u"]];
-const PAUSE = 250; // milliseconds for which a new item takes no answer: the second press of a double press is none
+// milliseconds for which a new item takes no answer: the second press of a double press is none
+const PAUSE = 250;
 
 let state = null; // what the server said last
 let busy = false; // something is on its way
@@ -17,9 +19,11 @@ let shownAt = 0; // when the item came up
 let seen = 0; // milliseconds it was in view before the tab was last hidden
 
 const me = () => sessionStorage.getItem("annotator");
-const keep = (name, value) => (value === null ? sessionStorage.removeItem(name) : sessionStorage.setItem(name, value));
+const keep = (name, value) => (value === null ? sessionStorage.removeItem(name)
+    : sessionStorage.setItem(name, value));
 
-const draft = () => `note ${state.annotator} ${state.item.id}`; // a note outlives a reload, and comes back with its item after undo
+// a note outlives a reload, and comes back with its item after undo
+const draft = () => `note ${state.annotator} ${state.item.id}`;
 
 // --- requests ---
 
@@ -29,7 +33,8 @@ async function send(path, body) {
   markBusy();
   keep("pending", JSON.stringify({ path, body }));
   try {
-    const said = await askUntilAnswered(path, body, "Your answer is kept in this tab and sent again automatically.");
+    const said = await askUntilAnswered(path, body,
+        "Your answer is kept in this tab and sent again automatically.");
     await show(said);
   } catch (problem) {
     if (!(problem instanceof Problem)) throw problem;
@@ -78,8 +83,10 @@ async function askName() {
   tellInstructions(said.instructions);
   byId("names").replaceChildren(...said.annotators.map((value) => element("option", { value })));
   byId("intro").textContent = said.mode === "pairs"
-    ? "You will see a prompt and two completions. Say which one is better. Keys: 1, 2, t for a tie, s to skip, u to undo."
-    : "You will see a prompt and a completion. Rate it from 1 (very bad) to 5 (very good). Keys: 1 to 5, s to skip, u to undo.";
+    ? "You will see a prompt and two completions. Say which one is better. "
+      + "Keys: 1, 2, t for a tie, s to skip, u to undo."
+    : "You will see a prompt and a completion. Rate it from 1 (very bad) to 5 (very good). "
+      + "Keys: 1 to 5, s to skip, u to undo.";
 }
 
 // The project's own words: shown as text before the first item, and again with a key.
@@ -111,9 +118,11 @@ function showItem({ mode, item }) {
   byId("question").textContent = pairs ? "Which completion is better?" : "How good is this completion?";
   const plain = (text) => text;
   byId("prompt").replaceChildren(...(item.turns.length ? [showPrompt(item, plain)] : [item.prompt]));
-  byId("prompt").scrollTop = item.turns.length ? byId("prompt").scrollHeight : 0; // what is said last is answered
+  // what is said last is answered
+  byId("prompt").scrollTop = item.turns.length ? byId("prompt").scrollHeight : 0;
   byId("sides").className = pairs ? "sides" : "sides one";
-  byId("sides").replaceChildren(...item.sides.map((side, i) => pane(side, pairs ? ["First", "Second"][i] : "Completion", item.turns.length > 0)));
+  byId("sides").replaceChildren(...item.sides.map(
+      (side, i) => pane(side, pairs ? ["First", "Second"][i] : "Completion", item.turns.length > 0)));
   if (byId("choices").dataset.mode !== mode) makeButtons(mode);
   markBusy();
   for (const pressed of document.querySelectorAll(".pressed")) pressed.classList.remove("pressed");
@@ -126,12 +135,14 @@ function showItem({ mode, item }) {
 }
 
 function pane(side, title, answers) {
-  const text = element("div", { className: "text", dir: "auto", text: side.text.replace(/^ /, "") }); // the space after the prompt
+  // the space after the prompt
+  const text = element("div", { className: "text", dir: "auto", text: side.text.replace(/^ /, "") });
   if (!side.text) text.append(element("em", { className: "soft", text: "(empty)" }));
   const mark = side.ended
     ? element("p", { className: "mark", text: "finished" })
     : element("p", { className: "mark cut", text: "cut off here" });
-  const scroll = element("div", { className: "pane", tabIndex: 0 }, answers ? showTurn("assistant", text) : text, mark);
+  const scroll = element("div", { className: "pane", tabIndex: 0 },
+      answers ? showTurn("assistant", text) : text, mark);
   scroll.setAttribute("role", "region");
   scroll.setAttribute("aria-label", title);
   return element("article", { className: "card side" }, element("h2", { text: title }), scroll);
@@ -139,14 +150,16 @@ function pane(side, title, answers) {
 
 function makeButtons(mode) {
   const make = ([choice, label, key], className) => {
-    const made = element("button", { type: "button", className }, element("kbd", { text: key ?? choice }), element("span", { text: label }));
+    const made = element("button", { type: "button", className }, element("kbd", { text: key ?? choice }),
+        element("span", { text: label }));
     made.dataset.choice = choice;
     made.onclick = () => (choice === "undo" ? undo() : answer(choice));
     return made;
   };
   byId("choices").className = `choices ${mode}`;
   byId("choices").dataset.mode = mode;
-  byId("choices").replaceChildren(...CHOICES[mode].map((one) => make(one, "big")), ...EXTRA.map((one) => make(one, "quiet")));
+  byId("choices").replaceChildren(...CHOICES[mode].map((one) => make(one, "big")),
+      ...EXTRA.map((one) => make(one, "quiet")));
 }
 
 function markBusy() {
@@ -185,7 +198,8 @@ function showSummary(said) {
   drawFigures(said);
   const target = said.mode === "pairs" ? "preferences.jsonl" : "ratings.jsonl";
   const words = ["proxima label", `--db ${said.db}`, `--export ${target}`];
-  byId("command").replaceChildren(...words.flatMap((text) => [element("span", { className: "nowrap", text }), " "]));
+  byId("command").replaceChildren(...words.flatMap(
+      (text) => [element("span", { className: "nowrap", text }), " "]));
   byId("go-on").textContent = left ? "Go on labelling" : "Look for new items";
   markBusy();
   byId("summary-title").focus();
@@ -205,7 +219,8 @@ function drawFigures(said) {
     if (said.kappa !== null) rows.push(["Cohen’s kappa", number(said.kappa)]);
     rows.push([`Krippendorff’s alpha (${said.metric})`, number(said.alpha)]);
   }
-  byId("figures").replaceChildren(...rows.map(([term, value]) => element("div", {}, element("dt", { text: term }), element("dd", { text: value }))));
+  byId("figures").replaceChildren(...rows.map(([term, value]) =>
+      element("div", {}, element("dt", { text: term }), element("dd", { text: value }))));
   byId("agreement").textContent = agreement(said);
   drawPeople(said);
 }
@@ -213,41 +228,54 @@ function drawFigures(said) {
 // One row per annotator: how many items they answered.
 function drawPeople({ annotators }) {
   byId("people").hidden = !Object.keys(annotators).length;
-  const row = ([name, count]) => element("tr", {}, element("th", { scope: "row" }, element("bdi", { text: name })), element("td", { text: String(count) }));
+  const row = ([name, count]) => element("tr", {},
+      element("th", { scope: "row" }, element("bdi", { text: name })),
+      element("td", { text: String(count) }));
   const heads = ["Annotator", "Answers"].map((text) => element("th", { scope: "col", text }));
-  byId("people").replaceChildren(element("table", {}, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...Object.entries(annotators).map(row))));
+  byId("people").replaceChildren(element("table", {}, element("thead", {}, element("tr", {}, ...heads)),
+      element("tbody", {}, ...Object.entries(annotators).map(row))));
 }
 
 function agreement({ shared, alpha }) {
-  if (!shared) return "Agreement is measured once two people have answered the same items; the last few answers may not count yet.";
-  if (alpha === null) return "Everyone gave one and the same answer, so agreement beyond chance cannot be measured.";
+  if (!shared) {
+    return "Agreement is measured once two people have answered the same items; "
+      + "the last few answers may not count yet.";
+  }
+  if (alpha === null) return "Everyone gave one and the same answer, so "
+    + "agreement beyond chance cannot be measured.";
   if (alpha >= 0.8) return "Alpha of 0.8 and above: the answers are reliable.";
   if (alpha >= 0.667) return "Alpha between 0.67 and 0.8: usable, with care.";
-  return "Alpha below 0.67: people judge differently. Write down clearer rules, or collect several answers per item.";
+  return "Alpha below 0.67: people judge differently. "
+    + "Write down clearer rules, or collect several answers per item.";
 }
 
 // --- keys ---
 
-function keyOf(event) { // digits and letters by what they mean, or by place on keyboards that have others there
+// digits and letters by what they mean, or by place on keyboards that have others there
+function keyOf(event) {
   if (/^[a-z1-5]$/i.test(event.key)) return event.key.toLowerCase();
   return event.code.replace(/^(Key|Digit|Numpad)/, "").toLowerCase();
 }
 
 function showKeys() {
   const mode = state?.mode ?? "pairs";
-  const rows = [...CHOICES[mode], ...EXTRA].map(([choice, label, key]) => [key ?? choice, label.toLowerCase()]);
+  const rows = [...CHOICES[mode], ...EXTRA].map(([choice, label, key]) =>
+      [key ?? choice, label.toLowerCase()]);
   rows.push(["n", "write a note; Enter or Escape leaves it"]);
   if (!byId("instruct").hidden) rows.push(["i", "instructions"]);
   rows.push(["Tab, arrows", "move to a text and scroll it"], ["?", "this list"]);
-  byId("keys-list").replaceChildren(...rows.map(([key, words]) => element("div", {}, element("dt", {}, element("kbd", { text: key })), element("dd", { text: words }))));
+  byId("keys-list").replaceChildren(...rows.map(([key, words]) =>
+      element("div", {}, element("dt", {}, element("kbd", { text: key })), element("dd", { text: words }))));
   byId("keys").showModal();
 }
 
 document.addEventListener("keydown", (event) => {
   if (byId("keys").open || byId("told").open) return;
   if (event.target === byId("note") && ["Enter", "Escape"].includes(event.key)) return event.target.blur();
-  if (event.repeat && event.target instanceof HTMLButtonElement) event.preventDefault(); // a held Enter is one press
-  if (event.repeat || event.ctrlKey || event.metaKey || event.altKey || event.target instanceof HTMLInputElement) return;
+  // a held Enter is one press
+  if (event.repeat && event.target instanceof HTMLButtonElement) event.preventDefault();
+  if (event.repeat || event.ctrlKey || event.metaKey || event.altKey
+      || event.target instanceof HTMLInputElement) return;
   if (event.key === "?") return showKeys();
   const key = keyOf(event);
   if (key === "n" && !byId("view-item").hidden) {
@@ -281,7 +309,8 @@ byId("note").oninput = () => keep(draft(), byId("note").value || null);
 byId("switch").onclick = () => { if (!busy) askName(); };
 byId("help").onclick = showKeys;
 byId("instruct").onclick = () => byId("told").showModal();
-byId("see-agreement").onclick = async () => { if (!busy) showSummary(await askUntilAnswered("/api/summary")); };
+byId("see-agreement").onclick = async () => { if (!busy) showSummary(await askUntilAnswered("/api/summary"));
+};
 byId("undo-done").onclick = undo;
 byId("go-on").onclick = () => load();
 

@@ -6,7 +6,8 @@ import { drawMicroscope } from "./microscope.js";
 import { promptEnd } from "./turns.js";
 
 const data = JSON.parse(byId("data").textContent);
-for (const place of document.querySelectorAll("[data-chart]")) drawChart(place, data.charts[place.dataset.chart]);
+for (const place of document.querySelectorAll("[data-chart]")) drawChart(place,
+    data.charts[place.dataset.chart]);
 if (byId("microscope") && data.tokens.length) openMicroscope(byId("microscope"), data.tokens);
 
 // Samples are found again at another step by their kind and their place among that kind.
@@ -18,16 +19,19 @@ function openMicroscope(place, steps) {
       return [`${sample.kind} ${counts[sample.kind]}`, sample];
     }));
   });
-  const keys = [...new Set(keyed.flatMap((map) => [...map.keys()]))].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+  const keys = [...new Set(keyed.flatMap((map) => [...map.keys()]))].sort(
+      (a, b) => a.localeCompare(b, "en", { numeric: true }));
   const picker = (name, options, chosen) => {
-    const select = element("select", {}, ...options.map(([value, text]) => element("option", { value, text, selected: value === chosen })));
+    const select = element("select", {}, ...options.map(
+        ([value, text]) => element("option", { value, text, selected: value === chosen })));
     select.id = `pick-${name}`;
     return select;
   };
   const label = (text, select) => element("label", {}, element("span", { text }), select);
   const named = steps.map((step, i) => [String(i), step.label]);
   const last = String(steps.length - 1);
-  const changed = (key) => { // another answer to the same prompt; trained samples have other prompts at other steps
+  // another answer to the same prompt; trained samples have other prompts at other steps
+  const changed = (key) => {
     const [old, now] = [keyed[0].get(key), keyed.at(-1).get(key)];
     return old && now && old.prompt === now.prompt && old.tokens.join("") !== now.tokens.join("");
   };
@@ -35,7 +39,8 @@ function openMicroscope(place, steps) {
   const left = picker("left", named, steps.length > 1 ? "0" : last);
   const right = picker("right", [["", "nothing"], ...named], steps.length > 1 ? last : "");
   const scope = element("div");
-  place.append(element("div", { className: "pickers" }, label("Sample ", sample), label("at ", left), label("compared with ", right)), scope);
+  place.append(element("div", { className: "pickers" }, label("Sample ", sample), label("at ", left),
+      label("compared with ", right)), scope);
 
   function titleOf(key) {
     const found = keyed.map((map) => map.get(key)).find(Boolean);
@@ -47,5 +52,6 @@ function openMicroscope(place, steps) {
     return found ? { ...found, title: steps[pick.value].label } : null;
   });
   const view = drawMicroscope(scope, { samples: chosen(), column: data.column });
-  for (const pick of [sample, left, right]) pick.addEventListener("change", () => view.update({ samples: chosen() }));
+  for (const pick of [sample, left, right]) pick.addEventListener("change",
+      () => view.update({ samples: chosen() }));
 }

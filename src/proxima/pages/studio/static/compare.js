@@ -18,7 +18,9 @@ export function showCompare(place, view) {
   const note = element("p", { className: "soft small" });
   const last = element("div", { className: "card scroll", id: "last", hidden: true });
   const charts = element("div", { className: "charts" });
-  view.append(element("div", { className: "row tools" }, element("h1", { text: "Compare" }), element("label", { className: "pick" }, metric), smoothBox(() => { mark = ""; looking.now(); }).node), list, note, last, charts);
+  view.append(element("div", { className: "row tools" }, element("h1", { text: "Compare" }),
+      element("label", { className: "pick" }, metric), smoothBox(() => { mark = ""; looking.now(); }).node),
+      list, note, last, charts);
   const drawn = new Map();
   let mark = "", marked = "", offered = "";
 
@@ -31,7 +33,8 @@ export function showCompare(place, view) {
 
   function say() {
     choose(names);
-    amend({ view: "compare", asked: [...names.map((name) => ["run", name]), ...more.map((name) => ["metric", name])] });
+    amend({ view: "compare", asked: [...names.map((name) => ["run", name]),
+        ...more.map((name) => ["metric", name])] });
   }
 
   function drawList(runs) {
@@ -57,7 +60,9 @@ export function showCompare(place, view) {
     if (offered === now) return;
     offered = now;
     metric.hidden = !Object.keys(left).length;
-    metric.replaceChildren(element("option", { value: "", text: "Add a chart …" }), ...Object.entries(left).map(([name, title]) => element("option", { value: name, text: line(title, 60) })));
+    metric.replaceChildren(element("option", { value: "", text: "Add a chart …" }),
+        ...Object.entries(left).map(([name, title]) =>
+        element("option", { value: name, text: line(title, 60) })));
   }
 
   // The last numbers; those of a group of seeds are a mean and its interval.
@@ -68,12 +73,15 @@ export function showCompare(place, view) {
     const cell = (head, value) => {
       if (head === "run") return element("th", { scope: "row" }, element("bdi", { text: line(value, 80) }));
       if (head === "state") return element("td", {}, ...(value ? [stateMark(value)] : []));
-      const text = Array.isArray(value) ? `${number(value[0], 3)} (${number(value[1], 3)} to ${number(value[2], 3)})` : number(value);
+      const text = Array.isArray(value)
+          ? `${number(value[0], 3)} (${number(value[1], 3)} to ${number(value[2], 3)})` : number(value);
       return element("td", { className: "figure", text });
     };
     const body = rows.map((row) => element("tr", {}, ...heads.map((head) => cell(head, row[head]))));
-    const top = heads.map((head) => element("th", { scope: "col", text: columns[head], className: ["run", "state"].includes(head) ? "" : "figure" }));
-    last.replaceChildren(element("table", { className: "plain" }, element("thead", {}, element("tr", {}, ...top)), element("tbody", {}, ...body)));
+    const top = heads.map((head) => element("th", { scope: "col", text: columns[head],
+        className: ["run", "state"].includes(head) ? "" : "figure" }));
+    last.replaceChildren(element("table", { className: "plain" },
+        element("thead", {}, element("tr", {}, ...top)), element("tbody", {}, ...body)));
   }
 
   const looking = watch(async () => {
@@ -94,12 +102,15 @@ export function showCompare(place, view) {
       mark = now;
       return pace;
     }
-    const said = await ask(`/api/compare?${new URLSearchParams([...wanted.map((name) => ["name", name]), ...more.map((name) => ["metric", name])])}`);
+    const named = wanted.map((name) => ["name", name]);
+    const said = await ask(
+        `/api/compare?${new URLSearchParams([...named, ...more.map((name) => ["metric", name])])}`);
     drawMetrics(said.more);
     drawLast(said.columns, said.rows);
     note.textContent = [
       ...said.notes,
-      Object.keys(said.groups).length && "Runs whose configs differ only in the seed are also drawn as one curve: their mean and its 95 % interval.",
+      Object.keys(said.groups).length && "Runs whose configs differ only in the seed are also drawn as one "
+        + "curve: their mean and its 95 % interval.",
       lost.length && `No longer found: ${lost.map((name) => line(name, 80)).join(", ")}.`,
     ].filter(Boolean).join(" ");
     const titles = new Set(said.charts.map((chart) => chart.title));
@@ -107,7 +118,8 @@ export function showCompare(place, view) {
     for (const chart of said.charts) {
       const calm = (one) => {
         if (!smooth()) return one;
-        return chart.free ? { ...one, points: drift(one.points) } : { ...one, trend: one.faint ? null : trend(one.points) };
+        return chart.free ? { ...one, points: drift(one.points) }
+            : { ...one, trend: one.faint ? null : trend(one.points) };
       };
       put(chart.title, { ...chart, series: chart.series.map(calm) });
     }

@@ -1,4 +1,5 @@
-// A button that copies a text. Where the browser gives no clipboard (a page without encryption), the text is selected and copied as people do.
+// A button that copies a text. Where the browser gives no clipboard (a page without encryption), the text is
+// selected and copied as people do.
 
 import { element } from "./base.js";
 

@@ -1,4 +1,5 @@
-// The charts of a run, in groups. Points that are here are not requested again; a run that was cut back is redrawn.
+// The charts of a run, in groups. Points that are here are not requested again; a run that was cut back is
+// redrawn.
 
 import { element } from "./base.js";
 import { drawChart } from "./chart.js";
@@ -28,7 +29,8 @@ export function showCurves(run, panel) {
     return group;
   }
 
-  const charts = () => run.about.groups.flatMap((group) => (groupFor(group).open() ? group.charts.map((chart) => [group, chart]) : []));
+  const charts = () => run.about.groups.flatMap((group) =>
+      (groupFor(group).open() ? group.charts.map((chart) => [group, chart]) : []));
   const metrics = () => charts().flatMap(([, chart]) => chart.names);
   const lacking = () => metrics().some((name) => !curves.has(name));
 
@@ -61,7 +63,8 @@ export function showCurves(run, panel) {
       const news = head.anew || Object.values(head.curves).some((points) => points.length);
       if (head.anew) [curves, bands] = [new Map(), new Map()];
       for (const name of asked) curves.set(name, [...(curves.get(name) ?? []), ...(head.curves[name] ?? [])]);
-      for (const [name, rows] of Object.entries(head.bands)) bands.set(name, [...(bands.get(name) ?? []), ...rows]);
+      for (const [name, rows] of Object.entries(head.bands)) bands.set(name,
+          [...(bands.get(name) ?? []), ...rows]);
       [edition, after] = [head.edition, head.step];
       if (news || !drawn.size) draw();
       if (lacking()) run.look(); // a group was opened meanwhile
@@ -77,7 +80,8 @@ export function smoothBox(changed) {
     sessionStorage.setItem("smooth", box.checked ? "yes" : "no");
     changed();
   };
-  return { box, node: element("label", { className: "box small" }, box, " Smooth (running mean over the raw curve)") };
+  return { box, node: element("label", { className: "box small" }, box,
+      " Smooth (running mean over the raw curve)") };
 }
 
 // A running mean over a thirtieth of the steps, where there are enough of them.
@@ -98,6 +102,7 @@ export function drift(points) {
   if (known.length < 60) return points;
   const size = Math.ceil(known.length / 30);
   const mean = (part, place) => part.reduce((sum, point) => sum + point[place], 0) / part.length;
-  const parts = Array.from({ length: Math.ceil(known.length / size) }, (_, i) => known.slice(i * size, (i + 1) * size));
+  const parts = Array.from({ length: Math.ceil(known.length / size) },
+      (_, i) => known.slice(i * size, (i + 1) * size));
   return parts.map((part) => [mean(part, 0), mean(part, 1), part.at(-1)[2]]);
 }

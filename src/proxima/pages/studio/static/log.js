@@ -17,7 +17,8 @@ export function showLog(run, panel) {
     const low = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
     const lines = (rest + text).split("\n");
     rest = lines.pop(); // a line that is not whole yet
-    list.append(...lines.slice(-MOST).map((line) => element("li", { className: LOUD.test(line) ? "loud" : "", text: visible(line, 2000) })));
+    list.append(...lines.slice(-MOST).map((line) =>
+        element("li", { className: LOUD.test(line) ? "loud" : "", text: visible(line, 2000) })));
     while (list.children.length > MOST) list.firstChild.remove();
     none.hidden = list.children.length > 0;
     list.hidden = !none.hidden;

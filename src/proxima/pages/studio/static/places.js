@@ -14,7 +14,8 @@ export function readPlace(hash) {
 }
 
 export function link({ view = "run", run = "", tab = "charts", asked = {} }) {
-  const path = view === "run" ? `#/run/${encodeURIComponent(run)}/${tab}` : `#/${view === "runs" ? "" : view}`;
+  const path = view === "run" ? `#/run/${encodeURIComponent(run)}/${tab}`
+      : `#/${view === "runs" ? "" : view}`;
   const query = new URLSearchParams(asked).toString();
   return query ? `${path}?${query}` : path;
 }

@@ -18,9 +18,12 @@ export function showSamples(run, panel, asked) {
     const turn = ++drawing;
     const said = await ask(`/api/samples?${query}`).catch((problem) => notice(problem.message));
     if (!said || turn !== drawing || !panel.isConnected) return;
-    if (!said.rows.length) return panel.replaceChildren(element("p", { className: "soft narrow", text: "No samples yet. They are logged with the first evaluation (eval_every)." }));
+    if (!said.rows.length) return panel.replaceChildren(
+        element("p", { className: "soft narrow",
+        text: "No samples yet. They are logged with the first evaluation (eval_every)." }));
     const places = said.chosen;
-    const head = element("tr", {}, element("th", { text: "Prompt", scope: "col" }), ...places.map((step, i) => {
+    const head = element("tr", {}, element("th", { text: "Prompt", scope: "col" }),
+        ...places.map((step, i) => {
       const go = (next) => {
         steps = places.map((each, place) => (place === i ? next : each));
         amend({ run: run.name, tab: "samples", asked: steps.map((each) => ["step", each]) });
@@ -30,22 +33,29 @@ export function showSamples(run, panel, asked) {
       return element("th", { scope: "col" }, picker.node);
     }));
     const body = said.rows.map((row) => element("tr", {},
-      element("th", { scope: "row" }, element("span", { className: "soft small", text: row.kind }), element("div", { className: "text clamp soft", tabIndex: 0 }, showPrompt({ turns: row.turns, prompt: row.prompt.replace(/^ /, "") }))),
+      element("th", { scope: "row" }, element("span", { className: "soft small", text: row.kind }),
+          element("div", { className: "text clamp soft", tabIndex: 0 },
+          showPrompt({ turns: row.turns, prompt: row.prompt.replace(/^ /, "") }))),
       ...row.cells.map((cell, i) => showCell(cell, row, places[i]))));
     const left = said.left ? ` ${said.left} more prompts are not shown.` : "";
     const note = `Steps with samples: ${said.steps.length}. Followed prompts come first.${left}`;
     panel.replaceChildren(
       element("p", { className: "soft small", text: note }),
-      element("div", { className: "card scroll" }, element("table", { className: "samples" }, element("thead", {}, head), element("tbody", {}, ...body))),
+      element("div", { className: "card scroll" },
+          element("table", { className: "samples" }, element("thead", {}, head),
+          element("tbody", {}, ...body))),
     );
   }
 
   function showCell(cell, row, step) {
     if (!cell) return element("td", { className: "soft", text: "–" });
     const asked = { step, kind: row.kind, text: cell.text.slice(0, 100) };
-    const look = run.about.tokens.includes(step) ? [element("a", { href: link({ run: run.name, tab: "microscope", asked }), text: "microscope" })] : [];
-    const foot = element("p", { className: "soft small" }, element("b", { text: number(cell.reward) }), ` · step ${step} `, ...look);
-    if (cell.replies.length) return element("td", {}, element("div", { className: "text" }, showPrompt({ turns: cell.replies }, seen)), foot);
+    const look = run.about.tokens.includes(step) ? [
+        element("a", { href: link({ run: run.name, tab: "microscope", asked }), text: "microscope" })] : [];
+    const foot = element("p", { className: "soft small" }, element("b", { text: number(cell.reward) }),
+        ` · step ${step} `, ...look);
+    if (cell.replies.length) return element("td", {},
+        element("div", { className: "text" }, showPrompt({ turns: cell.replies }, seen)), foot);
     const text = element("div", { className: "text", dir: "auto", text: seen(cell.text) });
     return element("td", {}, row.turns.length ? showTurn("assistant", text) : text, foot);
   }
@@ -54,7 +64,8 @@ export function showSamples(run, panel, asked) {
   return {
     add(head) { // the first samples appear automatically; a table that is being read is not changed
       const now = `${head.edition} ${String(head.token_steps)}`;
-      if (now !== logged && (panel.querySelector("p.narrow") || logged.split(" ")[0] !== head.edition)) draw();
+      if (now !== logged && (panel.querySelector("p.narrow") || logged.split(" ")[0] !== head.edition)) draw(
+          );
       logged = now;
     },
     change(next) {

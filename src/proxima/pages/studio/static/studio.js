@@ -1,4 +1,5 @@
-// The studio: which view the address names, and the keys. A view is a function (place, element) => { stop, change?, keys? }.
+// The studio: which view the address names, and the keys. A view is a function (place, element) => { stop,
+// change?, keys? }.
 
 import { byId, element, notice } from "./base.js";
 import { link, readPlace } from "./places.js";

@@ -28,7 +28,8 @@ export function watch(work, gone = null) {
     }
     if (stopped || wait === null) return;
     const took = (performance.now() - began) / 1000;
-    timer = setTimeout(look, again ? 0 : 1000 * (wait < 1 ? wait : Math.max(wait, 10 * took))); // at most a tenth of the time is spent on it
+    // at most a tenth of the time is spent on it
+    timer = setTimeout(look, again ? 0 : 1000 * (wait < 1 ? wait : Math.max(wait, 10 * took)));
     again = false;
   }
 

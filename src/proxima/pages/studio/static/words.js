@@ -22,7 +22,8 @@ const STATES = {
 };
 
 export function stateMark(state) {
-  return element("span", { className: `state ${state in STATES ? state : ""}`, text: state, title: STATES[state] ?? "" });
+  return element("span", { className: `state ${state in STATES ? state : ""}`, text: state,
+      title: STATES[state] ?? "" });
 }
 
 // A curve without axes.
@@ -42,8 +43,10 @@ export function spark(points, width = 96, height = 24) {
 
 // A number from a sorted list, chosen with buttons or by typing. `picked` gets the number.
 export function stepPicker(label, steps, value, picked) {
-  const nearest = (wanted) => steps.reduce((best, step) => (Math.abs(step - wanted) < Math.abs(best - wanted) ? step : best), steps[0]);
-  const input = element("input", { type: "number", inputMode: "numeric", min: steps[0], max: steps.at(-1), value, ariaLabel: label });
+  const nearest = (wanted) => steps.reduce((best, step) =>
+      (Math.abs(step - wanted) < Math.abs(best - wanted) ? step : best), steps[0]);
+  const input = element("input", { type: "number", inputMode: "numeric", min: steps[0], max: steps.at(-1),
+      value, ariaLabel: label });
   const move = (by) => {
     const place = steps.indexOf(nearest(Number(input.value)));
     set(steps[Math.min(Math.max(place + by, 0), steps.length - 1)]);
@@ -53,7 +56,9 @@ export function stepPicker(label, steps, value, picked) {
     picked(step);
   };
   input.onchange = () => set(nearest(Number(input.value) || 0));
-  const button = (text, by, words) => element("button", { type: "button", text, ariaLabel: `${label}: ${words}`, onclick: () => move(by) });
-  const node = element("span", { className: "picker" }, element("span", { className: "soft", text: label }), button("‹", -1, "previous"), input, button("›", 1, "next"));
+  const button = (text, by, words) => element("button",
+      { type: "button", text, ariaLabel: `${label}: ${words}`, onclick: () => move(by) });
+  const node = element("span", { className: "picker" }, element("span", { className: "soft", text: label }),
+      button("‹", -1, "previous"), input, button("›", 1, "next"));
   return { node, move, set };
 }

@@ -1,7 +1,8 @@
 // Line charts. In: series of points. Out: a figure that fits its place, read by pointer or by arrow keys.
 //
-// drawChart(place, { title, note, x, y, series: [{ name, points: [[x, y, note?], …], band: [[x, low, high], …], faint, trend, colour }],
-//                    marks: [{ x, text }], about: [{ name, meaning, healthy, otherwise }], free }) -> { update(spec) }
+// drawChart(place, { title, note, x, y, series, marks: [{ x, text }],
+//                    about: [{ name, meaning, healthy, otherwise }], free }) -> { update(spec) }
+// series: [{ name, points: [[x, y, note?], …], band: [[x, low, high], …], faint, trend, colour }]
 // y may be null: a gap. trend = points of a calmer line over the others, which become faint.
 // about = what its metrics are, behind a question mark; what the note says already is not said again.
 // free = points in an order of their own (reward against KL): the nearest in the plane is read, not in x.
@@ -42,16 +43,19 @@ export function drawChart(place, given) {
     const width = Math.max(figure.clientWidth, 200);
     drawing.setAttribute("width", width);
     drawing.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
-    drawing.setAttribute("aria-label", `${spec.title ?? ""}: ${spec.y ?? ""} by ${spec.x ?? ""}. Arrow keys read the points.`);
+    drawing.setAttribute("aria-label",
+        `${spec.title ?? ""}: ${spec.y ?? ""} by ${spec.x ?? ""}. Arrow keys read the points.`);
     drawing.replaceChildren();
     shape = layOut(shown(), spec.marks ?? [], width);
     if (shape === null) {
-      drawing.append(svg("text", { x: width / 2, y: HEIGHT / 2, "text-anchor": "middle", text: "nothing to show yet" }));
+      drawing.append(svg("text", { x: width / 2, y: HEIGHT / 2, "text-anchor": "middle",
+          text: "nothing to show yet" }));
       at = null;
     } else {
       drawing.append(...axes(shape, spec, width), ...marks(shape, spec.marks ?? []));
       for (const one of shown()) {
-        drawing.append(...curve(shape, one.trend ? { ...one, faint: true } : one, colour(one.name), spec.free));
+        drawing.append(...curve(shape, one.trend ? { ...one, faint: true } : one, colour(one.name),
+            spec.free));
         if (one.trend) drawing.append(...curve(shape, { points: one.trend }, colour(one.name)));
       }
       if (spec.free) drawing.append(...stationNames(shape, shown()));
@@ -98,7 +102,8 @@ export function drawChart(place, given) {
   // The numbers at the place read now, and a line and dots there.
   function read() {
     drawing.querySelector(".chart-cursor")?.remove();
-    readout.setAttribute("aria-live", at === null ? "off" : "polite"); // a live run says nothing unless it is asked
+    // a live run says nothing unless it is asked
+    readout.setAttribute("aria-live", at === null ? "off" : "polite");
     if (shape === null || at === null) {
       readout.replaceChildren(element("span", { className: "soft", text: last() }));
       return;
@@ -106,24 +111,29 @@ export function drawChart(place, given) {
     const lead = shown().find((one) => one.name === at.series) ?? shown()[0];
     const point = lead.points[Math.min(at.index, lead.points.length - 1)];
     const cursor = svg("g", { class: "chart-cursor" });
-    if (!spec.free) cursor.append(svg("line", { x1: shape.x(point[0]), x2: shape.x(point[0]), y1: shape.top, y2: shape.bottom }));
+    if (!spec.free) cursor.append(svg("line", { x1: shape.x(point[0]), x2: shape.x(point[0]), y1: shape.top,
+        y2: shape.bottom }));
     const parts = [element("b", { text: `${spec.x ?? "x"} ${formatNumber(point[0])}` })];
     for (const one of spec.free ? [lead] : shown()) {
       const here = spec.free ? point : one.points[nearest(one.points, point[0])];
       if (!here || (!spec.free && Math.abs(shape.x(here[0]) - shape.x(point[0])) > 12)) continue;
       parts.push(element("span", { className: colour(one.name) }, element("i"),
-        element("span", { text: `${visible(one.name, 60)} ${formatNumber(here[1])}${here[2] === undefined ? "" : ` · ${here[2]}`}` })));
-      if (here[1] !== null) cursor.append(svg("circle", { class: colour(one.name), cx: shape.x(here[0]), cy: shape.y(here[1]), r: 4 }));
+        element("span", { text: `${visible(one.name, 60)} ${formatNumber(here[1])}`
+            + (here[2] === undefined ? "" : ` · ${here[2]}`) })));
+      if (here[1] !== null) cursor.append(svg("circle",
+          { class: colour(one.name), cx: shape.x(here[0]), cy: shape.y(here[1]), r: 4 }));
     }
     for (const mark of spec.marks ?? []) {
-      if (!spec.free && Math.abs(shape.x(mark.x) - shape.x(point[0])) < 4) parts.push(element("em", { text: mark.text }));
+      if (!spec.free && Math.abs(shape.x(mark.x) - shape.x(point[0])) < 4) parts.push(
+          element("em", { text: mark.text }));
     }
     drawing.append(cursor);
     readout.replaceChildren(...parts);
   }
 
   function last() {
-    const ends = shown().map((one) => [one.name, one.points.findLast((point) => point[1] !== null)]).filter(([, end]) => end);
+    const ends = shown().map((one) => [one.name, one.points.findLast((point) => point[1] !== null)]).filter(
+        ([, end]) => end);
     return ends.slice(0, 4).map(([name, end]) => `${visible(name, 60)} ${formatNumber(end[1])}`).join("   ");
   }
 
@@ -161,7 +171,8 @@ export function drawChart(place, given) {
 
   drawing.addEventListener("pointermove", point);
   drawing.addEventListener("pointerdown", point);
-  drawing.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") { at = null; read(); } });
+  drawing.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") { at = null;
+  read(); } });
   drawing.addEventListener("keydown", move);
   drawing.addEventListener("blur", () => { at = null; read(); });
   let width = 0;
@@ -179,7 +190,8 @@ function layOut(series, marksGiven, width) {
   for (const one of series) {
     for (const [x, y] of one.points) if (Number.isFinite(x) && Number.isFinite(y)) { xs.push(x); ys.push(y); }
     for (const [x, low, high] of one.band ?? []) {
-      if (Number.isFinite(x) && Number.isFinite(low) && Number.isFinite(high)) { xs.push(x); ys.push(low, high); }
+      if (Number.isFinite(x) && Number.isFinite(low) && Number.isFinite(high)) { xs.push(x);
+      ys.push(low, high); }
     }
   }
   if (!xs.length) return null;
@@ -218,8 +230,10 @@ function ticks(low, high, about) {
 function formatTick(value, all) {
   const size = all.length > 1 ? Math.abs(all[1] - all[0]) : Math.abs(value) || 1;
   const most = Math.max(...all.map(Math.abs));
-  if (most >= 1e6 || size < 1e-4) return Math.abs(value) < size / 2 ? "0" : value.toExponential(1).replace("e+", "e");
-  return value.toLocaleString("en", { minimumFractionDigits: decimals(size), maximumFractionDigits: decimals(size) });
+  if (most >= 1e6 || size < 1e-4) return Math.abs(value) < size / 2 ? "0"
+      : value.toExponential(1).replace("e+", "e");
+  return value.toLocaleString("en", { minimumFractionDigits: decimals(size),
+      maximumFractionDigits: decimals(size) });
 }
 
 const decimals = (size) => Math.min(Math.max(Math.ceil(-Math.log10(size) - 1e-9), 0), 6);
@@ -227,14 +241,17 @@ const decimals = (size) => Math.min(Math.max(Math.ceil(-Math.log10(size) - 1e-9)
 function axes(shape, spec, width) {
   const made = [];
   for (const [value, text] of shape.up) {
-    made.push(svg("line", { class: "chart-grid", x1: shape.left, x2: shape.right, y1: shape.y(value), y2: shape.y(value) }));
+    made.push(svg("line", { class: "chart-grid", x1: shape.left, x2: shape.right, y1: shape.y(value),
+        y2: shape.y(value) }));
     made.push(svg("text", { x: shape.left - 6, y: shape.y(value) + 4, "text-anchor": "end", text }));
   }
   for (const [value, text] of shape.across) {
     made.push(svg("text", { x: shape.x(value), y: shape.bottom + 16, "text-anchor": "middle", text }));
   }
-  made.push(svg("line", { class: "chart-axis", x1: shape.left, x2: shape.right, y1: shape.bottom, y2: shape.bottom }));
-  if (spec.x) made.push(svg("text", { class: "chart-name", x: width - 14, y: HEIGHT - 4, "text-anchor": "end", text: spec.x }));
+  made.push(svg("line", { class: "chart-axis", x1: shape.left, x2: shape.right, y1: shape.bottom,
+      y2: shape.bottom }));
+  if (spec.x) made.push(svg("text", { class: "chart-name", x: width - 14, y: HEIGHT - 4, "text-anchor": "end",
+      text: spec.x }));
   if (spec.y) made.push(svg("text", { class: "chart-name", x: 2, y: HEIGHT - 4, text: `↑ ${spec.y}` }));
   return made;
 }
@@ -243,7 +260,8 @@ function marks(shape, given) {
   return given.filter((mark) => Number.isFinite(mark.x)).map((mark) => {
     const x = shape.x(mark.x);
     const flag = svg("path", { d: `M${x - 4} ${shape.top - 12}h8l-4 8z` }, svg("title", { text: mark.text }));
-    return svg("g", { class: "chart-mark" }, svg("line", { x1: x, x2: x, y1: shape.top - 4, y2: shape.bottom }), flag);
+    return svg("g", { class: "chart-mark" }, svg("line",
+        { x1: x, x2: x, y1: shape.top - 4, y2: shape.bottom }), flag);
   });
 }
 
@@ -267,29 +285,35 @@ function curve(shape, one, name, free) {
     pen += 1;
   }
   end();
-  made.push(svg("path", { class: `chart-line ${name}${one.faint ? " chart-faint" : ""}`, d: path || "M0 0" }));
+  made.push(svg("path", { class: `chart-line ${name}${one.faint ? " chart-faint" : ""}`,
+      d: path || "M0 0" }));
   for (const spot of lonely) {
     const [cx, cy] = spot.split(" ");
     made.push(svg("circle", { class: `chart-dot ${name}`, cx, cy, r: 3 }));
   }
-  if (free) made.push(...stations(shape, one.points.filter((point) => point.slice(0, 2).every(Number.isFinite)), name));
+  if (free) made.push(...stations(shape, one.points.filter(
+      (point) => point.slice(0, 2).every(Number.isFinite)), name));
   return made;
 }
 
 // Dots on a curve with an order of its own.
 function stations(shape, points, name) {
-  return points.map(([x, y]) => svg("circle", { class: `chart-dot ${name}`, cx: shape.x(x), cy: shape.y(y), r: 2.5 }));
+  return points.map(([x, y]) => svg("circle", { class: `chart-dot ${name}`, cx: shape.x(x), cy: shape.y(y),
+      r: 2.5 }));
 }
 
-// The last and the first point of each such curve by name. A name is moved to where it covers no other one; where
+// The last and the first point of each such curve by name. A name is moved to where it covers no other one;
+// where
 // there is no such place it is left out, and pointing at the point reads it.
 function stationNames(shape, series) {
   const taken = [];
   const lines = series.map((one) => one.points.filter((point) => point.slice(0, 2).every(Number.isFinite)));
-  const ends = [...lines.map((points) => points.at(-1)), ...lines.map((points) => points.length > 1 && points[0])];
+  const ends = [...lines.map((points) => points.at(-1)),
+      ...lines.map((points) => points.length > 1 && points[0])];
   return ends.filter((point) => point?.[2]).flatMap((point) => {
     const text = visible(String(point[2]), 40);
-    const free = placesBeside(shape, point, 6.6 * text.length).find((one) => !taken.some((other) => overlap(one, other)));
+    const free = placesBeside(shape, point, 6.6 * text.length).find(
+        (one) => !taken.some((other) => overlap(one, other)));
     if (!free) return [];
     taken.push(free);
     return [svg("text", { x: free.x, y: free.y, "text-anchor": free.anchor, text })];
@@ -302,12 +326,15 @@ function placesBeside(shape, point, wide) {
   const late = x > (shape.left + shape.right) / 2;
   const places = [-6, 14].flatMap((down) => [late, !late].map((end) => {
     const left = end ? x - 6 - wide : x + 6;
-    return { x: end ? x - 6 : x + 6, y: y + down, anchor: end ? "end" : "start", left, right: left + wide, top: y + down - 10, bottom: y + down + 3 };
+    return { x: end ? x - 6 : x + 6, y: y + down, anchor: end ? "end" : "start", left, right: left + wide,
+        top: y + down - 10, bottom: y + down + 3 };
   }));
-  return places.filter((one) => one.left >= shape.left && one.right <= shape.right + 14 && one.top >= shape.top - 4 && one.bottom <= shape.bottom);
+  return places.filter((one) => one.left >= shape.left && one.right <= shape.right + 14
+      && one.top >= shape.top - 4 && one.bottom <= shape.bottom);
 }
 
-const overlap = (one, other) => one.left < other.right && other.left < one.right && one.top < other.bottom && other.top < one.bottom;
+const overlap = (one, other) => one.left < other.right && other.left < one.right && one.top < other.bottom
+    && other.top < one.bottom;
 
 // The index of the point with y whose x is nearest; points are in order of x.
 function nearest(points, x) {
@@ -319,7 +346,8 @@ function nearest(points, x) {
   }
   let best = -1;
   for (let i = Math.max(low - 2, 0); i <= Math.min(low + 2, points.length - 1); i++) {
-    if (points[i][1] !== null && (best < 0 || Math.abs(points[i][0] - x) < Math.abs(points[best][0] - x))) best = i;
+    if (points[i][1] !== null && (best < 0 || Math.abs(points[i][0] - x) < Math.abs(
+        points[best][0] - x))) best = i;
   }
   return best;
 }
