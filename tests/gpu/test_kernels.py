@@ -280,6 +280,27 @@ def test_products_of_few_rows_are_those_of_float64_and_do_not_depend_on_the_rows
         torch.testing.assert_close(fewer, out[:count], **(near if INTERPRETED else exact))
 
 
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "splits"),
+    [
+        (1024, 3072, 8),
+        (1024, 2048, 8),
+        (4096, 1072, 1),
+        (2560, 9728, 3),
+        (576, 1536, 6),
+        (576, 576, 2),
+        (32, 64, 1),
+    ],
+)
+def test_a_weight_with_few_outputs_is_read_in_parts_of_at_least_four_blocks(outputs, inputs, splits):
+    from proxima.runtime.engine.kernels.few_rows_kernels import blocks
+
+    made = blocks(outputs, inputs, gated=False)
+    assert made.splits == splits
+    assert splits == 1 or inputs >= splits * 4 * made.inputs
+    assert blocks(outputs, inputs, gated=True).splits == 1
+
+
 @pytest.mark.parametrize("splits", [2, 3])
 def test_products_of_few_rows_in_parts_are_those_in_one(splits, monkeypatch):
     from proxima.runtime.engine.kernels import few_rows_kernels as own

@@ -21,7 +21,7 @@ from proxima.runtime.engine.lora_products import Projection
 if TYPE_CHECKING:
     from proxima.runtime.engine.decoder import Decoder
     from proxima.runtime.engine.generation_slots import Outputs, Slots
-    from proxima.runtime.engine.kernels.nf4_kernels import Parts
+    from proxima.runtime.engine.kernels import Parts
 
 log = logging.getLogger(__name__)
 

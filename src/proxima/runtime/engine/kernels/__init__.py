@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         few_rows_parts,
         few_rows_product,
     )
-    from proxima.runtime.engine.kernels.nf4_kernels import fill, nf4_parts, nf4_product
+    from proxima.runtime.engine.kernels.nf4_kernels import Parts, fill, nf4_parts, nf4_product
     from proxima.runtime.engine.kernels.sampling_kernels import advance, sample
     from proxima.runtime.engine.kernels.vocabulary_kernels import pair, slope, stats
     from proxima.runtime.engine.kernels.warm_up import run_together, training_calls

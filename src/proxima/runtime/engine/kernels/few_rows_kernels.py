@@ -13,8 +13,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-from triton.runtime import driver
 
 from proxima.runtime.engine.kernels.nf4_kernels import Parts
 
@@ -31,37 +29,7 @@ class CacheTiling(NamedTuple):
     stages: int
 
 
-CACHE = CacheTiling(64, 1024, 4, 3)
-EARLY = 2  # on Hopper and later: 1 starts a kernel before the one before it has ended, 2 also reads ahead
-
-
-def starts_early() -> int:
-    """`EARLY` where the GPU can do so, else 0."""
-    if triton.knobs.runtime.interpret:
-        return 0
-    target = driver.active.get_current_target()
-    return EARLY if target.backend == "cuda" and target.arch >= 90 else 0
-
-
-@triton.jit
-def _wait(early: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Lets the next kernel start, and waits until what earlier ones wrote can be read."""
-    if early:
-        gdc_launch_dependents()
-        gdc_wait()
-
-
-@triton.jit
-def _read_ahead(at):  # type: ignore[no-untyped-def]
-    """Bring the lines of 128 bytes at these addresses to the second-level cache."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
-        "=r,l",
-        [at.to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+CACHE = CacheTiling(32, 1024, 2, 4)
 
 
 @triton.jit
@@ -137,7 +105,7 @@ def _with_new(q, k, v, gathered, total, peak, scale):  # type: ignore[no-untyped
 def _attend_cache(  # type: ignore[no-untyped-def]
     qkv, q_weight, k_weight, cos, sin, keys, values, lengths, out, parts, peaks, totals, arrived, scale, eps,
     stride: tl.constexpr, size, kv_heads: tl.constexpr, group: tl.constexpr, head: tl.constexpr,
-    normed: tl.constexpr, block: tl.constexpr, piece: tl.constexpr, early: tl.constexpr,
+    normed: tl.constexpr, block: tl.constexpr, piece: tl.constexpr,
 ):  # fmt: skip
     """One sequence, one key head, one piece of the cache: its queries, normalised and rotated, against the
     cached tokens. The piece of the new token also writes its key and value. All heads of a token, which lie
@@ -149,16 +117,11 @@ def _attend_cache(  # type: ignore[no-untyped-def]
     heads: tl.constexpr = kv_heads * group
     cached: tl.constexpr = kv_heads * head
     kind: tl.constexpr = keys.dtype.element_ty
-    lanes, dims, steps = tl.arange(0, 16), tl.arange(0, head), tl.arange(0, block)
+    lanes, dims = tl.arange(0, 16), tl.arange(0, head)
     real = lanes[:, None] < group  # the matrix unit wants 16 rows
     first = (row * size + begin) * cached + kv * head
     k_at, v_at = keys + first, values + first
     count = tl.minimum(piece, length - begin)
-    if early == 2:
-        lines = tl.minimum(steps, count)[:, None] * cached + tl.arange(0, (head + 63) // 64)[None, :] * 64
-        _read_ahead(k_at + lines)
-        _read_ahead(v_at + lines)
-    _wait(early)
     token, cos, sin = qkv + row * stride, cos + length * head, sin + length * head
     q_at = token + (kv * group + lanes[:, None]) * head
     q = _rotated(q_at, real, q_weight, cos, sin, eps, head, normed).to(kind)
@@ -215,12 +178,10 @@ class CacheAttention:
         out = qkv.new_empty(rows, heads * head)
         q_norm, k_norm = norms
         weights = (cos, cos) if q_norm is None else (q_norm, k_norm)  # not read without a norm
-        early = starts_early()
         _attend_cache[(kv_heads, rows, self.pieces)](
             qkv, *weights, cos, sin, keys, values, lengths, out, self.parts, self.peaks, self.totals,
             self.arrived, scale, eps, qkv.stride(0), size, kv_heads, heads // kv_heads, head,
-            q_norm is not None, CACHE.block, CACHE.piece, early, num_warps=CACHE.warps, num_stages=CACHE.stages,
-            launch_pdl=early > 0,
+            q_norm is not None, CACHE.block, CACHE.piece, num_warps=CACHE.warps, num_stages=CACHE.stages,
         )  # fmt: skip
         return out
 
@@ -230,7 +191,6 @@ def _product(  # type: ignore[no-untyped-def]
     x, weight, bias, down, out, rows, outputs, stride: tl.constexpr, inputs: tl.constexpr, width: tl.constexpr,
     padding: tl.constexpr, lanes: tl.constexpr, gated: tl.constexpr, biased: tl.constexpr,
     splits: tl.constexpr, block_out: tl.constexpr, block_rows: tl.constexpr, block_k: tl.constexpr,
-    ahead: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """x (rows, inputs) times weight (outputs, width), whose first `inputs` columns are read; with padding, the
     adapter's inner values are computed here and multiplied with the columns that follow. Gated: of outputs
@@ -246,13 +206,6 @@ def _product(  # type: ignore[no-untyped-def]
     x_at = x + line.to(tl.int64)[:, None] * stride
     w_at = weight + outs.to(tl.int64)[:, None] * width
     share: tl.constexpr = (inputs + splits * block_k - 1) // (splits * block_k) * block_k
-    if early == 2:
-        lines = tl.minimum(part * share + tl.arange(0, ahead) * 64, inputs - 1)
-        near = weight + tl.minimum(outs, outputs - 1).to(tl.int64)[:, None] * width + lines[None, :]
-        _read_ahead(near)
-        if gated:
-            _read_ahead(near + outputs * width)
-    _wait(early)
     for start in range(part * share, tl.minimum((part + 1) * share, inputs), block_k):
         columns = start + steps
         inside = columns < inputs
@@ -298,16 +251,17 @@ class Blocks(NamedTuple):
     inputs: int  # read at once
     stages: int
     splits: int = 1  # parts of the inputs
-    warps: int = 4
 
 
 def blocks(outputs: int, inputs: int, gated: bool) -> Blocks:
-    """The fastest of those tried on an H200."""
-    if outputs > 16_384:
-        return Blocks(128, 64, 4)
-    if gated or outputs > 2_048:
+    """What was fastest on an H200 (132 multiprocessors), in the shared memory of smaller GPUs. A weight with no
+    more outputs than inputs is read by about 128 programs, in parts of at least four blocks of inputs: the norm
+    that follows it adds them up. Of other weights parts would take a kernel of their own."""
+    if gated or inputs < outputs < 4_096:
         return Blocks(32, 64, 6)
-    return Blocks(32, 128, 3, 4 if inputs >= 1_024 else 1)
+    parts = min(128 // triton.cdiv(outputs, 64), inputs // 256) if outputs <= inputs else 1
+    splits = max(1, parts)
+    return Blocks(64, 64, min(6, triton.cdiv(inputs, 64 * splits)), splits)
 
 
 def few_rows_parts(
@@ -332,12 +286,10 @@ def few_rows_parts(
     )
     grid = (triton.cdiv(outputs, made.outputs), triton.cdiv(rows, block_rows), made.splits)
     lanes = max(16, triton.next_power_of_2(padding))
-    ahead = triton.next_power_of_2(triton.cdiv(min(1024, inputs // made.splits), 64))
-    early = starts_early()
     _product[grid](
         x, weight, x if bias is None else bias, x if down is None else down, out, rows, outputs, x.stride(0),
         inputs, weight.stride(0), padding, lanes, gated, bias is not None, made.splits, made.outputs, block_rows,
-        made.inputs, ahead, early, num_warps=made.warps, num_stages=made.stages, launch_pdl=early > 0,
+        made.inputs, num_warps=4, num_stages=made.stages,
     )  # fmt: skip
     return Parts(out, bias) if parted else out
 
@@ -354,7 +306,7 @@ def few_rows_product(
 def _add_norm_down(  # type: ignore[no-untyped-def]
     x, tokens, change, bias, weight, down, sums, out, eps, size: tl.constexpr, padding: tl.constexpr,
     block: tl.constexpr, few: tl.constexpr, looked_up: tl.constexpr, adds: tl.constexpr, parts: tl.constexpr,
-    biased: tl.constexpr, early: tl.constexpr,
+    biased: tl.constexpr,
 ):  # fmt: skip
     """One row, and a few of its inner values; the first program of a row also writes the sum and the norm."""
     row, part, lanes = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, block)
@@ -363,7 +315,6 @@ def _add_norm_down(  # type: ignore[no-untyped-def]
         lines = part * few + tl.arange(0, few)
         matrix = tl.load(down + lines[:, None] * size + lanes[None, :], mask=real[None, :], other=0.0)
     scales = tl.load(weight + lanes, mask=real, other=0.0)
-    _wait(early)
     source = row
     if looked_up:
         source = tl.load(tokens + row)
@@ -410,11 +361,9 @@ def add_norm_down(
     out = x.new_empty(rows, size + padding)
     block = triton.next_power_of_2(size)
     few = min(8, max(1, 8192 // block))
-    given = (x if one is None else one for one in (tokens, added, bias))  # not read where there is none
-    early = 0 if change is None else starts_early()  # the first of a step waits for the step before
+    given = (x if one is None else one for one in (tokens, added, bias))  # None is not read
     _add_norm_down[(rows, max(1, padding // few))](
         x, *given, weight, x if down is None else down, sums, out, eps, size, padding, block, few,
-        tokens is not None, change is not None, parts, bias is not None, early, num_warps=4 if block <= 1024 else 8,
-        launch_pdl=early > 0,
+        tokens is not None, change is not None, parts, bias is not None, num_warps=4 if block <= 1024 else 8,
     )  # fmt: skip
     return sums, out
