@@ -196,7 +196,7 @@ def test_ways_of_cutting_a_product_that_no_weight_of_these_models_has(compiled, 
     assert all("prmt" in made.asm["ptx"] for made in compiled["_product"])
     plain = replace(qkv, absmax=no_matter(len(qkv.absmax), kind=torch.float32), nested=None, offsets=None)
     kernels.fill(plain, no_matter(len(plain.up), plain.inputs + plain.up.shape[1]))
-    monkeypatch.setattr(few_rows_kernels, "blocks", lambda outputs: few_rows_kernels.Blocks(32, 64, 4, 2))
+    monkeypatch.setattr(few_rows_kernels, "blocks", lambda *shape: few_rows_kernels.Blocks(32, 64, 4, 2))
     kernels.few_rows_product(no_matter(8, 4096), no_matter(4096, 4096))
     assert {name: len(made) for name, made in compiled.items()} == {
         "_product": 3,

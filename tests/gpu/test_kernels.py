@@ -286,14 +286,36 @@ def test_products_of_few_rows_are_those_of_float64_and_do_not_depend_on_the_rows
         torch.testing.assert_close(fewer, out[:count], **(near if INTERPRETED else exact))
 
 
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "splits"),
+    [
+        (1024, 3072, 8),
+        (1024, 2048, 8),
+        (4096, 1072, 1),
+        (2560, 9728, 3),
+        (576, 1536, 6),
+        (576, 576, 2),
+        (32, 64, 1),
+    ],
+)
+def test_a_weight_with_few_outputs_is_read_in_parts_of_at_least_four_blocks(outputs, inputs, splits):
+    from proxima.runtime.engine.kernels.few_rows_kernels import blocks
+
+    made = blocks(outputs, inputs, gated=False)
+    assert made.splits == splits
+    assert splits == 1 or inputs >= splits * 4 * made.inputs
+    assert blocks(outputs, inputs, gated=True).splits == 1
+
+
 @pytest.mark.parametrize("splits", [2, 3])
 def test_products_of_few_rows_in_parts_are_those_in_one(splits, monkeypatch):
     from proxima.runtime.engine.kernels import few_rows_kernels as own
 
     torch.manual_seed(0)
     x, bias, weight, down = random(20, 152), random(50), 0.1 * random(50, 152 + 8), random(8, 152)
+    monkeypatch.setattr(own, "blocks", lambda *shape: own.Blocks(16, 32, 2))
     whole = own.few_rows_product(x, weight, bias, down)
-    monkeypatch.setattr(own, "blocks", lambda outputs: own.Blocks(16, 32, 2, splits))
+    monkeypatch.setattr(own, "blocks", lambda *shape: own.Blocks(16, 32, 2, splits))
     near = {"rtol": 1e-4, "atol": 1e-4} if INTERPRETED else {"rtol": 3e-2, "atol": 1e-1}
     torch.testing.assert_close(own.few_rows_product(x, weight, bias, down), whole, **near)
     torch.testing.assert_close(own.few_rows_product(x[:3], weight, bias, down), whole[:3], **near)
@@ -318,17 +340,44 @@ def test_the_norm_of_a_sum_and_an_adapters_inner_values(padding):
     assert torch.equal(alone, out)
 
 
+@pytest.mark.parametrize("biased", [True, False])
+def test_the_norm_adds_the_parts_of_a_product_as_it_adds_their_sum(biased):
+    from proxima.runtime.engine.kernels import add_norm_down
+    from proxima.runtime.engine.kernels.nf4_kernels import Parts
+
+    torch.manual_seed(0)
+    x, weight, down = random(5, 96), random(96), random(8, 96)
+    parts = Parts(torch.randn(3, 5, 96, device=DEVICE), random(96) if biased else None)
+    whole = parts.sums[0] + parts.sums[1] + parts.sums[2] + (parts.bias if biased else 0)
+    assert torch.equal(parts.added(KIND), whole.to(KIND))
+    wanted = add_norm_down(x, whole.to(KIND), weight, 1e-6, down)
+    for ours, theirs in zip(add_norm_down(x, parts, weight, 1e-6, down), wanted, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_the_first_norm_reads_the_rows_of_its_tokens():
+    from proxima.runtime.engine.kernels import add_norm_down
+
+    torch.manual_seed(0)
+    table, weight, down = random(20, 96), random(96), random(8, 96)
+    tokens = torch.tensor([3, 19, 0, 3], device=DEVICE)
+    x, normed = add_norm_down(table, None, weight, 1e-6, down, tokens)
+    assert torch.equal(x, table[tokens])
+    assert torch.equal(normed, add_norm_down(table[tokens], None, weight, 1e-6, down)[1])
+
+
 @pytest.mark.parametrize(("heads", "normed"), [((4, 2, 32), True), ((3, 3, 16), False), ((8, 1, 64), True)])
 def test_attention_against_the_cache_in_pieces(heads, normed, monkeypatch):
     from proxima.runtime.engine.kernels import few_rows_kernels
     from proxima.runtime.engine.packed_attention import cached_attention
 
-    monkeypatch.setattr(few_rows_kernels, "PIECE", 128)
+    tiling = few_rows_kernels.CACHE._replace(block=64, piece=128)
+    monkeypatch.setattr(few_rows_kernels, "CACHE", tiling)
     torch.manual_seed(0)
     count, kv, head = heads
-    lengths = torch.tensor([0, 1, 127, 128, 300, 511], device=DEVICE, dtype=torch.int32)
-    rows, size = len(lengths), 512
-    qkv, angle = random(rows, (count + 2 * kv) * head), torch.randn(rows, head // 2, device=DEVICE)
+    lengths = torch.tensor([0, 1, 127, 128, 300, 511, 700], device=DEVICE, dtype=torch.int32)
+    rows, size = len(lengths), 704
+    qkv, angle = random(rows, (count + 2 * kv) * head), torch.randn(size, head // 2, device=DEVICE)
     cos, sin = (torch.cat([x, x], -1).to(KIND) for x in (angle.cos(), angle.sin()))
     norms = (random(head), random(head)) if normed else (None, None)
     caches = [random(rows, size, kv, head) for _ in range(2)]
@@ -338,9 +387,9 @@ def test_attention_against_the_cache_in_pieces(heads, normed, monkeypatch):
     ours = attend(*given)
     shape = DecoderShape(heads=count, kv_heads=kv, head_size=head, eps=1e-6, scale=1.0, activation="")
     wide = [None if norm is None else norm.double() for norm in norms]
-    parts = split_heads(
-        qkv.double(), (count * head, kv * head, kv * head), *wide, cos.double(), sin.double(), shape
-    )
+    places = lengths.long()
+    angles = cos[places].double(), sin[places].double()
+    parts = split_heads(qkv.double(), (count * head, kv * head, kv * head), *wide, *angles, shape)
     for row, length in enumerate(lengths.tolist()):
         for cache, new in zip(copies, parts[1:], strict=True):
             cache[row, length] = new[row].to(KIND)
@@ -352,9 +401,7 @@ def test_attention_against_the_cache_in_pieces(heads, normed, monkeypatch):
     torch.testing.assert_close(ours.double().cpu(), theirs.flatten(1), **NEAR)
     assert not attend.arrived.any()
     order = [4, 2, 5, 0]  # other slots, fewer rows: the same bits
-    moved = attend(
-        qkv[order], norms, cos[order], sin[order], *(x[order] for x in caches), lengths[order], *given[-2:]
-    )
+    moved = attend(qkv[order], norms, cos, sin, *(x[order] for x in caches), lengths[order], *given[-2:])
     assert torch.equal(moved, ours[order])
 
 

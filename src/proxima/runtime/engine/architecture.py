@@ -230,8 +230,16 @@ class Architecture:
             x = x * factor
         if self.family.learned_positions is not None:
             x = x + attrgetter(self.family.learned_positions)(self.inner)(positions)
-        known = {kind: self._angles(kind, x, positions) for kind in set(self.rotary_kinds)}
+        known = {kind: self.angles(kind, x, positions) for kind in set(self.rotary_kinds)}
         return x, [known[kind] for kind in self.rotary_kinds]
+
+    @property
+    def embedding_table(self) -> Tensor | None:
+        """The matrix whose rows are what `embed` gives; None where it does more than look them up."""
+        module = self.network.get_input_embeddings()
+        factor = _field(self.config, self.family.embedding_factor_field)
+        plain = type(module) is nn.Embedding and factor is None and self.family.learned_positions is None
+        return module.weight if plain else None
 
     def _rotary_kinds(self) -> list[str | None]:
         """For each layer which angles it has: None, the network's only ones (""), or those of its type."""
@@ -243,7 +251,8 @@ class Architecture:
         rotates = _field(self.config, self.family.rotates_field) or [True] * len(kinds)
         return [kind if rotated else None for kind, rotated in zip(kinds, rotates, strict=True)]
 
-    def _angles(self, kind: str | None, x: Tensor, positions: Tensor) -> Angles:
+    def angles(self, kind: str | None, x: Tensor, positions: Tensor) -> Angles:
+        """The rotary angles of a kind of layer, in the dtype and on the device of x."""
         if kind is None:
             return None, None
         module = self.inner.rotary_emb

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from proxima.core.errors import first_line
@@ -20,6 +21,7 @@ from proxima.runtime.engine.lora_products import Projection
 if TYPE_CHECKING:
     from proxima.runtime.engine.decoder import Decoder
     from proxima.runtime.engine.generation_slots import Outputs, Slots
+    from proxima.runtime.engine.kernels import Parts
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +35,13 @@ class FewRowsDecoder:
         shape = decoder.shape
         self.decoder = decoder
         self.slots = slots
-        self.attend = CacheAttention(
-            slots.count, slots.size, shape.kv_heads, shape.head_size, slots.tokens.device
-        )
+        device, architecture = slots.tokens.device, decoder.architecture
+        self.attend = CacheAttention(slots.count, slots.size, shape.kv_heads, shape.head_size, device)
+        positions = torch.arange(slots.size, device=device)
+        cos, sin = architecture.angles("", decoder.weight, positions)  # the same for all layers
+        assert cos is not None
+        assert sin is not None
+        self.angles = cos.contiguous(), sin.contiguous()  # of every position
 
     def __call__(self, count: int) -> Tensor:
         """Hidden states (n, D) after the last token of each of the first `count` slots; the token's keys and
@@ -46,17 +52,12 @@ class FewRowsDecoder:
         slots = self.slots
         eps = self.decoder.shape.eps
         blocks, lengths = decoder.blocks, slots.lengths[:count]
-        x, angles = decoder.architecture.embed(slots.tokens[:count], lengths)
-        cos, sin = angles[0]  # the same for all layers
-        assert cos is not None
-        assert sin is not None
-        cos, sin = cos.contiguous(), sin.contiguous()
-        x, normed = add_norm_down(x, None, blocks[0].norm.weight, eps, blocks[0].qkv.down)
+        x, normed = self._first_norm(count)
         for number, block in enumerate(blocks):
             qkv = _of_padded(normed, block.qkv)
             caches = slots.keys[number][:count], slots.values[number][:count]
             norms = (block.q_norm, block.k_norm)
-            attended = self.attend(qkv, norms, cos, sin, *caches, lengths, decoder.shape.scale, eps)
+            attended = self.attend(qkv, norms, *self.angles, *caches, lengths, decoder.shape.scale, eps)
             x, normed = add_norm_down(
                 x, _folded(attended, block.out), block.mlp_norm.weight, eps, block.up.down
             )
@@ -66,6 +67,17 @@ class FewRowsDecoder:
             after = blocks[number + 1]
             x, normed = add_norm_down(x, change, after.norm.weight, eps, after.qkv.down)
         raise AssertionError("a decoder has layers")
+
+    def _first_norm(self, count: int) -> tuple[Tensor, Tensor]:
+        """The residual stream that the first layer adds to, and its norm."""
+        from proxima.runtime.engine.kernels import add_norm_down
+
+        architecture, block = self.decoder.architecture, self.decoder.blocks[0]
+        tokens, table = self.slots.tokens[:count], architecture.embedding_table
+        given = (block.norm.weight, self.decoder.shape.eps, block.qkv.down)
+        if table is not None:
+            return add_norm_down(table, None, *given, tokens)
+        return add_norm_down(architecture.embed(tokens, self.slots.lengths[:count])[0], None, *given)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (n, V); the number of rows does not change a row's."""
@@ -103,25 +115,29 @@ class FewRowsDecoder:
         weight = self.decoder.weight
         block = self.decoder.blocks[0]
         shape, norms = decoder.shape, (block.q_norm, block.k_norm)
-        x, angles = weight.new_zeros(count, len(weight)), weight.new_zeros(count, shape.head_size)
+        x = weight.new_zeros(count, len(weight))
         caches = slots.keys[0][:count], slots.values[0][:count], slots.lengths[:count]
 
         def given(width: int) -> Tensor:
             return weight.new_zeros(count, width)
 
         qkv, out, up, down = (kinds_of(decoder.blocks, place) for place in range(4))
+
+        def add(one: Projection, *after: Tensor | None) -> None:
+            change = _folded(given(one.inputs), one)
+            for matrix in after:
+                add_norm_down(x, change, weight, shape.eps, matrix)
+
         return [
             lambda: self.attend(
-                given(sum(block.qkv.sizes)), norms, angles, angles, *caches, shape.scale, shape.eps
+                given(sum(block.qkv.sizes)), norms, *self.angles, *caches, shape.scale, shape.eps
             ),
             lambda: self.sample(self.logits(x), slots.lanes[:count], slots.columns[:count], 1.0),
             *(partial(_of_padded, given(one.inputs + one.padding), one) for one in qkv),
             *(partial(_of_padded, given(one.inputs + one.padding), one, gated=True) for one in up),
-            *(partial(_folded, given(one.inputs), one) for one in (*out, *down)),
-            lambda: add_norm_down(x, None, weight, shape.eps, block.qkv.down),
-            lambda: add_norm_down(x, x, weight, shape.eps, block.qkv.down),
-            lambda: add_norm_down(x, x, weight, shape.eps, block.up.down),
-            lambda: add_norm_down(x, x, weight, shape.eps, None),
+            *(partial(add, one, block.up.down) for one in out),
+            *(partial(add, one, block.qkv.down, None) for one in down),
+            lambda: self._first_norm(count),
         ]
 
 
@@ -134,12 +150,13 @@ def _of_padded(x: Tensor, p: Projection, gated: bool = False) -> Tensor:
     return few_rows_product(x, p.weights[0], p.biases[0], gated=gated)
 
 
-def _folded(x: Tensor, p: Projection) -> Tensor:
-    from proxima.runtime.engine.kernels import few_rows_product, nf4_product
+def _folded(x: Tensor, p: Projection) -> Tensor | Parts:
+    """The product that `add_norm_down` adds."""
+    from proxima.runtime.engine.kernels import few_rows_parts, nf4_parts
 
     if p.quantized is not None:
-        return nf4_product(x, p.quantized, p.biases[0], p.down)
-    return few_rows_product(x, p.weights[0], p.biases[0], p.down)
+        return nf4_parts(x, p.quantized, p.biases[0], p.down)
+    return few_rows_parts(x, p.weights[0], p.biases[0], p.down)
 
 
 def supports_few_rows(decoder: Decoder) -> bool:

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from proxima.runtime.engine.kernels.few_rows_kernels import (
         CacheAttention,
         add_norm_down,
+        few_rows_parts,
         few_rows_product,
     )
-    from proxima.runtime.engine.kernels.nf4_kernels import fill, nf4_product
+    from proxima.runtime.engine.kernels.nf4_kernels import Parts, fill, nf4_parts, nf4_product
     from proxima.runtime.engine.kernels.sampling_kernels import advance, sample
     from proxima.runtime.engine.kernels.vocabulary_kernels import pair, slope, stats
     from proxima.runtime.engine.kernels.warm_up import run_together, training_calls

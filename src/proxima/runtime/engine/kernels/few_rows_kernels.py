@@ -1,8 +1,8 @@
 """Triton kernels of a decode step, for few rows: norm, products with an adapter folded in, attention against
 the cache.
 
-Block sizes depend on the weights alone, never on the number of rows, and every output is summed by one program
-in a fixed order. So a sequence's numbers are the same bits in any slot and with any number of slots.
+Block sizes depend on the weights alone, never on the number of rows, and every output is summed in a fixed
+order. So a sequence's numbers are the same bits in any slot and with any number of slots.
 """
 
 from __future__ import annotations
@@ -14,11 +14,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from proxima.runtime.engine.kernels.nf4_kernels import add_parts
+from proxima.runtime.engine.kernels.nf4_kernels import Parts
 
-BLOCK = 64  # cached tokens that a program reads at once
-PIECE = 1024  # cached tokens per program; pieces are combined in ascending order
 FEW_ROWS, MANY_ROWS = 16, 64  # per program of a product
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+class CacheTiling(NamedTuple):
+    """How attention against the cache is cut into programs."""
+
+    block: int  # cached tokens that a program reads at once
+    piece: int  # cached tokens per program; pieces are combined in ascending order
+    warps: int
+    stages: int
+
+
+CACHE = CacheTiling(32, 1024, 2, 4)
 
 
 @triton.jit
@@ -37,22 +48,57 @@ def _rotated(lines, real, weight, cos, sin, eps, head: tl.constexpr, normed: tl.
 
 
 @triton.jit
-def _combined(parts, peaks, totals, first, pieces, head: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The attention of all pieces (16, head), added in ascending order."""
+def _combined(parts, peaks, totals, first, pieces, real, head: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The attention of all pieces (16, head), added in ascending order. Four are read at a time."""
     lanes, dims = tl.arange(0, 16), tl.arange(0, head)
     top = tl.full([16], float("-inf"), tl.float32)
+    for index in range(0, pieces):
+        peak = tl.load(peaks + (first + index) * 16 + lanes, cache_modifier=".cg")
+        top = tl.maximum(top, peak)
     total = tl.zeros([16], tl.float32)
     gathered = tl.zeros([16, head], tl.float32)
-    for index in range(0, pieces):
-        place = (first + index) * 16 + lanes
-        peak = tl.load(peaks + place, cache_modifier=".cg")
-        higher = tl.maximum(top, peak)
-        shrink, grow = tl.exp(top - higher), tl.exp(peak - higher)
-        part = tl.load(parts + place[:, None] * head + dims[None, :], cache_modifier=".cg")
-        gathered = gathered * shrink[:, None] + part * grow[:, None]
-        total = total * shrink + tl.load(totals + place, cache_modifier=".cg") * grow
-        top = higher
+    for four in range(0, pieces, 4):
+        for more in tl.static_range(4):
+            here = four + more < pieces
+            place = (first + four + more) * 16 + lanes
+            grow = tl.exp2(tl.load(peaks + place, mask=here, other=float("-inf"), cache_modifier=".cg") - top)
+            at, inside = parts + place[:, None] * head + dims[None, :], real & here
+            gathered += tl.load(at, mask=inside, other=0.0, cache_modifier=".cg") * grow[:, None]
+            total += tl.load(totals + place, mask=here, other=0.0, cache_modifier=".cg") * grow
     return gathered / total[:, None]
+
+
+@triton.jit
+def _over_cached(  # type: ignore[no-untyped-def]
+    q, k_at, v_at, count, scale, cached: tl.constexpr, head: tl.constexpr, block: tl.constexpr
+):
+    """The running softmax over the first `count` tokens of a piece: its weighted values (16, head), its sum and
+    its peak."""
+    dims, steps = tl.arange(0, head), tl.arange(0, block)
+    tokens = steps[:, None] * cached + dims[None, :]
+    peak = tl.full([16], float("-inf"), tl.float32)
+    total = tl.zeros([16], tl.float32)
+    gathered = tl.zeros([16, head], tl.float32)
+    for start in range(0, count, block):
+        seen, at = start + steps < count, start * cached + tokens
+        k = tl.load(k_at + at, mask=seen[:, None], other=0.0)
+        v = tl.load(v_at + at, mask=seen[:, None], other=0.0)
+        scores = tl.where(seen[None, :], tl.dot(q, tl.trans(k)) * scale, float("-inf"))
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        weights, shrink = tl.exp2(scores - higher[:, None]), tl.exp2(peak - higher)
+        gathered = tl.dot(weights.to(v.dtype), v, gathered * shrink[:, None])
+        total, peak = total * shrink + tl.sum(weights, 1), higher
+    return gathered, total, peak
+
+
+@triton.jit
+def _with_new(q, k, v, gathered, total, peak, scale):  # type: ignore[no-untyped-def]
+    """The running softmax after the new token, whose key and value are (1, head)."""
+    score = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
+    higher = tl.maximum(peak, score)
+    weight, shrink = tl.exp2(score - higher), tl.exp2(peak - higher)
+    gathered = gathered * shrink[:, None] + weight[:, None] * v.to(tl.float32)
+    return gathered, total * shrink + weight, higher
 
 
 @triton.jit
@@ -62,44 +108,34 @@ def _attend_cache(  # type: ignore[no-untyped-def]
     normed: tl.constexpr, block: tl.constexpr, piece: tl.constexpr,
 ):  # fmt: skip
     """One sequence, one key head, one piece of the cache: its queries, normalised and rotated, against the
-    cached tokens. The piece of the new token also writes its key and value."""
-    row, kv, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    cached tokens. The piece of the new token also writes its key and value. All heads of a token, which lie
+    side by side, are read at about the same time."""
+    kv, row, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length, begin = tl.load(lengths + row), part * piece
     if begin > length:
         return
     heads: tl.constexpr = kv_heads * group
+    cached: tl.constexpr = kv_heads * head
     kind: tl.constexpr = keys.dtype.element_ty
-    lanes, dims, steps = tl.arange(0, 16), tl.arange(0, head), tl.arange(0, block)
+    lanes, dims = tl.arange(0, 16), tl.arange(0, head)
     real = lanes[:, None] < group  # the matrix unit wants 16 rows
-    token, cos, sin = qkv + row * stride, cos + row * head, sin + row * head
-    q = _rotated(
-        token + (kv * group + lanes[:, None]) * head, real, q_weight, cos, sin, eps, head, normed
-    ).to(kind)
-    one = tl.arange(0, 1)[:, None]
-    k_new = _rotated(
-        token + (heads + kv) * head + one, one < 1, k_weight, cos, sin, eps, head, normed
-    ).to(kind)  # fmt: skip
-    v_new = tl.load(token + (heads + kv_heads + kv) * head + one + dims[None, :])
-    first, cached = (row * size * kv_heads + kv) * head, kv_heads * head
-    newest = length < begin + piece  # the new token belongs to this piece
-    slot = first + length.to(tl.int64) * cached + one + dims[None, :]
-    tl.store(keys + slot, k_new, mask=(one < 1) & newest)
-    tl.store(values + slot, v_new, mask=(one < 1) & newest)
-    share = tl.where(newest, 1.0, 0.0)
-    peak = tl.where(newest, tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * scale, float("-inf"))
-    total = tl.zeros([16], tl.float32) + share
-    gathered = tl.zeros([16, head], tl.float32) + v_new.to(tl.float32) * share
-    end = tl.minimum(begin + piece, length)
-    for start in range(begin, end, block):
-        seen = start + steps < end
-        at = first + (start + steps)[:, None].to(tl.int64) * cached + dims[None, :]
-        k = tl.load(keys + at, mask=seen[:, None], other=0.0)
-        scores = tl.where(seen[None, :], tl.dot(q, tl.trans(k)) * scale, float("-inf"))
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        weights, shrink = tl.exp(scores - higher[:, None]), tl.exp(peak - higher)
-        v = tl.load(values + at, mask=seen[:, None], other=0.0)
-        gathered = gathered * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
-        total, peak = total * shrink + tl.sum(weights, 1), higher
+    first = (row * size + begin) * cached + kv * head
+    k_at, v_at = keys + first, values + first
+    count = tl.minimum(piece, length - begin)
+    token, cos, sin = qkv + row * stride, cos + length * head, sin + length * head
+    q_at = token + (kv * group + lanes[:, None]) * head
+    q = _rotated(q_at, real, q_weight, cos, sin, eps, head, normed).to(kind)
+    scale *= LOG2_E
+    gathered, total, peak = _over_cached(q, k_at, v_at, count, scale, cached, head, block)
+    if count < piece:  # the new token belongs to this piece
+        one = tl.arange(0, 1)[:, None]
+        line = token + (heads + kv) * head + one
+        k_new = _rotated(line, one < 1, k_weight, cos, sin, eps, head, normed).to(kind)
+        v_new = tl.load(line + cached + dims[None, :])
+        slot = count * cached + one + dims[None, :]
+        tl.store(k_at + slot, k_new)
+        tl.store(v_at + slot, v_new)
+        gathered, total, peak = _with_new(q, k_new, v_new, gathered, total, peak, scale)
     target = out + row * heads * head + (kv * group + lanes[:, None]) * head + dims[None, :]
     pieces = length // piece + 1
     if pieces == 1:
@@ -107,13 +143,13 @@ def _attend_cache(  # type: ignore[no-untyped-def]
         return
     mine = (row * kv_heads + kv) * tl.num_programs(2)
     place = (mine + part) * 16 + lanes
-    tl.store(parts + place[:, None] * head + dims[None, :], gathered)
+    tl.store(parts + place[:, None] * head + dims[None, :], gathered, mask=real)
     tl.store(peaks + place, peak)
     tl.store(totals + place, total)
     tl.debug_barrier()  # every warp has stored before the program counts as arrived
     if tl.atomic_add(arrived + row * kv_heads + kv, 1, sem="acq_rel") == pieces - 1:  # the last one
         tl.store(arrived + row * kv_heads + kv, 0)
-        tl.store(target, _combined(parts, peaks, totals, mine, pieces, head).to(kind), mask=real)
+        tl.store(target, _combined(parts, peaks, totals, mine, pieces, real, head).to(kind), mask=real)
 
 
 class CacheAttention:
@@ -121,7 +157,7 @@ class CacheAttention:
     and layers of a cache share it."""
 
     def __init__(self, slots: int, size: int, kv_heads: int, head: int, device: torch.device):
-        self.pieces = triton.cdiv(size + 1, PIECE)
+        self.pieces = triton.cdiv(size, CACHE.piece)
         partial = (slots, kv_heads, self.pieces, 16)
         self.parts = torch.empty(*partial, head, device=device)
         self.peaks, self.totals = (torch.empty(partial, device=device) for _ in range(2))
@@ -132,16 +168,20 @@ class CacheAttention:
         keys: Tensor, values: Tensor, lengths: Tensor, scale: float, eps: float,
     ) -> Tensor:  # fmt: skip
         """(n, H * D) from the product (n, (H + 2 Hkv) * D) and (n, S, Hkv, D) caches, of which each sequence's
-        first `lengths` tokens are valid; the new keys and values are written after them."""
+        first `lengths` tokens are valid; the new keys and values are written after them.
+
+        Args:
+            cos, sin: (S, D), the rotary angles of every position.
+        """
         rows, size, kv_heads, head = keys.shape
         heads = qkv.shape[1] // head - 2 * kv_heads
         out = qkv.new_empty(rows, heads * head)
         q_norm, k_norm = norms
         weights = (cos, cos) if q_norm is None else (q_norm, k_norm)  # not read without a norm
-        _attend_cache[(rows, kv_heads, self.pieces)](
+        _attend_cache[(kv_heads, rows, self.pieces)](
             qkv, *weights, cos, sin, keys, values, lengths, out, self.parts, self.peaks, self.totals,
             self.arrived, scale, eps, qkv.stride(0), size, kv_heads, heads // kv_heads, head,
-            q_norm is not None, BLOCK, PIECE, num_warps=4, num_stages=3,
+            q_norm is not None, CACHE.block, CACHE.piece, num_warps=CACHE.warps, num_stages=CACHE.stages,
         )  # fmt: skip
         return out
 
@@ -155,7 +195,7 @@ def _product(  # type: ignore[no-untyped-def]
     """x (rows, inputs) times weight (outputs, width), whose first `inputs` columns are read; with padding, the
     adapter's inner values are computed here and multiplied with the columns that follow. Gated: of outputs
     and as many rows of the weight after them, silu(first) * second. Of several parts of the inputs each gives
-    float32 sums, which `add_parts` adds up."""
+    float32 sums."""
     outs = tl.program_id(0) * block_out + tl.arange(0, block_out)
     line, part = tl.program_id(1) * block_rows + tl.arange(0, block_rows), tl.program_id(2)
     steps, lane = tl.arange(0, block_k), tl.arange(0, lanes)
@@ -210,20 +250,25 @@ class Blocks(NamedTuple):
     outputs: int  # per program
     inputs: int  # read at once
     stages: int
-    splits: int = 1  # parts of the inputs; not of gated products
+    splits: int = 1  # parts of the inputs
 
 
-def blocks(outputs: int) -> Blocks:
-    """The fastest of those tried on an H200."""
-    if outputs > 16_384:
-        return Blocks(128, 64, 4)
-    return Blocks(32, 64, 6) if outputs > 2_048 else Blocks(16, 256, 3)
+def blocks(outputs: int, inputs: int, gated: bool) -> Blocks:
+    """What was fastest on an H200 (132 multiprocessors), in the shared memory of smaller GPUs. A weight with no
+    more outputs than inputs is read by about 128 programs, in parts of at least four blocks of inputs: the norm
+    that follows it adds them up. Of other weights parts would take a kernel of their own."""
+    if gated or inputs < outputs < 4_096:
+        return Blocks(32, 64, 6)
+    parts = min(128 // triton.cdiv(outputs, 64), inputs // 256) if outputs <= inputs else 1
+    splits = max(1, parts)
+    return Blocks(64, 64, min(6, triton.cdiv(inputs, 64 * splits)), splits)
 
 
-def few_rows_product(
+def few_rows_parts(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, down: Tensor | None = None, gated: bool = False
-) -> Tensor:
-    """x (n, in) @ weight.T -> (n, out), for few rows.
+) -> Tensor | Parts:
+    """x (n, in) @ weight.T -> (n, out), for few rows; in parts where the weight is better read by more
+    programs.
 
     Args:
         weight: (out, in), or (out, in + padding) with `down`.
@@ -233,27 +278,35 @@ def few_rows_product(
     """
     rows, inputs = x.shape
     outputs, padding = len(weight) // (2 if gated else 1), 0 if down is None else len(down)
-    out = x.new_empty(rows, outputs)
     block_rows = FEW_ROWS if rows <= FEW_ROWS else MANY_ROWS
-    made = blocks(outputs)
-    splits = 1 if gated else made.splits
-    parts = out if splits == 1 else x.new_empty(splits, rows, outputs, dtype=torch.float32)
-    grid = (triton.cdiv(outputs, made.outputs), triton.cdiv(rows, block_rows), splits)
+    made = blocks(outputs, inputs, gated)
+    parted = made.splits > 1
+    out = (
+        x.new_empty(made.splits, rows, outputs, dtype=torch.float32) if parted else x.new_empty(rows, outputs)
+    )
+    grid = (triton.cdiv(outputs, made.outputs), triton.cdiv(rows, block_rows), made.splits)
     lanes = max(16, triton.next_power_of_2(padding))
     _product[grid](
-        x, weight, x if bias is None else bias, x if down is None else down, parts, rows, outputs, x.stride(0),
-        inputs, weight.stride(0), padding, lanes, gated, bias is not None, splits, made.outputs, block_rows,
+        x, weight, x if bias is None else bias, x if down is None else down, out, rows, outputs, x.stride(0),
+        inputs, weight.stride(0), padding, lanes, gated, bias is not None, made.splits, made.outputs, block_rows,
         made.inputs, num_warps=4, num_stages=made.stages,
     )  # fmt: skip
-    if splits > 1:
-        add_parts(parts, bias, out)
-    return out
+    return Parts(out, bias) if parted else out
+
+
+def few_rows_product(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, down: Tensor | None = None, gated: bool = False
+) -> Tensor:
+    """The same as one tensor."""
+    found = few_rows_parts(x, weight, bias, down, gated)
+    return found.added(x.dtype) if isinstance(found, Parts) else found
 
 
 @triton.jit
 def _add_norm_down(  # type: ignore[no-untyped-def]
-    x, change, weight, down, sums, out, eps, size: tl.constexpr, padding: tl.constexpr, block: tl.constexpr,
-    few: tl.constexpr, adds: tl.constexpr,
+    x, tokens, change, bias, weight, down, sums, out, eps, size: tl.constexpr, padding: tl.constexpr,
+    block: tl.constexpr, few: tl.constexpr, looked_up: tl.constexpr, adds: tl.constexpr, parts: tl.constexpr,
+    biased: tl.constexpr,
 ):  # fmt: skip
     """One row, and a few of its inner values; the first program of a row also writes the sum and the norm."""
     row, part, lanes = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, block)
@@ -261,13 +314,24 @@ def _add_norm_down(  # type: ignore[no-untyped-def]
     if padding:
         lines = part * few + tl.arange(0, few)
         matrix = tl.load(down + lines[:, None] * size + lanes[None, :], mask=real[None, :], other=0.0)
-    total = tl.load(x + row * size + lanes, mask=real, other=0.0)
+    scales = tl.load(weight + lanes, mask=real, other=0.0)
+    source = row
+    if looked_up:
+        source = tl.load(tokens + row)
+    total = tl.load(x + source * size + lanes, mask=real, other=0.0)
     if adds:
-        total += tl.load(change + row * size + lanes, mask=real, other=0.0)
+        added = tl.load(change + row * size + lanes, mask=real, other=0.0)
+        for index in tl.static_range(1, parts):
+            place = (index * tl.num_programs(0) + row) * size + lanes
+            added += tl.load(change + place, mask=real, other=0.0)
+        if biased:
+            added += tl.load(bias + lanes, mask=real, other=0.0).to(tl.float32)
+        total += added.to(total.dtype)
+    if adds or looked_up:
         tl.store(sums + row * size + lanes, total, mask=real & (part == 0))
     wide = total.to(tl.float32)
     scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
-    normed = scaled.to(out.dtype.element_ty) * tl.load(weight + lanes, mask=real, other=0.0)
+    normed = scaled.to(out.dtype.element_ty) * scales
     target = out + row * (size + padding)
     tl.store(target + lanes, normed, mask=real & (part == 0))
     if padding:
@@ -276,16 +340,30 @@ def _add_norm_down(  # type: ignore[no-untyped-def]
 
 
 def add_norm_down(
-    x: Tensor, change: Tensor | None, weight: Tensor, eps: float, down: Tensor | None
+    x: Tensor,
+    change: Tensor | Parts | None,
+    weight: Tensor,
+    eps: float,
+    down: Tensor | None,
+    tokens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The residual stream (n, D) after adding a change; its RMS norm followed by an adapter's inner values,
-    (n, D + padding)."""
-    (rows, size), padding = x.shape, 0 if down is None else len(down)
-    sums, out = x if change is None else torch.empty_like(x), x.new_empty(rows, size + padding)
+    (n, D + padding).
+
+    Args:
+        change: (n, D), or its parts, whose sum is rounded once before it is added.
+        tokens: (n,), rows of x (V, D) that are the residual stream; by default all are.
+    """
+    size, padding = x.shape[1], 0 if down is None else len(down)
+    rows = len(x) if tokens is None else len(tokens)
+    added, bias, parts = (*change, len(change.sums)) if isinstance(change, Parts) else (change, None, 1)
+    sums = x if change is None and tokens is None else x.new_empty(rows, size)
+    out = x.new_empty(rows, size + padding)
     block = triton.next_power_of_2(size)
     few = min(8, max(1, 8192 // block))
+    given = (x if one is None else one for one in (tokens, added, bias))  # None is not read
     _add_norm_down[(rows, max(1, padding // few))](
-        x, x if change is None else change, weight, x if down is None else down, sums, out, eps, size, padding,
-        block, few, change is not None, num_warps=4 if block <= 1024 else 8,
+        x, *given, weight, x if down is None else down, sums, out, eps, size, padding, block, few,
+        tokens is not None, change is not None, parts, bias is not None, num_warps=4 if block <= 1024 else 8,
     )  # fmt: skip
     return sums, out

@@ -199,7 +199,7 @@ def _product(  # type: ignore[no-untyped-def]
     by_bytes: tl.constexpr,
 ):  # fmt: skip
     """A part of the inputs of x (rows, inputs) times the weight; the last part ends with the adapter's inner
-    values times its up projection. One part: the result. Several: float32 sums, which `_add_parts` adds up.
+    values times its up projection. One part: the result. Several: float32 sums.
     Gated: of outputs and as many rows of the weight after them, silu(first) * second."""
     kind: tl.constexpr = x.dtype.element_ty
     outs = tl.program_id(0) * block_out + tl.arange(0, block_out)
@@ -288,12 +288,21 @@ def _add_parts(  # type: ignore[no-untyped-def]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=real)
 
 
-def add_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """out (n, outputs) = the float32 parts (P, n, outputs) of a product in ascending order, and the bias."""
-    _add_parts[(triton.cdiv(out.numel(), SUMS),)](
-        parts, out if bias is None else bias, out, out.numel(), out.shape[1], len(parts), bias is not None, SUMS,
-        num_warps=4,
-    )  # fmt: skip
+class Parts(NamedTuple):
+    """A product of which each program has read a part of the inputs."""
+
+    sums: Tensor  # (P, n, out) float32
+    bias: Tensor | None
+
+    def added(self, kind: torch.dtype) -> Tensor:
+        """(n, out): the parts in ascending order, then the bias."""
+        sums, bias = self
+        out = torch.empty(sums.shape[1:], dtype=kind, device=sums.device)
+        _add_parts[(triton.cdiv(out.numel(), SUMS),)](
+            sums, out if bias is None else bias, out, out.numel(), out.shape[1], len(sums), bias is not None, SUMS,
+            num_warps=4,
+        )  # fmt: skip
+        return out
 
 
 @triton.jit
@@ -333,10 +342,11 @@ def tiling(outputs: int, inputs: int, gated: bool) -> Tiling:
     return Tiling(32, 2, 1 if gated or outputs > 8_192 or inputs < 2_048 else 4)
 
 
-def nf4_product(
+def nf4_parts(
     x: Tensor, weight: QuantizedWeight, bias: Tensor | None, down: Tensor | None = None, gated: bool = False
-) -> Tensor:
-    """x @ weight.T with the loaded adapter -> (n, out), for few rows.
+) -> Tensor | Parts:
+    """x @ weight.T with the loaded adapter -> (n, out), for few rows; in parts where the weight is better read
+    by more programs.
 
     Args:
         x: (n, in + padding), of which the last are the adapter's inner values; or (n, in) with `down`.
@@ -347,17 +357,24 @@ def nf4_product(
     inner = x[:, inputs:] if down is None else _inner_values(x, down)
     outputs = outputs // 2 if gated else outputs
     made = tiling(outputs, inputs, gated)
-    splits, out = made.splits, x.new_empty(rows, outputs)
-    parts = out if splits == 1 else x.new_empty(splits, rows, outputs, dtype=torch.float32)
+    parted = made.splits > 1
+    out = (
+        x.new_empty(made.splits, rows, outputs, dtype=torch.float32) if parted else x.new_empty(rows, outputs)
+    )
     block_rows = FEW_ROWS if rows <= FEW_ROWS else MANY_ROWS
-    grid = (triton.cdiv(outputs, made.outputs), triton.cdiv(rows, block_rows), splits)
+    grid = (triton.cdiv(outputs, made.outputs), triton.cdiv(rows, block_rows), made.splits)
     _product[grid](
-        x, inner, *weight.tables, weight.starts, weight.up, x if bias is None else bias, parts, rows, outputs,
+        x, inner, *weight.tables, weight.starts, weight.up, x if bias is None else bias, out, rows, outputs,
         x.stride(0), inner.stride(0), inputs, padding, max(16, triton.next_power_of_2(padding)), weight.is_nested,
-        gated, bias is not None, splits, made.outputs, block_rows, made.blocks, made.by_bytes, num_warps=made.warps,
-        num_stages=made.stages,
-        enable_fp_fusion=False,
+        gated, bias is not None, made.splits, made.outputs, block_rows, made.blocks, made.by_bytes,
+        num_warps=made.warps, num_stages=made.stages, enable_fp_fusion=False,
     )  # fmt: skip
-    if splits > 1:
-        add_parts(parts, bias, out)
-    return out
+    return Parts(out, bias) if parted else out
+
+
+def nf4_product(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, down: Tensor | None = None, gated: bool = False
+) -> Tensor:
+    """The same as one tensor."""
+    found = nf4_parts(x, weight, bias, down, gated)
+    return found.added(x.dtype) if isinstance(found, Parts) else found
