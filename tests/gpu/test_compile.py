@@ -204,3 +204,13 @@ def test_ways_of_cutting_a_product_that_no_weight_of_these_models_has(compiled, 
         "_fill": 1,
     }
     assert {name: bytes for name, bytes in needed(compiled).items() if bytes > limit} == {}
+
+
+@pytest.mark.parametrize("compiled", SHARED, indirect=True, ids="sm_{}".format)
+def test_products_with_adapters_of_any_rank_fit_the_shared_memory(compiled, request):
+    limit = SHARED[request.node.callspec.params["compiled"]] * 1024
+    for rank in (32, 64, 256):
+        given = no_matter(64, 4096), no_matter(4096, 4096 + rank), None, no_matter(rank, 4096)
+        kernels.few_rows_product(*given)
+    assert len(compiled["_product"]) == 3
+    assert needed(compiled)["_product"] <= limit

@@ -265,18 +265,27 @@ def test_samples_and_their_log_probabilities_are_those_of_the_hash():
     torch.testing.assert_close(logprobs, wanted_logprobs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("gated", "padding"), [(False, 0), (False, 8), (False, 40), (True, 0)])
-def test_products_of_few_rows_are_those_of_float64_and_do_not_depend_on_the_rows(gated, padding):
+@pytest.mark.parametrize(
+    ("gated", "padding", "inputs"),
+    [(False, 0, 152), (False, 8, 152), (False, 40, 152), (True, 0, 152), (False, 0, 1072), (False, 40, 1072)],
+)
+def test_products_of_few_rows_are_those_of_float64_and_do_not_depend_on_the_rows(gated, padding, inputs):
     from proxima.runtime.engine.kernels import few_rows_product
+    from proxima.runtime.engine.kernels.few_rows_kernels import blocks
 
     torch.manual_seed(0)
-    x, bias = random(70, 152), random(100 if gated else 50)
-    weight, down = 0.1 * random(len(bias), 152 + padding), random(padding, 152) if padding else None
+    x, bias = random(70, inputs), random(100 if gated else 50)
+    assert (blocks(50, inputs, gated).splits > 1) == (inputs > 152)
+    scale = 0.1 * (152 / inputs) ** 0.5
+    weight, down = (
+        scale * random(len(bias), inputs + padding),
+        scale * random(padding, inputs) if padding else None,
+    )
     out = few_rows_product(x, weight, bias, down, gated)
-    wide = x.double() @ weight[:, :152].double().t() + bias.double()
+    wide = x.double() @ weight[:, :inputs].double().t() + bias.double()
     if down is not None:
         inner = (x.double() @ down.double().t()).to(KIND).double()
-        wide = wide + inner @ weight[:, 152:].double().t()
+        wide = wide + inner @ weight[:, inputs:].double().t()
     wanted = activate(wide, (50, 50), "silu") if gated else wide
     near = {"rtol": 1e-4, "atol": 1e-4} if INTERPRETED else {"rtol": 3e-2, "atol": 1e-1}
     torch.testing.assert_close(out.double(), wanted, **near)

@@ -14,12 +14,12 @@ def discounted_sum(x: Tensor, mask: Tensor, discount: float | Tensor) -> Tensor:
     Args:
         discount: one for all rows, one for each (B,), or one for each token (B, R).
     """
-    rows, real = x.cpu().unbind(1), mask.cpu().unbind(1)  # small steps: a GPU would take longer
-    total, sums = x.cpu().new_zeros(len(x)), []
-    many = discount.cpu() if isinstance(discount, Tensor) else discount
-    for position in reversed(range(len(rows))):
-        factor = many[:, position] if isinstance(many, Tensor) and many.dim() == 2 else many
-        total = torch.where(real[position], rows[position] + factor * total, total)
+    given, real = x.cpu(), mask.cpu().unbind(1)  # small steps: a GPU would take longer
+    columns, total, sums = given.unbind(1), given.new_zeros(len(given)), []
+    factors = discount.cpu() if isinstance(discount, Tensor) else discount
+    for position in reversed(range(len(columns))):
+        factor = factors[:, position] if isinstance(factors, Tensor) and factors.dim() == 2 else factors
+        total = torch.where(real[position], columns[position] + factor * total, total)
         sums.append(total)
     return torch.stack(sums[::-1], 1).to(x.device)
 

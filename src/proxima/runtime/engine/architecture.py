@@ -170,6 +170,7 @@ class Architecture:
         return all(
             (
                 self.plain_head and self.family.gated and self.family.experts is None,
+                self.embedding_table is not None,
                 shape.activation == "silu" and shape.residual_factor == 1,
                 [norm is NO_NORM for norm in norms] == [False, True, False, True],
                 norms[0].bias is None and norms[0].offset is None,

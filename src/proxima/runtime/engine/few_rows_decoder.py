@@ -72,12 +72,10 @@ class FewRowsDecoder:
         """The residual stream that the first layer adds to, and its norm."""
         from proxima.runtime.engine.kernels import add_norm_down
 
-        architecture, block = self.decoder.architecture, self.decoder.blocks[0]
-        tokens, table = self.slots.tokens[:count], architecture.embedding_table
+        block, table = self.decoder.blocks[0], self.decoder.architecture.embedding_table
+        assert table is not None
         given = (block.norm.weight, self.decoder.shape.eps, block.qkv.down)
-        if table is not None:
-            return add_norm_down(table, None, *given, tokens)
-        return add_norm_down(architecture.embed(tokens, self.slots.lengths[:count])[0], None, *given)
+        return add_norm_down(table, None, *given, self.slots.tokens[:count])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (n, V); the number of rows does not change a row's."""
@@ -183,8 +181,8 @@ def few_rows_decoder(decoder: Decoder, slots: Slots) -> FewRowsDecoder | None:
         return None
     from proxima.runtime.engine.kernels import run_together
 
-    made = FewRowsDecoder(decoder, slots)
     try:
+        made = FewRowsDecoder(decoder, slots)
         run_together(made.kernels(slots.count), slots.tokens.device)
     except Exception as error:  # whatever Triton cannot compile or launch here
         log.warning("decode steps without their kernels, sampling is slower: %s", first_line(error))

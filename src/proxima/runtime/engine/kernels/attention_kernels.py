@@ -4,7 +4,7 @@ A program computes one tile: up to `TILE` tokens of one sequence, of one head or
 start where sequences start, so a token's result does not depend on what its sequence is batched with. Sums have
 a fixed order, so results are bit-exactly repeatable. Query heads that share a key head are summed inside a
 program: no keys are repeated, and nothing is reduced afterwards. A program adds 64-bit numbers to its pointers
-once; within a block, offsets have 32 bits.
+once per block; within a block, offsets have 32 bits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class TileConfig(NamedTuple):
     heads: int = 1
 
     def options(self, members: int = 1) -> dict[str, int | None]:
-        """Of a launch whose programs have this many heads. Of those with two, a multiprocessor's registers hold two."""
+        """Of a launch whose programs have this many heads: at most 128 registers where these are two, so that a
+        multiprocessor holds two programs."""
         registers = 128 if members == 2 else None
         return {"num_warps": self.warps * members, "num_stages": self.stages, "maxnreg": registers}
 

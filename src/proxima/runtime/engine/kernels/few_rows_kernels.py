@@ -1,7 +1,7 @@
 """Triton kernels of a decode step, for few rows: norm, products with an adapter folded in, attention against
 the cache.
 
-Block sizes depend on the weights alone, never on the number of rows, and every output is summed in a fixed
+Blocks of outputs and inputs depend on the weights alone, never on the number of rows, and every output is summed in a fixed
 order. So a sequence's numbers are the same bits in any slot and with any number of slots.
 """
 
@@ -17,6 +17,8 @@ from torch import Tensor
 from proxima.runtime.engine.kernels.nf4_kernels import Parts
 
 FEW_ROWS, MANY_ROWS = 16, 64  # per program of a product
+SHARED = 90 * 1024  # bytes that a product's stages may take; GPUs have 99 KiB and more
+MOST_SUMS = 64  # programs of a row times parts that each of them adds up
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -264,6 +266,14 @@ def blocks(outputs: int, inputs: int, gated: bool) -> Blocks:
     return Blocks(64, 64, min(6, triton.cdiv(inputs, 64 * splits)), splits)
 
 
+def _stages(made: Blocks, rows: int, lanes: int, gated: bool) -> int:
+    """As many stages as fit the shared memory of smaller GPUs: adapters of a high rank take some of it. The sums
+    are the same with any number."""
+    outputs = made.outputs * (2 if gated else 1)
+    held = 2 * made.inputs * (outputs + rows + lanes)  # bytes of a stage; the last one has none of its own
+    return min(made.stages, max(2, SHARED // held + 1))
+
+
 def few_rows_parts(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, down: Tensor | None = None, gated: bool = False
 ) -> Tensor | Parts:
@@ -289,7 +299,7 @@ def few_rows_parts(
     _product[grid](
         x, weight, x if bias is None else bias, x if down is None else down, out, rows, outputs, x.stride(0),
         inputs, weight.stride(0), padding, lanes, gated, bias is not None, made.splits, made.outputs, block_rows,
-        made.inputs, num_warps=4, num_stages=made.stages,
+        made.inputs, num_warps=4, num_stages=_stages(made, block_rows, lanes if padding else 0, gated),
     )  # fmt: skip
     return Parts(out, bias) if parted else out
 
@@ -356,11 +366,13 @@ def add_norm_down(
     """
     size, padding = x.shape[1], 0 if down is None else len(down)
     rows = len(x) if tokens is None else len(tokens)
+    block = triton.next_power_of_2(size)
+    few = min(8, max(1, 8192 // block))
+    if isinstance(change, Parts) and padding // few * len(change.sums) > MOST_SUMS:
+        change = change.added(x.dtype)  # quicker than in every program; the bits are the same
     added, bias, parts = (*change, len(change.sums)) if isinstance(change, Parts) else (change, None, 1)
     sums = x if change is None and tokens is None else x.new_empty(rows, size)
     out = x.new_empty(rows, size + padding)
-    block = triton.next_power_of_2(size)
-    few = min(8, max(1, 8192 // block))
     given = (x if one is None else one for one in (tokens, added, bias))  # None is not read
     _add_norm_down[(rows, max(1, padding // few))](
         x, *given, weight, x if down is None else down, sums, out, eps, size, padding, block, few,
