@@ -5,7 +5,7 @@
 python -m examples.study.learn                each seed its own reward model, PPO to convergence
 python -m examples.study.learn --frontier     KL coefficients 0 to 0.3 and best-of-n: scores against KL
 python -m examples.study.learn --controllers  fixed and adaptive KL coefficients, and KL budgets
-python -m examples.study.learn --rounds       labels in one round, or in two, the second of PPO's samples
+python -m examples.study.learn --rounds       labels in one round, or in two, the second on PPO's samples
 """
 
 from __future__ import annotations
@@ -168,14 +168,16 @@ def one_round(home: Path, seed: int, steps: int, labels: int, ppo: Record, devic
     return {"seed": seed, "labels": labels, "accuracy": accuracy, **_measured(trainer, seed)}
 
 
-def two_rounds(home: Path, seed: int, steps: int, labels: int, ppo: Record, device: str) -> Record:
+def two_rounds(
+    home: Path, seed: int, steps: int, labels: int, ppo: Record, device: str, against_reference: bool = False
+) -> Record:
     """Half of the labels, PPO, the other half on what its policy writes; reward model and PPO again."""
     fresh_folder(home)
     shipped, held_out = _shipped()
     old = shipped[: labels // 2]
     train_reward_model(home, "reward", seed, old, held_out, device)
     first = _train(home, "reward", "ppo", seed, steps, ppo, device)
-    new = label_samples(first, labels - len(old), seed)
+    new = label_samples(first, labels - len(old), seed, against_reference)
     accuracy = train_reward_model(
         home, "reward-2", seed, [*old, *new], held_out, device, start_from=home / "reward"
     )["accuracy"]
@@ -190,13 +192,19 @@ def two_rounds(home: Path, seed: int, steps: int, labels: int, ppo: Record, devi
     }
 
 
-def label_samples(trainer: PPOTrainer, count: int, seed: int) -> list[Preference]:
-    """This many pairs of the policy's samples on new posts, each with an annotator's choice."""
+def label_samples(
+    trainer: PPOTrainer, count: int, seed: int, against_reference: bool = False
+) -> list[Preference]:
+    """This many pairs of the policy's samples on new posts, each with an annotator's choice.
+
+    Args:
+        against_reference: pairs of a sample of the policy and one of the reference.
+    """
     found: list[Record] = []
     step = 1
     while len(found) < count:  # pairs of equal samples are left out
         posts = make_posts(count - len(found), "train", seed + NEW_POSTS + step)
-        found += sample_preferences(trainer.generator, posts, seed + step, step)
+        found += sample_preferences(trainer.generator, posts, seed + step, step, against_reference)
         step += 1
     return [Preference(**row) for row in found]
 
@@ -217,7 +225,11 @@ def _measured(trainer: PPOTrainer, seed: int) -> dict[str, float]:
     return judge(trainer, make_posts(EVALUATION_POSTS, "eval", seed + 2)).summary()
 
 
-ROUNDS = {"one-round": one_round, "two-rounds": two_rounds}
+ROUNDS: dict[str, Callable[..., Record]] = {
+    "one-round": one_round,
+    "two-rounds": two_rounds,
+    "two-rounds-against-reference": partial(two_rounds, against_reference=True),
+}
 
 
 def rounds(
@@ -228,11 +240,12 @@ def rounds(
     device: str,
     labels: int = LABELS,
     target: float = ROUNDS_TARGET,
+    only: Sequence[str] = (),
 ) -> list[Row]:
     calls = [
         partial(run_rounds, folder, name, seed, steps, labels, target, device)
         for seed in seeds
-        for name in ROUNDS
+        for name in only or ROUNDS
     ]
     return in_jobs(jobs, calls)
 
@@ -301,7 +314,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in EXPERIMENTS:
         which.add_argument(f"--{name}", dest="name", action="store_const", const=name, default="learn")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--only", nargs="+", choices=CONTROLLERS, help="of --controllers, these")
+    parser.add_argument(
+        "--only", nargs="+", choices=[*CONTROLLERS, *ROUNDS], help="of --controllers or --rounds, these"
+    )
     parser.add_argument("--labels", type=int, default=LABELS, help="of --rounds, in all rounds together")
     parser.add_argument("--target", type=float, default=ROUNDS_TARGET, help="of --rounds, nats of each")
     parser.add_argument("--steps", type=int, default=0, help="PPO steps of a run; 0 = as usual")
@@ -311,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     run, steps = EXPERIMENTS[given.name]
     own: dict[str, Record] = {
-        "rounds": {"labels": given.labels, "target": given.target},
+        "rounds": {"labels": given.labels, "target": given.target, "only": given.only or ()},
         "controllers": {"only": given.only or ()},
     }
     more = own.get(given.name, {})

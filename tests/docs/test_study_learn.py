@@ -30,7 +30,7 @@ def test_the_long_experiments_in_short(tmp_path, monkeypatch, name, capsys):
         list(by_name)
         == {
             "controllers": ["fixed-0.1-seed-1", "budget-2-seed-1"],
-            "rounds": ["one-round-of-24-to-3-nats-seed-1", "two-rounds-of-24-to-3-nats-seed-1"],
+            "rounds": [f"{name}-of-24-to-3-nats-seed-1" for name in learn.ROUNDS],
             "frontier": [
                 "kl-0.1-seed-1",
                 "kl-0-seed-1",

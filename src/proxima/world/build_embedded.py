@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 from proxima.base_setup import EMBEDDED, BaseSetup
 from proxima.config import FinetuningConfig, PPOConfig
 from proxima.core.json_record import Record
+from proxima.core.types import Tokens
 from proxima.finetuning import Demonstration, SFTTrainer
 from proxima.ppo_trainer import SequenceGenerator
 from proxima.world.annotators import Annotator
@@ -87,15 +88,28 @@ def build_network(tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedMo
         return AutoModelForCausalLM.from_config(config)
 
 
-def sample_preferences(generator: SequenceGenerator, posts: list[Post], seed: int, step: int) -> list[Record]:
-    """Two samples per post, and which one an annotator prefers; equal samples are left out."""
+def sample_preferences(
+    generator: SequenceGenerator, posts: list[Post], seed: int, step: int, against_reference: bool = False
+) -> list[Record]:
+    """Two samples per post, and which one an annotator prefers; equal samples are left out.
+
+    Args:
+        against_reference: the second sample of each pair is the reference's.
+    """
     annotator = Annotator(seed)
     rows = []
     for start in range(0, len(posts), 100):
         chunk = posts[start : start + 100]
-        tokens = generator.sample([post.prompt for post in chunk for _ in range(2)], step)
-        answers = list(zip(tokens.texts(), tokens.ended.tolist(), strict=True))
-        for post, first, second in zip(chunk, answers[0::2], answers[1::2], strict=True):
+        if against_reference:
+            prompts = [post.prompt for post in chunk]
+            firsts, seconds = (
+                _answers(tokens)
+                for tokens in (generator.sample(prompts, step), generator.sample(prompts, step + 1, True))
+            )
+        else:
+            both = _answers(generator.sample([post.prompt for post in chunk for _ in range(2)], step))
+            firsts, seconds = both[0::2], both[1::2]
+        for post, first, second in zip(chunk, firsts, seconds, strict=True):
             if first == second:
                 continue
             chosen, rejected = first, second
@@ -105,6 +119,10 @@ def sample_preferences(generator: SequenceGenerator, posts: list[Post], seed: in
             flags = {"chosen_ended": chosen[1], "rejected_ended": rejected[1]}
             rows.append(row | {name: value for name, value in flags.items() if not value})
     return rows
+
+
+def _answers(tokens: Tokens) -> list[tuple[str, bool]]:
+    return list(zip(tokens.texts(), tokens.ended.tolist(), strict=True))
 
 
 def write_jsonl(path: Path, rows: list[Record]) -> None:
