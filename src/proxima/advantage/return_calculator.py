@@ -15,7 +15,8 @@ def discounted_sum(x: Tensor, mask: Tensor, discount: float | Tensor) -> Tensor:
         discount: one for all rows, one for each (B,), or one for each token (B, R).
     """
     given, real = x.cpu(), mask.cpu().unbind(1)  # small steps: a GPU would take longer
-    columns, total, sums = given.unbind(1), given.new_zeros(len(given)), []
+    columns, sums = given.unbind(1), []
+    total = given.new_zeros(len(given))
     factors = discount.cpu() if isinstance(discount, Tensor) else discount
     for position in reversed(range(len(columns))):
         factor = factors[:, position] if isinstance(factors, Tensor) and factors.dim() == 2 else factors
